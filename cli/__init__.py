@@ -1,0 +1,1 @@
+"""The `zmqdist` command: arguments in, one library call, text out."""

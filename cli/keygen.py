@@ -1,0 +1,29 @@
+"""`zmqdist keygen DIR`: the CURVE keys of a cluster, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from zmqdist.errors import OpError
+from zmqdist.net import keys
+from zmqdist_cli.exit_codes import ExitCode
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace keys that are there; whoever has the old ones is locked out.")
+@click.pass_context
+def keygen(context: click.Context, folder: Path, force: bool) -> None:
+    """Make the CURVE keys of a cluster in the folder DIR.
+
+    The folder is made private (0700). Servers need server.key and authorized; whoever connects needs server.pub and the
+    key of its role (client, submit, worker or admin). Name the folder by ZMQDIST_KEYS_DIR on every machine.
+    """
+    try:
+        keys.keygen(folder, force=force)
+    except OpError as error:
+        click.echo(f"zmqdist keygen: {error}", err=True)
+        context.exit(int(ExitCode.CONFIG))
+    click.echo(f"ok: keys in {folder}; keep them secret, and set {keys.ENVIRONMENT}={folder.absolute()}")

@@ -1,0 +1,62 @@
+"""`zmqdist validate CONFIG`: what is wrong with a cluster file, or what it describes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from zmqdist.cluster import ClusterConfig, WorkerJob, schema
+from zmqdist.errors import ConfigError
+
+from .exit_codes import ExitCode
+
+
+@click.command()
+@click.argument("config", required=False)
+@click.option("--schema", "wants_schema", is_flag=True, help="Print the JSON Schema of cluster files; needs no CONFIG.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.pass_context
+def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
+    """Check the cluster file CONFIG; nothing is started and no host is asked.
+
+    Exit codes: 0 it is right, 2 it is wrong (file:line: key: what) or the command line is.
+    """
+    if wants_schema:
+        click.echo(json.dumps(schema(), indent=2))
+        return
+    if config is None:
+        raise click.UsageError("which CONFIG? (only --schema needs none)")
+    try:
+        summary = summarize(ClusterConfig.load(config))
+    except ConfigError as error:
+        click.echo(f"zmqdist validate: {error}", err=True)
+        context.exit(int(ExitCode.CONFIG))
+    click.echo(json.dumps({"file": config, **summary}, indent=2) if as_json else f"ok: {_line(summary)}")
+
+
+def summarize(config: ClusterConfig) -> dict[str, Any]:
+    """Name, jobs, security and launcher of a config, without the values of `env`."""
+    jobs: dict[str, Any] = {}
+    if config.jobs.dispatcher is not None:
+        jobs["dispatcher"] = {"tasks": 1, "address": config.jobs.dispatcher.address}
+    for name, job in config.jobs.task_jobs().items():
+        jobs[name] = {"tasks": len(job.indices())}
+        if isinstance(job, WorkerJob):
+            jobs[name]["slots"] = job.slots
+        if job.tasks is not None:
+            jobs[name]["addresses"] = {str(index): address for index, address in sorted(job.addresses().items())}
+    return {"name": config.name, "jobs": jobs, "curve": config.security.curve, "launcher": config.launcher}
+
+
+def _line(summary: dict[str, Any]) -> str:
+    parts = []
+    for name, job in summary["jobs"].items():
+        if name == "dispatcher":
+            parts.append(f"dispatcher at {job['address']}")
+        else:
+            slots = f" (slots {job['slots']})" if "slots" in job else ""
+            parts.append(f"{name} x {job['tasks']}{slots}")
+    curve = summary["curve"] if summary["curve"] == "auto" else str(summary["curve"]).lower()
+    return f"{summary['name']}: {', '.join(parts)}; curve {curve}; launcher {summary['launcher']}"

@@ -1,0 +1,52 @@
+"""Write the table of docs/protocol.md from zmqdist/messages.py: `python docs/generate_protocol.py`.
+
+Above the mark of `BEGIN` the page is written by hand; what follows it belongs to this program.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from zmqdist import messages
+
+PAGE = Path(__file__).with_name("protocol.md")
+BEGIN = "<!-- From here on written by docs/generate_protocol.py from zmqdist/messages.py: change it there. -->\n"
+
+
+def table() -> str:
+    """Each message as a row, by its tag."""
+    rows = ["| tag | message | from | to | fields | meaning |", "|---:|---|---|---|---|---|"]
+    for cls in messages.ALL:
+        pairs = [pair.split(" -> ") for pair in cls.SENT.split(", ")]
+        senders, receivers = ("<br>".join(ends) for ends in zip(*pairs, strict=True))
+        fields = ", ".join(f"`{name}`" for name in cls.__struct_fields__)
+        meaning = (cls.__doc__ or "").strip().splitlines()[0]
+        cells = [str(cls.__struct_config__.tag), f"`{cls.__name__}`", senders, receivers, fields, _cell(meaning)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def shapes() -> str:
+    """The tuples that stand in the fields: each alias of messages.py with the docstring below it."""
+    source = Path(messages.__file__).read_text()
+    found = re.findall(r'^(\w+): TypeAlias = .*\n"""(.*)', source, re.MULTILINE)
+    return "\n".join(f"- `{name}`: {_cell(text.removesuffix(chr(34) * 3))}" for name, text in found) + "\n"
+
+
+def page(current: str) -> str:
+    """The page as it should be: its part by hand as it stands, and then what is made."""
+    by_hand, mark, _ = current.partition(BEGIN)
+    if not mark:
+        raise SystemExit(f"{PAGE.name} has lost the line that says where its generated part begins:\n{BEGIN}")
+    return f"{by_hand}{BEGIN}\n## Every message\n\n{table()}\nThe tuples in those fields:\n\n{shapes()}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
+    sys.stdout.write(f"{PAGE.name}: {len(messages.ALL)} messages\n")

@@ -1,0 +1,280 @@
+"""The cluster file: each mistake has one sentence, and what is right survives every way round."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cluster.samples import MISTAKES, RIGHT, TOP
+from zmqdist import limits
+from zmqdist.cluster import CONFIG_ENV, ClusterConfig, ClusterSpec, RuntimeConfig, config
+from zmqdist.cluster.sections import Job, JobsConfig, WorkerJob
+from zmqdist.errors import ConfigError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture(params=["CSafeLoader", "SafeLoader"])
+def _both_parsers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(yaml, request.param):
+        pytest.skip("this PyYAML was built without libyaml")
+    monkeypatch.setattr(config, "_LOADER", getattr(yaml, request.param))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(text: str) -> ClusterConfig:
+    Path("c.yaml").write_text(text)
+    return ClusterConfig.load("c.yaml")
+
+
+@pytest.mark.usefixtures("_both_parsers", "folder")
+@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_names_its_file_line_and_key(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert str(caught.value).replace("found undefined alias 'x'", "found undefined alias") == told
+
+
+@pytest.mark.usefixtures("_both_parsers", "folder")
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT.keys())
+def test_what_is_right_survives_dict_json_and_yaml(text: str) -> None:
+    loaded = read(text)
+    assert read(loaded.to_yaml()) == loaded
+    assert ClusterConfig.from_dict(json.loads(json.dumps(loaded.to_dict()))) == loaded
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_is_not_written_has_its_default() -> None:
+    loaded = read(TOP + "jobs: {dispatcher: {}, worker: {count: 2}}\n")
+    dispatcher, worker = loaded.jobs.dispatcher, loaded.jobs.worker
+    assert dispatcher is not None
+    assert worker is not None
+    assert (dispatcher.address, dispatcher.work_dir) == ("127.0.0.1:0", None)
+    assert (dispatcher.lease_s, dispatcher.reconnect_grace_s) == (limits.LEASE_S, limits.RECONNECT_GRACE_S)
+    assert (dispatcher.attempts_max, dispatcher.queue_max) == (limits.ATTEMPTS_MAX, limits.QUEUE_MAX)
+    assert (worker.slots, worker.env, worker.tasks) == (1, {}, None)
+    assert (worker.orphan_limit_s, worker.cancel_grace_s) == (limits.ORPHAN_LIMIT_S, limits.CANCEL_GRACE_S)
+    assert (loaded.launcher, loaded.security.curve, loaded.security.keys, loaded.runtime) == (
+        "local",
+        "auto",
+        None,
+        None,
+    )
+
+
+@pytest.mark.usefixtures("folder")
+def test_every_key_of_the_file_arrives() -> None:
+    loaded = read(RIGHT["everything"])
+    dispatcher, worker = loaded.jobs.dispatcher, loaded.jobs.worker
+    assert dispatcher is not None
+    assert worker is not None
+    assert (dispatcher.address, dispatcher.work_dir, dispatcher.lease_s) == ("[::1]:5050", "journal", 5.0)
+    assert (dispatcher.reconnect_grace_s, dispatcher.attempts_max, dispatcher.queue_max) == (0.0, 1, 10)
+    assert (worker.addresses(), worker.indices()) == ({0: "node-a:5051", 7: "node-b:5051"}, [0, 7])
+    assert (worker.slots, worker.orphan_limit_s, worker.cancel_grace_s) == ("auto", 1.5, 0.0)
+    assert worker.env == {"A": "1", "B": ""}
+    assert loaded.command == ("python", "train me.py", "--fast")
+    assert (loaded.security.curve, loaded.security.keys) == (True, "keys")
+    assert (loaded.launcher, loaded.slurm) == ("slurm", {"partition": "long", "nodes": 2})
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_spec_has_what_has_addresses() -> None:
+    assert read(RIGHT["everything"]).spec == ClusterSpec(
+        {
+            "dispatcher": ["[::1]:5050"],
+            "worker": {0: "node-a:5051", 7: "node-b:5051"},
+            "ps": ["node-a:5052", "node-b:5052"],
+            "chief": ["node-a:5053"],
+        }
+    )
+    assert read(RIGHT["the page of the documentation"]).spec == ClusterSpec({})
+
+
+@pytest.mark.usefixtures("folder")
+def test_tf_config_leaves_the_dispatcher_out() -> None:
+    assert json.loads(read(RIGHT["everything"]).tf_config("worker", 7)) == {
+        "cluster": {
+            "worker": {"0": "node-a:5051", "7": "node-b:5051"},
+            "ps": ["node-a:5052", "node-b:5052"],
+            "chief": ["node-a:5053"],
+        },
+        "task": {"type": "worker", "index": 7},
+        "rpc_layer": "zmq",
+    }
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_program_is_the_chief_also_where_the_file_has_no_such_job() -> None:
+    task = json.loads(read(RIGHT["the smallest"]).tf_config("chief", 0))["task"]
+    assert task == {"type": "chief", "index": 0}
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("job", "index"), [("worker", 1), ("worker", -1), ("chief", 1), ("ps", 0), ("dispatcher", 0)])
+def test_tf_config_of_a_task_that_is_not_there_is_a_value_error(job: str, index: int) -> None:
+    with pytest.raises(ValueError, match=f"cluster 'c' has no task {index} of job '{job}'"):
+        read(TOP + "jobs: {dispatcher: {}, worker: {count: 1}}\n").tf_config(job, index)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_command_line_is_split_as_a_shell_would() -> None:
+    loaded = read("name: c\njobs: {worker: {count: 1}}\nprogram: python 'my train.py' --lr=0.1 $HOME\n")
+    assert loaded.command == ("python", "my train.py", "--lr=0.1", "$HOME")
+
+
+def test_auto_slots_are_the_cores_that_this_process_may_use() -> None:
+    assert WorkerJob(count=1, slots="auto").slots_here() == len(os.sched_getaffinity(0))
+    assert WorkerJob(count=1, slots=3).slots_here() == 3
+
+
+def test_neither_repr_nor_error_shows_the_value_of_an_environment_variable() -> None:
+    made = ClusterConfig(name="c", program="x", jobs=JobsConfig(ps=Job(count=1, env={"PASSWORD": "hunter2"})))
+    assert "PASSWORD" in repr(made)
+    assert "hunter2" not in repr(made)
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.from_dict({**made.to_dict(), "jobs": {"ps": {"count": 1, "env": {"PASSWORD": ["hunter2"]}}}})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"name": "c"}, "(dict):1: jobs: required key is missing"),
+        (
+            {"name": "c", "program": "x", "jobs": {"worker": {"tasks": {"1": "a:0"}}}},
+            "(dict):1: jobs.worker.tasks[1]: bad address 'a:0': the other tasks must know the port (or use count)",
+        ),
+    ],
+)
+def test_a_mistake_in_a_dict_names_the_key(data: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.from_dict(data)
+    assert str(caught.value) == told
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("absent.yaml", "absent.yaml:1: (file): cannot be read: No such file or directory"),
+        (".", ".:1: (file): cannot be read: Is a directory"),
+        ("/proc/self/mem", "/proc/self/mem:1: (file): cannot be read: Input/output error"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_a_config_error(path: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.load(path)
+    assert str(caught.value) == told
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.usefixtures("folder")
+def test_a_file_of_somebody_else_is_a_config_error() -> None:
+    Path("c.yaml").touch(mode=0)
+    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+        ClusterConfig.load("c.yaml")
+
+
+def test_a_file_that_is_not_utf8_is_a_config_error_with_the_line(folder: Path) -> None:
+    (folder / "c.yaml").write_bytes(b"name: c\nprogram: \xff\n")
+    with pytest.raises(ConfigError) as caught:
+        ClusterConfig.load("c.yaml")
+    assert str(caught.value) == "c.yaml:2: (file): is not UTF-8: byte 0xff"
+
+
+# -- from parent to child ---------------------------------------------------------------------------------------------
+
+
+def test_a_child_reads_what_its_parent_resolved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = ClusterConfig(
+        name="c",
+        program=["python", "x.py"],
+        jobs=JobsConfig(worker=WorkerJob(tasks={0: "127.0.0.1:5", 2: "127.0.0.1:6"}, slots=2)),
+        runtime=RuntimeConfig(dispatcher="zmq://127.0.0.1:4", token_file="token"),
+    )
+    (folder / "resolved.yaml").write_text(resolved.to_yaml())
+    monkeypatch.setenv(CONFIG_ENV, "resolved.yaml")
+    assert ClusterConfig.from_environment() == resolved
+    assert ClusterConfig.from_dict(json.loads(json.dumps(resolved.to_dict()))) == resolved
+    with pytest.raises(ConfigError, match="runtime: is written by the launcher only"):
+        ClusterConfig.load("resolved.yaml")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_the_variable_there_is_no_config(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_ENV, "x")
+    if value is None:
+        monkeypatch.delenv(CONFIG_ENV)
+    else:
+        monkeypatch.setenv(CONFIG_ENV, value)
+    assert ClusterConfig.from_environment() is None
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_variable_that_names_no_file_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_ENV, "gone.yaml")
+    with pytest.raises(ConfigError, match=r"^gone.yaml:1: \(file\): cannot be read: No such file or directory$"):
+        ClusterConfig.from_environment()
+
+
+# -- the files that ship ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_in_configs_is_right(path: Path) -> None:
+    assert ClusterConfig.load(path).name
+
+
+@pytest.mark.parametrize(("file", "curve"), [("digits.yaml", "auto"), ("digits-curve.yaml", True)])
+def test_the_main_job_has_two_workers_of_one_slot_on_loopback(file: str, curve: object) -> None:
+    loaded = ClusterConfig.load(CONFIGS / file)
+    assert (loaded.name, loaded.program, loaded.security.curve) == ("digits", "python examples/digits.py", curve)
+    assert loaded.jobs.worker == WorkerJob(count=2, slots=1)
+    assert loaded.jobs.dispatcher is not None
+    assert loaded.jobs.dispatcher.address == "127.0.0.1:0"
+
+
+# -- any bytes, any texts ---------------------------------------------------------------------------------------------
+
+_PLAIN = "name jobs worker tasks count { } [ ] &a *a !!int !x << 1 -1 1e999 .nan yes ~ ' # | > % @ --- 2026-01-01 1:30"
+_WORDS = st.sampled_from([*_PLAIN.split(), '"', ": ", "\n", "  ", "- ", "? ", "\t"])
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("any") / "c.yaml"
+
+
+@given(data=st.binary(max_size=200) | st.lists(_WORDS, max_size=30).map(lambda words: "".join(words).encode()))
+def test_any_bytes_are_a_config_or_a_config_error_and_nothing_else(file: Path, data: bytes) -> None:
+    file.write_bytes(data)
+    with contextlib.suppress(ConfigError):
+        assert isinstance(ClusterConfig.load(file), ClusterConfig)
+
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+
+
+@given(
+    env=st.dictionaries(_TEXT.filter(lambda name: name and "=" not in name), _TEXT), words=st.lists(_TEXT, min_size=1)
+)
+def test_any_text_survives_the_way_to_a_child(file: Path, env: dict[str, str], words: list[str]) -> None:
+    made = ClusterConfig(name="c", program=["x", *words], jobs=JobsConfig(worker=WorkerJob(count=1, env=env)))
+    file.write_text(made.to_yaml())
+    assert ClusterConfig.load(file) == made

@@ -1,0 +1,109 @@
+"""The JSON Schema agrees with the parser: on what is right, and on each mistake of structure.
+
+The real validator is used where it is installed; otherwise the few keywords that the schema uses are checked here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.samples import RIGHT, STRUCTURE
+from zmqdist.cluster import schema
+
+_TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "null": type(None),
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+}
+
+
+def fits(value: Any, rule: dict[str, Any], top: dict[str, Any]) -> bool:
+    """Whether a value fits a rule. Raises KeyError for a keyword that is not known here."""
+    return all(_KEYWORDS[key](value, wanted, rule, top) for key, wanted in rule.items())
+
+
+def _has_type(value: Any, wanted: str | list[str]) -> bool:
+    names = [wanted] if isinstance(wanted, str) else wanted
+    return any(isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool)) for name in names)
+
+
+def _is_number(value: Any) -> bool:
+    return _has_type(value, "number")
+
+
+_KEYWORDS: dict[str, Any] = {
+    **dict.fromkeys(("$schema", "$defs", "title", "description", "default"), lambda *_: True),
+    "$ref": lambda v, w, r, top: fits(v, top["$defs"][w.rpartition("/")[2]], top),
+    "type": lambda v, w, r, top: _has_type(v, w),
+    "enum": lambda v, w, r, top: v in w and not isinstance(v, bool),
+    "anyOf": lambda v, w, r, top: any(fits(v, each, top) for each in w),
+    "oneOf": lambda v, w, r, top: sum(fits(v, each, top) for each in w) == 1,
+    "required": lambda v, w, r, top: not isinstance(v, dict) or set(w) <= set(v),
+    "properties": lambda v, w, r, top: (
+        not isinstance(v, dict) or all(fits(v[key], w[key], top) for key in w if key in v)
+    ),
+    "additionalProperties": lambda v, w, r, top: (
+        not isinstance(v, dict)
+        or all(
+            w is not False and (w is True or fits(item, w, top))
+            for key, item in v.items()
+            if key not in r.get("properties", {})
+        )
+    ),
+    "propertyNames": lambda v, w, r, top: not isinstance(v, dict) or all(fits(key, w, top) for key in v),
+    "minProperties": lambda v, w, r, top: not isinstance(v, dict) or len(v) >= w,
+    "items": lambda v, w, r, top: not isinstance(v, list) or all(fits(item, w, top) for item in v),
+    "minItems": lambda v, w, r, top: not isinstance(v, list) or len(v) >= w,
+    "pattern": lambda v, w, r, top: not isinstance(v, str) or re.search(w, v) is not None,
+    "maxLength": lambda v, w, r, top: not isinstance(v, str) or len(v) <= w,
+    "minimum": lambda v, w, r, top: not _is_number(v) or v >= w,
+    "maximum": lambda v, w, r, top: not _is_number(v) or v <= w,
+    "exclusiveMinimum": lambda v, w, r, top: not _is_number(v) or v > w,
+}
+
+
+def accepts(text: str) -> bool:
+    """Whether the schema accepts a YAML text, seen as JSON (as editors do: keys become texts)."""
+    data = json.loads(json.dumps(yaml.safe_load(text)))
+    if importlib.util.find_spec("jsonschema") is not None:
+        from jsonschema import Draft202012Validator
+
+        Draft202012Validator.check_schema(schema())
+        assert Draft202012Validator(schema()).is_valid(data) == fits(data, schema(), schema())
+    return fits(data, schema(), schema())
+
+
+@pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT.keys())
+def test_the_schema_accepts_what_is_right(text: str) -> None:
+    assert accepts(text)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in STRUCTURE.values()], ids=STRUCTURE.keys())
+def test_the_schema_refuses_every_mistake_of_structure(text: str) -> None:
+    assert not accepts(text)
+
+
+def test_every_key_tells_an_editor_what_it_is_for() -> None:
+    made = schema()
+    untold = [
+        f"{section}.{key}"
+        for section, rule in made["$defs"].items()
+        for key, each in rule["properties"].items()
+        if "description" not in each
+    ]
+    assert untold == []
+
+
+def test_the_schema_is_a_fresh_one_each_time() -> None:
+    schema()["$defs"].clear()
+    assert schema()["$defs"]

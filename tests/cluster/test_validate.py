@@ -1,0 +1,97 @@
+"""`zmqdist validate`: one line and an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.cluster.samples import MISTAKES, RIGHT
+from zmqdist.cluster import schema
+from zmqdist_cli.exit_codes import ExitCode
+from zmqdist_cli.validate import validate
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(validate, arguments)
+
+
+@pytest.mark.parametrize(
+    ("sample", "line"),
+    [
+        ("the smallest", "ok: c: worker x 1 (slots 1); curve auto; launcher local\n"),
+        (
+            "the page of the documentation",
+            "ok: digits: dispatcher at 127.0.0.1:0, worker x 2 (slots 1), ps x 1; curve auto; launcher local\n",
+        ),
+        (
+            "everything",
+            (
+                "ok: big.cluster_1-a: dispatcher at [::1]:5050, worker x 2 (slots auto), ps x 2, chief x 1, evaluator x 1; "
+                "curve true; launcher slurm\n"
+            ),
+        ),
+    ],
+)
+def test_a_right_file_is_told_in_one_line(sample: str, line: str) -> None:
+    Path("c.yaml").write_text(RIGHT[sample])
+    result = run("c.yaml")
+    assert (result.exit_code, result.stdout, result.stderr) == (ExitCode.OK, line, "")
+
+
+def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
+    Path("c.yaml").write_text(RIGHT["everything"])
+    result = run("c.yaml", "--json")
+    assert json.loads(result.stdout) == {
+        "file": "c.yaml",
+        "name": "big.cluster_1-a",
+        "jobs": {
+            "dispatcher": {"tasks": 1, "address": "[::1]:5050"},
+            "worker": {"tasks": 2, "slots": "auto", "addresses": {"0": "node-a:5051", "7": "node-b:5051"}},
+            "ps": {"tasks": 2, "addresses": {"0": "node-a:5052", "1": "node-b:5052"}},
+            "chief": {"tasks": 1, "addresses": {"0": "node-a:5053"}},
+            "evaluator": {"tasks": 1},
+        },
+        "curve": True,
+        "launcher": "slurm",
+    }
+
+
+@pytest.mark.parametrize(("text", "told"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(text: str, told: str) -> None:
+    Path("c.yaml").write_text(text)
+    result = run("c.yaml", "--json")
+    assert (result.exit_code, result.stdout) == (ExitCode.CONFIG, "")
+    place = told.partition(": ")[0]
+    assert result.stderr.startswith(f"zmqdist validate: {place}: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_schema_needs_no_file() -> None:
+    result = run("--schema")
+    assert (result.exit_code, json.loads(result.stdout)) == (ExitCode.OK, schema())
+
+
+def test_neither_file_nor_schema_is_a_wrong_command_line() -> None:
+    result = run()
+    assert result.exit_code == ExitCode.USAGE
+    assert "which CONFIG? (only --schema needs none)" in result.stderr
+
+
+def test_the_exit_codes_are_the_documented_ones() -> None:
+    assert {name: int(code) for name, code in ExitCode.__members__.items()} == {
+        "OK": 0,
+        "PROGRAM_FAILED": 1,
+        "USAGE": 2,
+        "CONFIG": 2,
+        "UNAVAILABLE": 3,
+        "REFUSED": 4,
+        "INTERRUPTED": 130,
+    }

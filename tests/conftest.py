@@ -1,0 +1,101 @@
+"""A test that leaves something behind has failed, whatever it asserted.
+
+After each test: child processes, threads of zmqdist, sockets and shared memory that were not there before it. After each
+module: processes anywhere on the machine that descend from this run, so that an orphan is found, too. What ends in the
+background has `PATIENCE_S` to do so; only a test that fails waits that long.
+
+A cluster that several tests share belongs to a fixture of module scope: it is there before the test and is checked after
+the module. A test that changes it (kills one of its workers, say, which is then replaced) is marked `shares_cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 5.0
+_MARK = f"ZMQDIST_TEST_RUN={os.getpid()}"
+_TRACKERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # the standard library's, for good
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name, value = _MARK.split("=")
+    os.environ[name] = value  # children inherit it, and theirs
+    config.addinivalue_line(
+        "markers", "shares_cluster: changes a cluster of module scope; checked after the module only"
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace").replace("\0", " ")
+    except OSError:  # it has just gone, or is not ours
+        return ""
+
+
+def _children() -> set[str]:
+    pids = {pid for task in Path("/proc/self/task").iterdir() for pid in _read(task / "children").split()}
+    told = {
+        f"child process {pid}: {_read(Path('/proc', pid, 'cmdline')) or 'ended, nobody waited for it'}" for pid in pids
+    }
+    return {text for text in told if not any(tracker in text for tracker in _TRACKERS)}
+
+
+def _threads() -> set[str]:
+    return {f"thread {thread.name} ({thread.ident})" for thread in threading.enumerate() if "zmqdist" in thread.name}
+
+
+def _descriptors() -> set[str]:
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(path)
+        except OSError:  # the descriptor of this listing itself
+            continue
+        if target.startswith(("socket:", "/memfd:")):
+            found.add(f"descriptor {path.name}: {target}")
+    return found
+
+
+def _belongings() -> set[str]:
+    return _children() | _threads() | _descriptors()
+
+
+def _descendants() -> set[str]:
+    mine = {str(os.getpid())}
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and folder.name not in mine and f"{_MARK} " in _read(folder / "environ") + " ":
+            found.add(f"process {folder.name}: {_read(folder / 'cmdline')}")
+    return {text for text in found if not any(tracker in text for tracker in _TRACKERS)}
+
+
+def left_behind(before: set[str], look: Callable[[], set[str]], patience_s: float) -> list[str]:
+    """What `look` sees that was not there before and does not go within `patience_s` seconds."""
+    deadline = time.monotonic() + patience_s
+    pause = threading.Event()
+    while (left := look() - before) and time.monotonic() < deadline:
+        pause.wait(0.01)
+    return sorted(left)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_process_outlives_its_module() -> Iterator[None]:
+    before = _descendants()
+    yield
+    left = left_behind(before, _descendants, PATIENCE_S)
+    assert not left, "this module left processes behind:\n" + "\n".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = _belongings()
+    yield
+    if request.node.get_closest_marker("shares_cluster") is None:
+        left = left_behind(before, _belongings, PATIENCE_S)
+        assert not left, "this test left behind:\n" + "\n".join(left)

@@ -1,0 +1,97 @@
+"""examples/digits.py: its mathematics, its result, and the program as a user starts it."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+
+
+@pytest.fixture
+def digits() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Threads:
+    """What the program uses of a coordinator, on threads of this process."""
+
+    def __init__(self, workers: int) -> None:
+        self._pool = ThreadPoolExecutor(workers)
+
+    def schedule(self, fn: Any, args: Any) -> Future[Any]:
+        weights, images, labels = args
+        return self._pool.submit(fn, [weight.copy() for weight in weights], images, labels)
+
+    def fetch(self, values: list[Future[Any]]) -> list[Any]:
+        return [value.result() for value in values]
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
+    rng = np.random.default_rng(1)
+    images, labels = rng.integers(0, 17, (5, 64)), rng.integers(0, 10, 5)
+    weights = [rng.normal(0, 0.3, size) for size in [(64, 6), (6,), (6, 10), (10,)]]
+    loss, gradients = digits.gradients(weights, images, labels)
+    step = 1e-6
+    for weight, gradient in zip(weights, gradients, strict=True):
+        for _ in range(10):
+            at = tuple(rng.integers(0, side) for side in weight.shape)
+            weight[at] += step
+            above, _ = digits.gradients(weights, images, labels)
+            weight[at] -= step
+            assert (above - loss) / step == pytest.approx(gradient[at], rel=1e-3, abs=1e-4)
+
+
+def test_the_result_is_the_same_to_the_last_bit_with_any_number_of_workers(
+    digits: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digits, "EPOCHS", 3)
+    curves = []
+    for workers in (1, 3):
+        coordinator = Threads(workers)
+        curves.append(digits.train(coordinator, Console(file=io.StringIO())))
+        coordinator.close()
+    assert curves[0] == curves[1]
+    assert curves[0][1][-1] > 0.9
+
+
+def test_without_matplotlib_it_says_so_in_one_line(
+    digits: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    digits.draw([1.0, 0.5], [0.5, 0.9], tmp_path / "digits.png")
+    out = capsys.readouterr().out
+    assert out == "no learning curve: matplotlib is not installed (pip install 'zmqdist[examples]')\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_program_alone_trains_on_workers_of_its_own(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(r"epoch  1/30  loss \d\.\d{4}  accuracy 0\.\d{3}", lines[0])
+    found = re.fullmatch(r"test accuracy: (0\.\d{3})", lines[-1])
+    assert found, lines[-1]
+    assert float(found[1]) >= 0.95
+    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")

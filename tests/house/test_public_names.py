@@ -1,0 +1,30 @@
+"""The names that users type are pinned: one goes only by a decision, and one comes only with its line here."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+PINNED: dict[str, frozenset[str]] = {
+    # module -> exactly what its __all__ holds. Names of later work are added with it.
+    "zmqdist": frozenset(
+        {
+            "__version__",
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_the_public_names_are_the_pinned_ones(name: str) -> None:
+    module = importlib.import_module(name)
+    assert set(module.__all__) == PINNED[name]
+    assert len(module.__all__) == len(PINNED[name]), "a name stands twice in __all__"
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module in PINNED for name in sorted(PINNED[module])])
+def test_every_public_name_is_there_and_says_what_it_is(module: str, name: str) -> None:
+    value = getattr(importlib.import_module(module), name)
+    assert value.__doc__, f"{module}.{name} has no docstring"
+    assert name in dir(importlib.import_module(module))

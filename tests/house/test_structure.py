@@ -1,0 +1,184 @@
+"""The architecture as a test: what the import contracts of .importlinter cannot say.
+
+Those know who imports whom among the packages; here are the purity of core/ with the line of the offence, the size of files,
+functions and classes, what `import zmqdist` loads, and what must not stand in a text.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (ROOT / "zmqdist", ROOT / "cli")
+SOURCES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
+
+FILE_LINES_MAX = 600
+CLASS_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+
+IMPURE = {
+    "asyncio",
+    "datetime",
+    "io",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "queue",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+}
+IMPURE |= {"signal", "socket", "subprocess", "sys", "tempfile", "threading", "time", "uuid", "zmq"}
+IMPURE_CALLS = {"open", "input", "print", "eval", "exec", "__import__"}
+
+LAZY = ("asyncio", "click", "matplotlib", "rich", "sqlite3", "yaml")
+
+HOME = re.compile(r"(?<![\w.])/(?:home|root|Users)/\w+|(?<![\w./])/work/\w+")
+REGISTRY = re.compile(r"files\.pythonhosted|(?:test\.)?pypi\.org/simple|--?(?:extra-)?index-url|--find-links")
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, top-level module) of each import, those inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.lineno, (node.module or "").split(".")[0]
+
+
+def impurities(source: str) -> list[str]:
+    """What a module of core/ must not do: wait, read a clock, toss a coin, open or print something."""
+    tree = ast.parse(source)
+    found = [f"line {line}: imports {module}" for line, module in imported(tree) if module in IMPURE]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            found.append(f"line {node.lineno}: calls {node.func.id}()")
+        elif isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.Global):
+            found.append(f"line {node.lineno}: {type(node).__name__}")
+    return found
+
+
+def overlong(source: str) -> list[str]:
+    """The file, classes and functions that outgrew their screen."""
+    found = [f"the file: {count} lines"] if (count := source.count("\n")) > FILE_LINES_MAX else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > (CLASS_LINES_MAX if isinstance(node, ast.ClassDef) else FUNCTION_LINES_MAX):
+                found.append(f"line {node.lineno}: {node.name} has {lines} lines")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "zmqdist/core").rglob("*.py")), ids=name_of)
+def test_the_core_decides_and_does_nothing_else(path: Path) -> None:
+    assert not impurities(path.read_text())
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_nothing_grows_past_its_screen(path: Path) -> None:
+    assert not overlong(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import time", "line 1: imports time"),
+        ("def f():\n    from os.path import join", "line 2: imports os"),
+        ("x = open('f')", "line 1: calls open()"),
+        ("async def f(): ...", "line 1: AsyncFunctionDef"),
+    ],
+)
+def test_the_check_of_the_core_sees_an_offence(source: str, told: str) -> None:
+    assert impurities(source) == [told]
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("\n" * (FILE_LINES_MAX + 1), f"the file: {FILE_LINES_MAX + 1} lines"),
+        ("def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX, f"line 1: f has {FUNCTION_LINES_MAX + 1} lines"),
+        ("class C:\n" + "    x = 1\n" * CLASS_LINES_MAX, f"line 1: C has {CLASS_LINES_MAX + 1} lines"),
+    ],
+)
+def test_the_check_of_sizes_sees_an_offence(source: str, told: str) -> None:
+    assert overlong(source) == [told]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_every_module_begins_with_what_it_is_for(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not tree.body or ast.get_docstring(tree), "the first thing in it must be a docstring"
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=name_of)
+def test_every_folder_with_code_is_a_package(package: Path) -> None:
+    """find_packages forgets a folder without __init__.py, and then the wheel lacks it."""
+    lacking = {name_of(path.parent) for path in package.rglob("*.py") if not (path.parent / "__init__.py").exists()}
+    assert not lacking
+
+
+def test_importing_zmqdist_loads_no_heavy_module() -> None:
+    program = f"import sys, zmqdist; print(*[name for name in {LAZY!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+def texts() -> list[Path]:
+    """What is in the repository, or would be after `git add .`; in an unpacked archive, everything."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    if done.returncode == 0:
+        found = [ROOT / name for name in done.stdout.split("\0") if name]
+    else:
+        found = [path for path in ROOT.rglob("*") if not any(part.startswith(".venv") for part in path.parts)]
+    return [path for path in found if path.is_file() and path.suffix not in {".gz", ".png", ".pyc"}]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what"),
+    [(HOME, "a path of one machine"), (REGISTRY, "where packages come from")],
+    ids=["home", "registry"],
+)
+def test_no_text_names_what_only_one_machine_knows(pattern: re.Pattern[str], what: str) -> None:
+    found = []
+    for path in texts():
+        if path == Path(__file__).resolve():
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                found.append(f"{name_of(path)}:{number}: {what}: {line.strip()[:100]}")
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("cd /home/me/zmqdist", True),
+        ("/root/.cache", False),
+        ("/root/x", True),
+        ("python=/Users/me/bin", True),
+        ("zmq://host/work/0", False),
+        ("https://example.org/home/page", False),
+    ],
+)
+def test_the_check_of_paths_sees_those_of_a_person(line: str, seen: bool) -> None:
+    assert bool(HOME.search(line)) is seen

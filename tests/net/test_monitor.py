@@ -1,0 +1,144 @@
+"""The judgement over a connecting side, event by event, without a socket."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import pytest
+import zmq
+
+from zmqdist.errors import FailedPreconditionError, UnauthenticatedError, UnavailableError
+from zmqdist.net.monitor import (
+    CLOSED,
+    CLOSES_MAX,
+    CONNECTED,
+    DISCONNECTED,
+    FAILED_AUTH,
+    FAILED_NO_DETAIL,
+    FAILED_PROTOCOL,
+    MISMATCH,
+    SUCCEEDED,
+    ConnectionWatch,
+    Doubt,
+    Down,
+    Failed,
+    Refused,
+    Up,
+)
+from zmqdist.net.security import CURVE, NONE, PLAIN, ClientSecurity
+
+ADDRESS = "10.0.0.1:5050"
+CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+
+
+def watch(mechanism: str = PLAIN) -> ConnectionWatch:
+    return ConnectionWatch(ADDRESS, ClientSecurity(mechanism, "worker", "token /somewhere"))
+
+
+def attempt(watch: ConnectionWatch, *events: tuple[int, int]) -> list[object]:
+    watch.begin()
+    return [verdict for event, value in events if (verdict := watch.feed(event, value)) is not None]
+
+
+@pytest.mark.parametrize(
+    ("events", "verdicts"),
+    [
+        ([(CONNECTED, 9), (SUCCEEDED, 9)], [Up]),
+        ([(CONNECTED, 9), (SUCCEEDED, 9), (DISCONNECTED, 9)], [Up, Down]),
+        ([(CONNECTED, 9), (FAILED_AUTH, 400), (DISCONNECTED, 9)], [Refused, Failed]),
+        ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [Doubt]),
+        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)], [Failed]),
+        ([(CONNECTED, 9), (FAILED_PROTOCOL, CRYPTOGRAPHIC)], [Failed]),
+        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN)], [Failed]),
+        ([(CONNECTED, 9), (DISCONNECTED, 9)], [Failed]),
+        ([(CLOSED, 9)], [Failed]),
+        ([(int(zmq.EVENT_CONNECT_RETRIED), 50)], []),
+    ],
+)
+def test_what_one_attempt_means(events: list[tuple[int, int]], verdicts: list[type]) -> None:
+    assert [type(verdict) for verdict in attempt(watch(), *events)] == verdicts
+
+
+def test_the_third_handshake_in_a_row_that_was_closed_makes_it_look_at_the_greeting() -> None:
+    one = watch(CURVE)
+    closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
+    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [Failed] * (CLOSES_MAX - 1) + [Doubt]
+
+
+@pytest.mark.parametrize(
+    "between", [[(CLOSED, 9)], [(CONNECTED, 9), (SUCCEEDED, 9)]], ids=["nobody listens", "it worked once"]
+)
+def test_a_row_ends_when_something_else_happens(between: list[tuple[int, int]]) -> None:
+    one = watch(CURVE)
+    closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
+    for _ in range(3):
+        for _ in range(CLOSES_MAX - 1):
+            assert type(attempt(one, *closed)[0]) is Failed
+        attempt(one, *between)
+
+
+def test_a_busy_server_is_never_taken_for_one_that_refuses() -> None:
+    one = watch(CURVE)
+    for _ in range(10):
+        (verdict,) = attempt(one, (CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN))
+        assert verdict == Failed("the server did not finish the handshake in time: it may be very busy")
+
+
+def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
+    one = watch(mechanism)
+    for _ in range(closes):
+        attempt(one, (CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE))
+    if mismatch:
+        attempt(one, (CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH))
+    return one
+
+
+@pytest.mark.parametrize(
+    ("ours", "closes", "mismatch", "greeting", "error", "told"),
+    [
+        (CURVE, 3, False, "CURVE", UnauthenticatedError, "does not have the key that this side expects"),
+        (PLAIN, 3, False, "PLAIN", UnavailableError, "closed 3 handshakes in a row: its log may say why"),
+        (PLAIN, 3, False, "CURVE", FailedPreconditionError, "uses CURVE keys, this side the user's token"),
+        (CURVE, 0, True, "PLAIN", FailedPreconditionError, "uses the user's token (PLAIN), this side CURVE keys"),
+        (CURVE, 0, True, "NULL", FailedPreconditionError, "uses no security, in plaintext, this side CURVE keys"),
+        (NONE, 0, True, "CURVE", FailedPreconditionError, "uses CURVE keys, this side no security"),
+        (PLAIN, 0, True, None, FailedPreconditionError, "does not use the user's token (PLAIN), as this side does"),
+        (PLAIN, 3, False, "", FailedPreconditionError, "is not a zmqdist server: is the port right?"),
+        (PLAIN, 3, False, "GSSAPI", FailedPreconditionError, "is not a zmqdist server: is the port right?"),
+        (PLAIN, 0, False, "CURVE", FailedPreconditionError, "uses CURVE keys, this side the user's token"),
+    ],
+)
+def test_the_greeting_has_the_last_word(
+    ours: str, closes: int, mismatch: bool, greeting: str | None, error: type[Exception], told: str
+) -> None:
+    refused = doubted(ours, closes, mismatch).judge(greeting)
+    assert refused is not None
+    assert type(refused.error) is error
+    assert re.search(re.escape(told), str(refused.error))
+    assert ADDRESS in str(refused.error)
+
+
+@pytest.mark.parametrize(
+    ("closes", "mismatch", "greeting"),
+    [(3, False, None), (0, False, "PLAIN"), (2, False, "PLAIN"), (0, True, "PLAIN")],
+    ids=["gone since", "only slow", "not yet three", "restarted with ours since"],
+)
+def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: bool, greeting: str | None) -> None:
+    assert doubted(PLAIN, closes, mismatch).judge(greeting) is None
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "status", "told"),
+    [
+        (PLAIN, 400, "it belongs to another user, or was started with another ZMQDIST_TOKEN_FILE"),
+        (CURVE, 400, "that public key is not in the server's `authorized` file"),
+        (NONE, 400, "it wants a token or a key"),
+        (PLAIN, 500, "its authentication failed with status 500"),
+    ],
+)
+def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, told: str) -> None:
+    (refused,) = attempt(watch(mechanism), (CONNECTED, 9), (FAILED_AUTH, status))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, UnauthenticatedError)
+    assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {told}"

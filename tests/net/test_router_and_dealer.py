@@ -1,0 +1,525 @@
+"""Both shells, wired together over real sockets: messages, hellos, and who has gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from tests.net.wired import Dialled, Served, until
+from zmqdist.errors import (
+    FAILED_PRECONDITION,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ProtocolMismatchError,
+    ResourceExhaustedError,
+    UnknownError,
+)
+from zmqdist.limits import FRAMES_MAX
+from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
+from zmqdist.net.link import configure
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import REFUSALS_MAX, Router
+from zmqdist.net.security import client_security, server_security
+from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.hello import PROTOCOL, Hello, decode_hello, encode_hello, our_hello
+
+Serve = Callable[..., Served]
+Dial = Callable[..., Dialled]
+Child = Callable[..., "subprocess.Popen[str]"]
+
+Connect = Callable[..., "Raw"]
+
+HELLO = encode_hello(our_hello("client", 3, "raw"))
+
+DIALLING = """
+import sys
+from zmqdist.net.dealer import Dealer
+from zmqdist.net.loop import Loop
+from zmqdist.net.security import client_security
+from zmqdist.wire.hello import our_hello
+loop = Loop("zmqdist-child")
+ignore = lambda *args: None
+dealer = Dealer(loop, sys.argv[1], client_security(sys.argv[1], "worker"), our_hello("worker", 5, "worker:0"),
+                on_up=lambda hello: loop.set_timer("beating", loop.now() + 0.5, lambda: print("beating", flush=True)),
+                on_message=ignore, on_down=ignore, on_refused=ignore)
+dealer.connect()
+loop.start()
+sys.stdin.read()
+"""
+
+SERVING = """
+import sys
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Router
+from zmqdist.net.security import server_security
+from zmqdist.wire.hello import our_hello
+loop = Loop("zmqdist-child")
+router = Router(loop, server_security("127.0.0.1"), our_hello("server", int(sys.argv[1]), "child"))
+address = router.bind(sys.argv[2])
+loop.start()
+print(address, flush=True)
+sys.stdin.read()
+"""
+
+
+class Raw:
+    """A bare DEALER that says what it likes."""
+
+    def __init__(self, served: Served, *, insecure: bool = False) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        configure(self.socket)
+        client_security(served.address, "client", insecure=insecure).apply(self.socket, served.address)
+        self.socket.connect(f"tcp://{served.address}")
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def receive(self) -> bytes:
+        assert self.socket.poll(3000), "no answer"
+        return self.socket.recv()
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Raw]]:
+    made: list[Raw] = []
+
+    def make(served: Served, **options: bool) -> Raw:
+        made.append(Raw(served, **options))
+        return made[-1]
+
+    yield make
+    for raw in made:
+        raw.close()
+
+
+@pytest.fixture
+def raw(serve: Serve, connect: Connect) -> Raw:
+    return connect(serve())
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_and_its_frames_go_there_and_back(serve: Serve, dial: Dial) -> None:
+    dialled = dial(serve().address)
+    hello = dialled.expect("up")[1]
+    assert (hello.kind, hello.name, hello.incarnation) == ("server", "served", 1)
+    big = bytes(range(256)) * 4096
+    assert dialled.send(Call(1, "echo", 0, 0, b"body"), [b"", b"small", big])
+    _, reply, frames = dialled.expect("message")
+    assert reply == Reply(1, 0, "client", b"body")
+    assert [bytes(frame) for frame in frames] == [b"", b"small", big]
+    assert not frames[2].readonly, "the receiver owns its frames and may write to them"
+
+
+def test_messages_of_one_connection_keep_their_order(serve: Serve, dial: Dial) -> None:
+    dialled = dial(serve().address)
+    dialled.expect("up")
+    dialled.loop.run(lambda: [dialled.dealer.send(Call(number, "echo", 0, 0, b"")) for number in range(2000)])
+    assert [dialled.expect("message")[1].id for _ in range(2000)] == list(range(2000))
+
+
+@pytest.mark.parametrize("role", ["client", "submit", "worker", "admin"])
+def test_the_role_comes_from_the_handshake(serve: Serve, dial: Dial, role: str) -> None:
+    served = serve()
+    dialled = dial(served.address, client_security(served.address, role))
+    dialled.expect("up")
+    assert dialled.ask(1).message == role
+
+
+def test_a_role_that_may_not_send_a_kind_is_answered_and_admin_may_send_everything(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    served.router.on(Beat, lambda peer, message, frames: served.router.send(peer, Goodbye("ok")), frozenset({"worker"}))
+    for role, told in {"client": Refused, "worker": Goodbye, "admin": Goodbye}.items():
+        dialled = dial(served.address, client_security(served.address, role))
+        dialled.expect("up")
+        dialled.send(Beat())
+        answer = dialled.expect("message")[1]
+        assert type(answer) is told
+        if told is Refused:
+            assert answer == Refused(PERMISSION_DENIED, "role client may not send Beat (allowed: admin, worker)")
+
+
+def test_what_is_not_served_is_answered_a_bounded_number_of_times(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    for _ in range(REFUSALS_MAX + 10):
+        dialled.send(Beat())
+    for _ in range(REFUSALS_MAX):
+        assert dialled.expect("message")[1] == Refused(UNIMPLEMENTED, "Beat is not served here")
+    assert dialled.ask(1).id == 1
+    assert served.router.dropped == {"not served here": REFUSALS_MAX + 10}
+
+
+def test_a_ping_is_never_answered(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    dialled.send(Ping())
+    assert dialled.ask(1).id == 1
+    assert served.router.dropped == {}
+
+
+# -- hellos -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_does_not_begin_with_a_hello_is_told_once_and_not_served(raw: Raw) -> None:
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    raw.send(HELLO)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")))
+    answer = decode(raw.receive(), "server")
+    assert answer == Refused(FAILED_PRECONDITION, "the first message of a connection must be a hello")
+    assert not raw.socket.poll(50)
+
+
+def test_another_major_version_is_named_on_both_sides(raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
+    nine = b"ZMQD" + bytes((9, 0)) + msgspec.msgpack.encode(["from the future", {"unknown": 1}])
+    raw.send(nine)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")))
+    assert decode_hello(raw.receive(), "server").protocol == PROTOCOL
+    assert not raw.socket.poll(50)
+    assert "speaks zmqdist protocol 9.0, this side 1.0" in caplog.text
+
+
+def test_a_server_of_another_major_version_is_refused_with_both_versions(dial: Dial, serve: Serve) -> None:
+    served = serve(start=False)
+    served.router._hello = b"ZMQD" + bytes((9, 1)) + b"\xc0"
+    served.loop.start()
+    error = dial(served.address).expect("refused")[1]
+    assert isinstance(error, ProtocolMismatchError)
+    assert (error.ours, error.theirs) == (PROTOCOL, (9, 1))
+
+
+def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
+    raw.send(HELLO)
+    assert decode_hello(raw.receive(), "server").name == "served"
+    raw.send(HELLO)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    assert decode(raw.receive(), "server") == Reply(1, 0, "client", b"")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"ZMQD"],
+        [b"ZMQD\x01\x00"],
+        [b"ZMQD\x01\x00" + b"\x91" * 200],
+        [b"ZMQD\x01\x00" + msgspec.msgpack.encode(["client", "not a number"])],
+        [HELLO + bytes(5000)],
+    ],
+)
+def test_a_damaged_hello_is_dropped_and_its_sender_is_not_served(
+    serve: Serve, dial: Dial, connect: Connect, frames: list[bytes]
+) -> None:
+    served = serve()
+    other = dial(served.address)
+    other.expect("up")
+    raw = connect(served)
+    raw.send(*frames)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    until(lambda: served.router.dropped == {"not a message": 1, "refused peer": 1})
+    raw.close()
+    assert other.ask(1).id == 1
+    assert len(served.shown) == 1
+
+
+def test_what_is_not_a_message_is_counted_and_logged_once_without_its_bytes(
+    serve: Serve, caplog: pytest.LogCaptureFixture, connect: Connect
+) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    for header in (b"", b"\xff" * 50, b"\x92\x01", b"secret secret", msgspec.msgpack.encode([999, "secret"])):
+        raw.send(header)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")), *[b""] * FRAMES_MAX)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")), *[b""] * (FRAMES_MAX - 1))
+    raw.receive()
+    answer = decode(raw.receive(), "server")
+    assert isinstance(answer, Reply)
+    assert answer.id == 2
+    assert served.router.dropped == {"not a message": 5, "too many frames": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "secret" not in caplog.text
+    raw.close()
+
+
+def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(serve: Serve, connect: Connect) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(encode_hello(Hello("client", 4, "nice\nERROR " + "x" * 1000)))
+    raw.receive()
+    until(lambda: served.shown)
+    assert served.shown[0].name == ("nice?ERROR " + "x" * 1000)[:100]
+    raw.close()
+
+
+def test_connections_above_the_bound_are_told(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    served.router.peers_max = 1
+    first = dial(served.address)
+    first.expect("up")
+    error = dial(served.address).expect("refused")[1]
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.error_code == RESOURCE_EXHAUSTED
+    assert first.ask(1).id == 1
+
+
+def test_what_arrives_before_the_servers_hello_is_dropped(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    served.router._hello = encode(Reply(1, 0, "", b""))  # an early message in its place
+    dialled = dial(served.address)
+    until(lambda: dialled.dealer.dropped == {"before the hello": 1})
+    assert not dialled.dealer.up
+    assert not dialled.send(Beat()), "a send while down must say so"
+
+
+# -- who has gone -----------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_leaves_is_reported_once(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    dialled.loop.stop()
+    until(lambda: served.gone, 2.0)
+    assert served.gone == served.shown
+    assert served.gone[0].gone
+    assert not served.loop.run(served.router.send, served.gone[0], Beat())
+    assert served.loop.run(lambda: served.router.peers) == []
+    assert len(served.gone) == 1
+
+
+def test_a_killed_process_is_noticed(serve: Serve, child: Child) -> None:
+    served = serve()
+    process = child(DIALLING, served.address)
+    until(lambda: served.shown)
+    assert served.shown[0].name == "worker:0"
+    process.send_signal(signal.SIGKILL)
+    until(lambda: served.gone, 2.0)
+
+
+def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(serve: Serve, dial: Dial, child: Child) -> None:
+    served = serve()
+    client, server = child(DIALLING, served.address), child(SERVING, "9", "127.0.0.1:0")
+    assert server.stdout is not None
+    dialled = dial(server.stdout.readline().strip())
+    dialled.expect("up")
+    assert client.stdout is not None
+    assert client.stdout.readline() == "beating\n"  # the server knows how long to wait since the first heartbeat
+    client.send_signal(signal.SIGSTOP)
+    server.send_signal(signal.SIGSTOP)
+    until(lambda: served.gone, 5.0)
+    dialled.expect("down", 5.0)
+    assert not dialled.dealer.up
+
+
+def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(dial: Dial, child: Child) -> None:
+    first = child(SERVING, "11", "127.0.0.1:0")
+    assert first.stdout is not None
+    address = first.stdout.readline().strip()
+    dialled = dial(address)
+    assert dialled.expect("up")[1].incarnation == 11
+    first.send_signal(signal.SIGKILL)
+    dialled.expect("down")
+    assert not dialled.send(Beat())
+    child(SERVING, "12", address)
+    assert dialled.expect("up", 10.0)[1].incarnation == 12
+
+
+def test_what_a_server_said_before_it_died_is_read_before_the_end_is_reported(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    until(lambda: served.shown)
+    entered, hold = threading.Event(), threading.Event()
+    dialled.loop.call_soon(lambda: (entered.set(), hold.wait(10.0)))
+    assert entered.wait(5.0)  # from here on the client is late
+    served.loop.run(lambda: [served.router.send(served.shown[0], Reply(n, 0, "", b"")) for n in range(3000)])
+    served.loop.stop()
+    hold.set()
+    assert [dialled.expect("message")[1].id for _ in range(3000)] == list(range(3000))
+    dialled.expect("down")
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["after its hello was read", "while its hello is unread"])
+def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(
+    serve: Serve, connect: Connect, known: bool
+) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))  # no handler: handshakes go on while the loop is held
+    entered, hold = threading.Event(), threading.Event()
+    open_fds = len(os.listdir("/proc/self/fd"))
+    first = connect(served, insecure=True)
+    if known:
+        first.send(encode_hello(Hello("client", 1, "first")))
+        first.receive()
+    served.loop.call_soon(lambda: (entered.set(), hold.wait(10.0)))
+    assert entered.wait(5.0)
+    if not known:
+        first.send(encode_hello(Hello("client", 1, "first")))
+    first.socket.close(linger=1000)
+    first.close()
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds)
+    second = connect(served, insecure=True)  # the lowest free number is taken: the one that `first` had at the server
+    second.send(encode_hello(Hello("client", 1, "second")))
+    hold.set()
+    decode_hello(second.receive(), "server")
+    second.send(encode(Call(1, "echo", 0, 0, b"")))
+    assert isinstance(decode(second.receive(), "server"), Reply)
+    # Whose hello was unread was shown to nobody, so its end is nobody's business.
+    until(lambda: [peer.name for peer in served.gone] == ["first"] * known)
+    assert [peer.name for peer in served.shown] == ["first"] * known + ["second"]
+    assert [peer.name for peer in served.loop.run(lambda: served.router.peers)] == ["second"]
+    second.close()
+    until(lambda: served.gone and served.gone[-1].name == "second")
+
+
+def test_many_that_come_and_go_at_once_are_all_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
+    served = serve()
+    staying = dial(served.address, name="staying")
+    staying.expect("up")
+    for _ in range(4):
+        crowd = [connect(served) for _ in range(15)]
+        for one in crowd:
+            one.send(HELLO)
+        for one in crowd:
+            one.receive()
+        for one in crowd:
+            one.close()
+    until(lambda: len(served.gone) == 60)
+    assert [peer.name for peer in served.loop.run(lambda: served.router.peers)] == ["staying"]
+    assert staying.ask(1).id == 1
+
+
+# -- strangers --------------------------------------------------------------------------------------------------------
+
+
+def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    host, port = served.address.split(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32)
+    garbage = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 200,
+        bytes(64),
+        greeting,
+        greeting + b"\x04\x05HELLO",
+        b"",
+        os.urandom(300),
+    ]
+    open_fds = len(os.listdir("/proc/self/fd"))
+    for number in range(300):
+        with socket.create_connection((host, int(port)), timeout=5.0) as stranger:
+            stranger.sendall(garbage[number % len(garbage)])
+            if number % 3 == 0:  # a reset instead of a close
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if number % 10 == 0:
+            assert dialled.ask(number).id == number
+    assert dialled.ask(1000).id == 1000
+    assert served.router.refused_handshakes > 0
+    assert len(served.shown) == 1
+    until(lambda: len(os.listdir("/proc/self/fd")) <= open_fds)
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_said_so(serve: Serve) -> None:
+    served = serve()
+    with pytest.raises(UnknownError, match=f"could not bind {served.address}: the port is in use"):
+        serve(address=served.address)
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "told"),
+    [
+        ("127.0.0.1", InvalidArgumentError, "wanted host:port"),
+        ("127.0.0.1:http", InvalidArgumentError, "wanted host:port"),
+        ("127.0.0.1:65536", InvalidArgumentError, "wanted host:port"),
+        ("::1:5050", InvalidArgumentError, "wanted host:port"),
+        (":5050", InvalidArgumentError, "wanted host:port"),
+        ("0.0.0.0:0", FailedPreconditionError, "zmqdist keygen"),
+        ("*:0", FailedPreconditionError, "zmqdist keygen"),
+        ("[::]:0", FailedPreconditionError, "zmqdist keygen"),
+        ("192.0.2.1:0", FailedPreconditionError, "zmqdist keygen"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_refused(
+    serve: Serve, address: str, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        serve(address=address)
+
+
+def test_an_address_of_another_machine_is_said_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnknownError, match=r"could not bind 192\.0\.2\.1:0: this machine does not have that address"):
+        serve(server_security("192.0.2.1", insecure=True), "192.0.2.1:0")
+
+
+@pytest.mark.parametrize("address", ["[::1]:0", "localhost:0"])
+def test_other_ways_to_name_loopback_work_on_both_ends(serve: Serve, dial: Dial, address: str) -> None:
+    if "[" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    served = serve(address=address)
+    dialled = dial(served.address)
+    dialled.expect("up")
+    assert dialled.ask(1).id == 1
+
+
+def test_a_socket_that_is_bound_already_is_served(dial: Dial) -> None:
+    given = socket.create_server(("127.0.0.1", 0))
+    loop = Loop("zmqdist-given")
+    router = Router(loop, server_security("127.0.0.1"), our_hello("server", 1))
+    address = router.bind_fd(given.detach())
+    loop.start()
+    dial(address).expect("up")
+    loop.stop()
+
+
+def test_one_loop_has_one_secured_server() -> None:
+    loop = Loop("zmqdist-twice")
+    security = server_security("127.0.0.1")
+    Router(loop, security, our_hello("server", 1))
+    with pytest.raises(FailedPreconditionError, match="give each server a loop of its own"):
+        Router(loop, security, our_hello("server", 1))
+    loop.stop()
+
+
+def test_a_handler_that_raises_costs_one_message(
+    serve: Serve, dial: Dial, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+
+    def broken(peer: Any, message: Message, frames: Any) -> None:
+        raise ValueError("broken on purpose")
+
+    served.router.on(Beat, broken)
+    dialled = dial(served.address)
+    dialled.expect("up")
+    dialled.send(Beat())
+    assert dialled.ask(1).id == 1
+    assert served.loop.faults == 1
+    assert "broken on purpose" in caplog.text
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+    served.loop.faults = 0

@@ -1,0 +1,257 @@
+"""The files that hold secrets: the user's token, and CURVE keys with `zmqdist keygen`."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zmq
+from click.testing import CliRunner
+
+from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
+from zmqdist.net import keys, token
+from zmqdist.net.zap import ROLES
+from zmqdist_cli.keygen import keygen as keygen_command
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where the user's own token will be."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-its-own"))
+    return token.default_path()
+
+
+# -- the token ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_users_token_is_made_at_first_use_and_stays(own: Path) -> None:
+    old = os.umask(0)
+    try:
+        secret, path = token.user_token()
+    finally:
+        os.umask(old)
+    assert path == own
+    assert (mode(own), mode(own.parent)) == (0o600, 0o700)
+    assert token.user_token() == (secret, own)
+    assert [entry.name for entry in own.parent.iterdir()] == ["token"]
+    assert len(secret) >= 40
+
+
+def test_the_home_folder_is_used_without_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert token.user_token()[1] == tmp_path / ".local" / "state" / "zmqdist" / "token"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative/is/not/allowed/by/the/standard")
+    assert token.default_path() == tmp_path / ".local" / "state" / "zmqdist" / "token"
+
+
+def test_processes_that_use_it_first_at_the_same_time_agree(own: Path) -> None:
+    found: list[bytes] = []
+    barrier = threading.Barrier(8)
+
+    def first_use() -> None:
+        barrier.wait()
+        found.append(token.user_token()[0])
+
+    threads = [threading.Thread(target=first_use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+
+
+def test_another_file_is_used_when_it_is_named(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = tmp_path / "named"
+    named.write_text("n" * 40 + "\n")
+    named.chmod(0o600)
+    assert token.user_token(named) == (b"n" * 40, named)
+    monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(named))
+    assert token.user_token() == (b"n" * 40, named)
+    assert not own.exists()
+
+
+def spoil_mode(path: Path) -> None:
+    path.chmod(0o640)
+
+
+def spoil_folder(path: Path) -> None:
+    path.parent.chmod(0o755)
+
+
+def spoil_owner(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(path, 65534, 65534)
+
+
+def spoil_content(path: Path) -> None:
+    path.write_text("short")
+
+
+def spoil_empty(path: Path) -> None:
+    path.write_text("")
+
+
+def spoil_lines(path: Path) -> None:
+    path.write_text("x" * 30 + "\n" + "y" * 30)
+
+
+def spoil_bytes(path: Path) -> None:
+    path.write_bytes(b"\xff" * 40)
+
+
+def spoil_kind(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (spoil_mode, r"token is open to other users \(mode 0640\): make it private with `chmod 600`"),
+        (spoil_folder, r"the folder of the token, .* is open to other users \(mode 0755\): .*`chmod 700`"),
+        (spoil_owner, r"token belongs to user 65534, this process runs as 0"),
+        (spoil_content, "is not a token"),
+        (spoil_empty, "is not a token"),
+        (spoil_lines, "is not a token"),
+        (spoil_bytes, "is not a token"),
+        (spoil_kind, "is not a plain file"),
+    ],
+)
+def test_a_token_that_others_could_know_or_have_made_is_refused(
+    own: Path, spoil: Callable[[Path], None], told: str
+) -> None:
+    secret, _ = token.user_token()
+    spoil(own)
+    with pytest.raises(FailedPreconditionError, match=told) as raised:
+        token.user_token()
+    assert secret.decode() not in str(raised.value)
+
+
+def test_a_named_file_that_is_missing_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FailedPreconditionError, match=r"cannot read the token file .*/missing: No such file"):
+        token.user_token(tmp_path / "missing")
+
+
+def test_a_folder_that_cannot_be_made_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(FailedPreconditionError, match=r"cannot make the token file .*set ZMQDIST_TOKEN_FILE"):
+        token.user_token()
+
+
+# -- keys ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keys.keygen(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def test_keys_are_private_and_belong_together(folder: Path) -> None:
+    assert mode(folder) == 0o700
+    assert {mode(path) for path in folder.iterdir()} == {0o600}
+    server = keys.load_server(folder)
+    assert keys.load_server_public(folder) == server.public == zmq.curve_public(server.secret)
+    authorized = keys.load_authorized(folder)
+    assert sorted(authorized.values()) == sorted(ROLES)
+    for role in ROLES:
+        assert authorized[zmq.utils.z85.decode(keys.load_role(folder, role).public)] == role
+    assert len({path.read_bytes() for path in folder.iterdir()}) == len(list(folder.iterdir()))
+
+
+def test_keys_are_replaced_only_by_force(folder: Path) -> None:
+    before = keys.load_server(folder)
+    with pytest.raises(AlreadyExistsError, match=r"has keys already \(server\.key\); --force replaces them"):
+        keys.keygen(folder)
+    assert keys.load_server(folder) == before
+    keys.keygen(folder, force=True)
+    assert keys.load_server(folder) != before
+
+
+def damage_text(path: Path) -> None:
+    path.write_text("nothing of use")
+
+
+def damage_pair(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    public, _ = zmq.curve_keypair()
+    path.write_text("\n".join(f"public {public.decode()}" if line.startswith("public") else line for line in lines))
+
+
+def damage_length(path: Path) -> None:
+    path.write_text(path.read_text()[:-2])
+
+
+def damage_binary(path: Path) -> None:
+    path.write_bytes(bytes(range(256)))
+
+
+def open_to_others(path: Path) -> None:
+    path.chmod(0o644)
+
+
+def load_all(folder: Path) -> None:
+    keys.load_server(folder)
+    keys.load_server_public(folder)
+    keys.load_authorized(folder)
+    keys.load_role(folder, "worker")
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "told"),
+    [
+        ("server.key", Path.unlink, r"there is no key file .*server\.key: make a cluster's keys with `zmqdist keygen"),
+        ("server.key", open_to_others, r"server\.key is open to other users \(mode 0644\)"),
+        ("server.key", damage_text, r"server\.key is damaged: wanted one line `public`"),
+        ("server.key", damage_pair, r"server\.key is damaged: its public and secret key do not belong together"),
+        ("server.key", damage_length, r"server\.key is damaged: wanted one line `secret`"),
+        ("server.key", damage_binary, r"server\.key is damaged"),
+        ("server.pub", damage_text, r"server\.pub is damaged"),
+        ("server.pub", lambda path: path.chmod(0o666), r"server\.pub is open to other users"),
+        ("authorized", damage_text, r"authorized:1: 'nothing' is not a role"),
+        ("authorized", lambda path: path.write_text("# x\nworker abc\n"), r"authorized:2: not a public key"),
+        ("worker.key", Path.unlink, r"there is no key file .*worker\.key"),
+    ],
+)
+def test_a_key_file_that_cannot_be_used_is_named(
+    folder: Path, name: str, spoil: Callable[[Path], object], told: str
+) -> None:
+    secret = keys.load_server(folder).secret.decode()
+    spoil(folder / name)
+    with pytest.raises(FailedPreconditionError, match=told) as raised:
+        load_all(folder)
+    assert secret not in str(raised.value)
+    assert secret not in repr(keys.KeyPair(b"public", secret.encode()))
+
+
+# -- the command --------------------------------------------------------------------------------------------------------
+
+
+def test_keygen_says_one_line_without_a_secret_and_ends_with_2_when_it_cannot(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    done = CliRunner().invoke(keygen_command, [str(folder)])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == f"ok: keys in {folder}; keep them secret, and set ZMQDIST_KEYS_DIR={folder}\n"
+
+    again = CliRunner().invoke(keygen_command, [str(folder)])
+    assert (again.exit_code, again.stdout) == (2, "")
+    assert again.stderr == f"zmqdist keygen: {folder} has keys already (server.key); --force replaces them\n"
+    assert CliRunner().invoke(keygen_command, [str(folder), "--force"]).exit_code == 0
+
+    (tmp_path / "file").write_text("")
+    assert CliRunner().invoke(keygen_command, [str(tmp_path / "file" / "below")]).exit_code == 2
+    for path in folder.iterdir():
+        for line in path.read_text().splitlines():
+            assert not line.startswith("secret ") or line.split()[1] not in done.stdout + again.stderr

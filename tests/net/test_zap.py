@@ -1,0 +1,86 @@
+"""Who is let in: any bytes, and the table of who may be what."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqdist.net.zap import DOMAIN, ROLES, Policy, ZapRequest, decide, parse
+
+TOKEN = b"t" * 43
+KEY = bytes(range(32))
+POLICY = Policy(token=TOKEN, roles={KEY: "worker"})
+
+
+def request(mechanism: bytes, *credentials: bytes, version: bytes = b"1.0", domain: bytes = DOMAIN) -> ZapRequest:
+    return parse([version, b"7", domain, b"127.0.0.1", b"", mechanism, *credentials])
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_token_lets_in_as_the_role_that_the_user_name_says(role: str) -> None:
+    reply = decide(request(b"PLAIN", role.encode(), TOKEN), POLICY)
+    assert (reply.status, reply.user_id, reply.request_id) == (200, role, b"7")
+
+
+def test_a_known_key_lets_in_as_the_role_it_was_given() -> None:
+    reply = decide(request(b"CURVE", KEY), POLICY)
+    assert (reply.status, reply.user_id) == (200, "worker")
+
+
+@pytest.mark.parametrize(
+    ("ask", "policy", "status"),
+    [
+        (request(b"PLAIN", b"client", b"x" * 43), POLICY, 400),
+        (request(b"PLAIN", b"client", TOKEN[:-1]), POLICY, 400),
+        (request(b"PLAIN", b"client", b""), Policy(), 400),
+        (request(b"PLAIN", b"root", TOKEN), POLICY, 400),
+        (request(b"PLAIN", b"", TOKEN), POLICY, 400),
+        (request(b"PLAIN", b"\xff\xfe", TOKEN), POLICY, 400),
+        (request(b"PLAIN", b"client"), POLICY, 400),
+        (request(b"PLAIN", b"client", TOKEN, b""), POLICY, 400),
+        (request(b"CURVE", bytes(32)), POLICY, 400),
+        (request(b"CURVE", KEY[:31]), POLICY, 400),
+        (request(b"CURVE"), POLICY, 400),
+        (request(b"CURVE", KEY), Policy(roles={KEY: "king"}), 400),
+        (request(b"NULL"), POLICY, 400),
+        (request(b"GSSAPI", b"principal"), POLICY, 400),
+        (request(b"PLAIN", b"client", TOKEN, domain=b"other"), POLICY, 400),
+        (request(b"PLAIN", b"client", TOKEN, version=b"2.0"), POLICY, 500),
+        (parse([]), POLICY, 500),
+    ],
+)
+def test_everybody_else_is_refused(ask: ZapRequest, policy: Policy, status: int) -> None:
+    reply = decide(ask, policy)
+    assert (reply.status, reply.user_id) == (status, "")
+
+
+frames = st.lists(
+    st.one_of(
+        st.binary(max_size=64),
+        st.sampled_from([b"1.0", DOMAIN, b"PLAIN", b"CURVE", b"NULL", b"client", b"admin", TOKEN, KEY]),
+    ),
+    max_size=10,
+)
+
+
+@given(frames, st.sampled_from([POLICY, Policy()]))
+def test_any_frames_are_answered_and_only_the_token_or_a_known_key_lets_in(parts: list[bytes], policy: Policy) -> None:
+    reply = decide(parse(parts), policy)
+    assert reply.status in (200, 400, 500)
+    assert all(isinstance(frame, bytes) for frame in reply.frames())
+    if reply.status == 200:
+        assert policy is POLICY
+        assert parts[-1] in (TOKEN, KEY)
+        assert reply.user_id in ROLES
+    else:
+        assert reply.user_id == ""
+
+
+def test_no_secret_is_in_a_repr_or_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ask = request(b"PLAIN", b"client", TOKEN)
+    assert TOKEN.decode() not in f"{ask!r} {POLICY!r} {decide(ask, POLICY)!r} {caplog.text}"
+    assert TOKEN not in b"".join(decide(ask, POLICY).frames())

@@ -1,0 +1,153 @@
+"""Arrays as bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.wire.wire_values import LAYOUTS, arrays, dtypes, same
+from zmqdist.wire import arrays as wire
+from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, read_dtype, rebuild, tell_dtype
+
+
+def travel(array: np.ndarray) -> np.ndarray:
+    data = bytearray(bytes_of(array))
+    return rebuild(read_dtype(tell_dtype(array.dtype)), list(array.shape), is_fortran(array), data)
+
+
+@given(dtypes)
+def test_a_dtype_comes_back_with_all_its_offsets(dtype: np.dtype) -> None:
+    back = read_dtype(tell_dtype(dtype))
+    assert repr(back) == repr(dtype)
+    assert back == dtype
+
+
+@given(arrays())
+def test_an_array_of_any_dtype_and_layout_comes_back(array: np.ndarray) -> None:
+    back = travel(array)
+    assert same(np.asarray(array), back)
+    assert back.flags.writeable
+
+
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+def test_the_order_is_kept_where_the_array_is_contiguous(layout: str) -> None:
+    array = LAYOUTS[layout](np.arange(24.0).reshape(2, 3, 4))
+    back = travel(array)
+    assert np.array_equal(back, array)
+    assert back.flags.f_contiguous == array.flags.f_contiguous
+
+
+@pytest.mark.parametrize("layout", ["C", "Fortran"])
+def test_a_contiguous_array_is_not_copied(layout: str) -> None:
+    array = LAYOUTS[layout](np.arange(6).reshape(2, 3).copy())
+    assert np.shares_memory(np.frombuffer(bytes_of(array), np.uint8), array)
+    data = bytearray(bytes_of(array))
+    assert np.shares_memory(np.frombuffer(data, np.uint8), rebuild(array.dtype, [2, 3], is_fortran(array), data))
+
+
+def test_an_array_of_more_than_4_gib_is_viewed_whole(tmp_path: Path) -> None:
+    side = 2**32 + 8
+    array = np.memmap(tmp_path / "sparse", np.uint8, "w+", shape=(side,))  # a sparse file: no memory, no disk
+    array[-1] = 7
+    data = bytes_of(array)
+    assert data.nbytes == side
+    assert rebuild(np.dtype("<u8"), [side // 8], False, data)[-1] == 7 << 56
+
+
+@pytest.mark.parametrize("dtype", [object, np.dtype([("a", "i4"), ("b", object)])])
+def test_objects_are_refused(dtype: Any) -> None:
+    with pytest.raises(BadArray, match="Python objects"):
+        tell_dtype(np.dtype(dtype))
+
+
+SIDES = [0, 1, 2**31 - 1, 2**31, 2**32, 2**40 + 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -1, -(2**63)]
+
+
+@pytest.mark.parametrize("first", SIDES)
+@pytest.mark.parametrize("second", SIDES)
+def test_sides_at_the_boundaries_of_integers_need_exactly_their_bytes(first: int, second: int) -> None:
+    fits = first >= 0 and second >= 0 and first * second == 8 and max(first, second) <= 2**40
+    for shape in ([first, second], [second, 0, first]):
+        try:
+            array = rebuild(np.dtype("u1"), shape, False, b"12345678" if 0 not in shape else b"")
+        except BadArray:
+            assert not fits
+        else:
+            assert array.size in (0, 8)
+
+
+@pytest.mark.parametrize(
+    "shape", [None, 3, "3", [True], [1.0], [None], [[1]], [1] * 33], ids=lambda shape: repr(shape)[:20]
+)
+def test_a_shape_that_is_no_list_of_sizes_is_refused(shape: Any) -> None:
+    with pytest.raises(BadArray, match="a shape"):
+        rebuild(np.dtype("u1"), shape, False, b"1")
+
+
+@pytest.mark.parametrize("dtype", ["V0", "S0", np.dtype([])])
+def test_items_without_bytes_do_not_make_an_endless_array(dtype: Any) -> None:
+    with pytest.raises(BadArray, match="larger than"):
+        rebuild(np.dtype(dtype), [2**40, 2**40], False, b"")
+
+
+def _deep(levels: int) -> Any:
+    told: Any = "<f4"
+    for _ in range(levels):
+        told = ["array", told, [1]]
+    return told
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None, 4, b"<f4", "", "O", "|O", "f4,f4", "(2,2)f8", "<f3", "<U99999999999", "<f4 ", "float_", "object", "<M8[parsec]",
+        "<f16", "<f16/1", "<c32/1", "bfloat17", "int8_pickle", "float0", "builtins", [], ["fields"], ["array", "<f4"],
+        ["array", "<f4", [-1]], ["array", "<f4", [2**62]], ["array", "<f4", [2**40, 2**40]], ["array", "<f4", "x"],
+        ["fields", [["a", "<f4", 0, None]], 3, False], ["fields", [["a", "<f4", -1, None]], 4, False],
+        ["fields", [["a", "<f4", 2**63, None]], 4, False], ["fields", [["a", "<f4", 0, None]], 2**63, False],
+        ["fields", [["a", "<f4", 0, None]], -1, False], ["fields", [["a", "O", 0, None]], 8, False],
+        ["fields", [["a", "<f4", 0, None], ["a", "<f4", 4, None]], 8, False], ["fields", [["a", "<f4", 0, 5]], 4, False],
+        ["fields", [[1, "<f4", 0, None]], 4, False], ["fields", [], 2**50, False], ["fields", [["a"]], 4, False],
+        ["fields", [["a", "<f4", 0, None]], 4, 1], _deep(65), _deep(10_000),
+    ],
+    ids=lambda told: None if isinstance(told, (str, bytes)) else type(told).__name__,
+)  # fmt: skip
+def test_a_dtype_that_nobody_told_is_refused(told: Any) -> None:
+    with pytest.raises(BadArray):
+        read_dtype(told)
+
+
+def test_a_long_double_of_another_machine_is_refused_by_its_bits() -> None:
+    told = tell_dtype(np.dtype(np.longdouble))
+    assert isinstance(told, str)
+    if "/" not in told:
+        pytest.skip("long double is double here")
+    assert read_dtype(told) == np.longdouble
+    with pytest.raises(BadArray, match="long double"):
+        read_dtype(told.partition("/")[0] + "/112")
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_dtypes_of_ml_dtypes_travel_where_it_is_installed(name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.array([[1, 2], [3, 4]], getattr(ml_dtypes, name))
+    assert same(array, travel(array))
+    assert tell_dtype(array.dtype) == name
+
+
+def test_a_dtype_of_ml_dtypes_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    wire._read_name.cache_clear()
+    with pytest.raises(BadArray, match="install ml_dtypes"):
+        read_dtype("bfloat16")
+
+
+def test_ml_dtypes_is_not_imported_unless_named() -> None:
+    code = "import sys, zmqdist.wire.safe as s; s.decode(*s.encode([1.5]), 'p'); sys.exit('ml_dtypes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

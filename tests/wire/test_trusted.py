@@ -1,0 +1,460 @@
+"""The trusted codec. What depends on `__main__` runs in a child process, whose `__main__` is not this one's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.wire.wire_values import Point, arrays, containers, leaves, same
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    LostStart,
+    OpError,
+    OutOfRangeError,
+    UnknownError,
+    WireError,
+    WorkerLost,
+)
+from zmqdist.limits import ERROR_BYTES_MAX, FRAMES_MAX, INLINE_BYTES_MAX
+from zmqdist.specs import TensorSpec, function
+from zmqdist.wire import trusted
+from zmqdist.wire.trusted import (
+    RemoteTraceback,
+    describe,
+    pack,
+    pack_call,
+    pack_error,
+    pack_function,
+    unpack,
+    unpack_error,
+    unpack_parts,
+)
+
+slow_ok = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+
+
+def travel(value: Any) -> Any:
+    packed = pack(value)
+    return unpack(packed) if isinstance(packed, bytes) else unpack_parts(packed)
+
+
+def run_python(*arguments: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(trusted.__file__).parents[2])}
+    subprocess.run([sys.executable, *arguments], env=environment, check=True)
+
+
+def in_main(source: str) -> dict[str, Any]:
+    """The names of a script that runs as `__main__`, except that it is not there any more: as at a receiver."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, names)
+    return names
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+@slow_ok
+@given(st.recursive(leaves, containers, max_leaves=8))
+def test_every_value_comes_back_type_for_type(value: Any) -> None:
+    assert same(value, travel(value))
+
+
+@given(arrays())
+def test_received_arrays_are_writable_and_private_whatever_was_sent(array: np.ndarray) -> None:
+    sent = array.copy()
+    back = travel([array])[0]
+    assert back.flags.writeable
+    if back.size and back.dtype.itemsize:
+        back.reshape(-1).view("V" + str(back.dtype.itemsize))[0] = b"\xff" * back.dtype.itemsize
+    assert same(sent, array)
+
+
+@pytest.mark.parametrize("size", [3, 20_000, 2**20])
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "read-only"])
+def test_a_packed_array_is_a_snapshot(size: int, layout: str) -> None:
+    array = np.arange(2 * size, dtype="u2").reshape(2, size)
+    if layout == "F":
+        array = np.asfortranarray(array)
+    view = array[:, ::2] if layout == "strided" else array[:]
+    view.flags.writeable = layout != "read-only"
+    expected, packed = view.copy("K"), pack({"a": view})
+    array[:] = 0
+    back = unpack(packed) if isinstance(packed, bytes) else unpack_parts(packed)
+    assert same(expected, back["a"])
+    assert back["a"].flags.writeable
+    assert back["a"].flags.f_contiguous == expected.flags.f_contiguous
+
+
+@pytest.mark.parametrize(
+    ("count", "bytes_each", "parts"),
+    [
+        (1, INLINE_BYTES_MAX - 1000, 0),
+        (1, INLINE_BYTES_MAX + 1, 1),
+        (3, INLINE_BYTES_MAX - 1000, 2),
+        (FRAMES_MAX + 10, 8192, FRAMES_MAX - 2),
+    ],
+)
+def test_small_values_are_one_blob_and_large_arrays_lie_beside_it(count: int, bytes_each: int, parts: int) -> None:
+    packed = pack([np.full(bytes_each, n % 251, "u1") for n in range(count)])
+    assert isinstance(packed, bytes) == (parts == 0)
+    if isinstance(packed, list):
+        assert len(packed) == 1 + parts
+    assert all(
+        (array == n % 251).all()
+        for n, array in enumerate(travel([np.full(bytes_each, n % 251, "u1") for n in range(count)]))
+    )
+
+
+def test_a_long_text_without_arrays_is_a_list_of_one_blob() -> None:
+    packed = pack("x" * INLINE_BYTES_MAX)
+    assert isinstance(packed, list)
+    assert unpack_parts(packed) == "x" * INLINE_BYTES_MAX
+
+
+def test_writable_parts_become_the_arrays_memory_and_read_only_ones_are_copied() -> None:
+    packed = pack(np.zeros(2**20))
+    assert isinstance(packed, list)
+    received = bytearray(packed[1])
+    assert np.shares_memory(unpack_parts([packed[0], received]), np.frombuffer(received))
+    read_only = bytes(packed[1])
+    back = unpack_parts([packed[0], read_only])
+    back[:] = 1
+    assert not any(read_only)
+
+
+def test_a_large_array_is_copied_once_when_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = []
+    monkeypatch.setattr(trusted, "bytearray", lambda *args: copies.append(args) or bytearray(*args), raising=False)
+    packed = pack(np.zeros(2**20))
+    assert isinstance(packed, list)
+    assert not copies
+    assert memoryview(packed[1]).nbytes == 2**23
+
+
+class Foreign:
+    """Another package's object that gives its live memory to the pickle."""
+
+    def __init__(self, data: bytearray) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Foreign, (pickle.PickleBuffer(self.data),)
+
+
+def test_live_memory_of_other_packages_is_snapshotted_too() -> None:
+    data = bytearray(INLINE_BYTES_MAX * 2)
+    packed = pack(Foreign(data))
+    data[:] = b"x" * len(data)
+    assert isinstance(packed, list)
+    assert not any(unpack_parts(packed).data)
+
+
+def test_object_arrays_and_one_array_in_two_places_travel() -> None:
+    array = np.zeros(100_000)
+    objects = np.empty(2, object)
+    objects[:] = [array, {"a": array}]
+    back = travel([objects, array])
+    assert back[0][0] is back[1]
+    assert back[0][1]["a"] is back[1]
+    assert back[1].flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), ((1, "a"), {}), (((1,), {}), {}), ((np.zeros(3),), {"x": 1}), ((), {"x": [1]})]
+)
+def test_a_call_comes_back_as_arguments_and_keywords(args: Any, kwargs: Any) -> None:
+    packed = pack_call(args, kwargs)
+    assert isinstance(packed, bytes)
+    assert same((args, kwargs), unpack(packed))
+
+
+def test_a_class_of_the_main_script_travels_by_value() -> None:
+    names = in_main("class Pair:\n    def __init__(self, a): self.a = a\npair = Pair(3)")
+    blob = pack(names["pair"])
+    assert isinstance(blob, bytes)
+    code = f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r}).a == 3"
+    run_python("-c", code)
+
+
+# -- what cannot be pickled -------------------------------------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def _capturing(value: Any) -> Any:
+    return lambda: value
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (LOCK, r"value, a _thread\.lock, cannot be pickled: TypeError: cannot pickle"),
+        ([1, {"a": (LOCK,)}], r"value\[1\]\['a'\]\[0\], a _thread\.lock"),
+        (Point(1, Holder([LOCK])), r"value\[1\]\.held\[0\], a _thread\.lock"),
+        (_capturing([LOCK]), r"value, which captures 'value'\[0\], a _thread\.lock"),
+        (functools.partial(print, 1, file=LOCK), r"value\.keywords\['file'\], a _thread\.lock"),
+        (np.array([1, LOCK], object), r"value\[1\], a _thread\.lock"),
+        (Holder(LOCK).__init__, r"value\.__self__\.held, a _thread\.lock"),
+        ((x for x in ()), "value, a generator"),
+        (open(__file__), "value, a _io.TextIOWrapper"),  # noqa: SIM115
+    ],
+    ids=lambda value: None,
+)
+def test_what_cannot_be_pickled_is_named_with_its_place(value: Any, told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told) as caught:
+        pack(value)
+    assert isinstance(caught.value.__cause__, Exception)
+    if hasattr(value, "close"):
+        value.close()
+
+
+def test_arguments_that_cannot_be_pickled_are_named_as_arguments() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^args\[1\], a _thread\.lock"):
+        pack_call((1, LOCK), {})
+    with pytest.raises(InvalidArgumentError, match=r"^kwargs\['x'\]\[0\], a _thread\.lock"):
+        pack_call((1,), {"x": [LOCK]})
+
+
+def test_a_function_that_captures_a_lock_is_named_with_it() -> None:
+    names = in_main("import threading\nguard = threading.Lock()\ndef work():\n    with guard: pass")
+    with pytest.raises(InvalidArgumentError, match=r"^__main__\.work, which captures 'guard', a _thread\.lock"):
+        pack_function(names["work"])
+
+
+def test_a_value_that_contains_itself_and_a_lock_is_refused_without_an_endless_search() -> None:
+    cycle: list[Any] = []
+    cycle += [cycle, LOCK]
+    with pytest.raises(InvalidArgumentError, match=r"_thread\.lock"):
+        pack(cycle)
+
+
+# -- functions ------------------------------------------------------------------------------------------------------
+
+
+def importable(x: int) -> int:
+    return x + 1
+
+
+def test_an_importable_function_goes_by_name() -> None:
+    blob = pack_function(importable)
+    assert len(blob) < 100
+    assert unpack(blob) is importable
+
+
+def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> None:
+    names = in_main("N = 5\ndef helper(x): return x + N\ndef work(x): return [helper(x), (lambda: x * N)()]")
+    blob = pack_function(names["work"])
+    run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == [7, 10]")
+
+
+def test_a_captured_array_is_a_snapshot_and_writable_there() -> None:
+    array = np.zeros(3)
+    array.flags.writeable = False
+    back = unpack(pack_function(lambda: array))()
+    assert back is not array
+    assert back.flags.writeable
+
+
+def test_a_module_can_be_registered_to_go_by_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helpers_by_value.py").write_text("def double(x): return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import helpers_by_value
+
+    cloudpickle.register_pickle_by_value(helpers_by_value)
+    try:
+        blob = pack_function(helpers_by_value.double)
+    finally:
+        cloudpickle.unregister_pickle_by_value(helpers_by_value)
+    run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == 4")
+
+
+def test_a_module_that_is_not_there_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("def work(): pass\nclass Thing: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here
+
+    blobs = [pack_function(only_here.work), pack([only_here.Thing()])]
+    monkeypatch.delitem(sys.modules, "only_here")
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
+    for blob in blobs:
+        with pytest.raises(
+            FailedPreconditionError, match=r"module 'only_here' is not importable in .* go by name; .*PYTHONPATH"
+        ):
+            unpack(blob)
+
+
+def test_a_module_of_another_version_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = pack_function(importable)
+    monkeypatch.delattr(sys.modules[__name__], "importable")
+    with pytest.raises(FailedPreconditionError, match=r"Can't get attribute 'importable'.*sender's version"):
+        unpack(blob)
+
+
+def test_describe_names_all_kinds_of_callables() -> None:
+    decorated = function(importable, [TensorSpec((), np.int64)])
+    here = __name__
+    assert (
+        describe(importable)
+        == describe(decorated)
+        == describe(functools.partial(importable, 1))
+        == f"{here}.importable"
+    )
+    assert describe(Holder(1).__init__) == f"{here}.Holder.__init__"
+    assert describe(Holder(1)) == describe(Holder) == f"{here}.Holder"
+    assert describe(len) == "builtins.len"
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+class Odd(Exception):
+    """Pickles, but its constructor cannot be called with its args."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+        self.code = code
+
+
+class Prefixed(Exception):
+    """Its constructor accepts its own args, and changes them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__("sorry: " + text)
+
+
+class Broken(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def _noted(error: BaseException) -> BaseException:
+    error.__dict__["__notes__"] = ["a note"]
+    return error
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        try:
+            raise error
+        except OSError:
+            raise
+    except BaseException as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad", 3), KeyError("k"), FileNotFoundError(2, "No such file", "f.txt"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+        ZeroDivisionError(), Odd(7, "no"), Prefixed("no"), Broken(1), OpError(None, None, "m", 3), WireError("p", "x"),
+        InvalidArgumentError(None, None, "m", {"k": 1}), WorkerLost("f", (LostStart("w", 1, -9, "log"),)), KeyboardInterrupt(),
+        SystemExit(3), _noted(ValueError("n")), ValueError(np.zeros(3)),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_exception_keeps_class_data_and_remote_traceback(error: BaseException) -> None:
+    blob = pack_error(raised(error))
+    one, two = unpack_error(blob), unpack_error(blob)
+    assert one is not two
+    assert type(one) is type(error)
+    assert same(error.args, one.args)
+    if type(error) is not Broken:
+        assert str(one) == str(error)
+    assert {k: v for k, v in one.__dict__.items() if k != "args"} == {
+        k: v for k, v in error.__dict__.items() if k != "args"
+    }
+    assert isinstance(one.__cause__, RemoteTraceback)
+    assert "in raised" in str(one.__cause__)
+    assert one.__traceback__ is None
+
+
+def test_a_stop_iteration_does_not_end_the_receivers_loops() -> None:
+    error = unpack_error(pack_error(raised(StopIteration(3))))
+    assert type(error) is OutOfRangeError
+    assert str(error) == "StopIteration: 3"
+    assert "StopIteration" in str(error.__cause__)
+
+
+class Locked(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = threading.Lock()
+
+
+class Explosive(Exception):
+    def __reduce__(self) -> Any:
+        return _explode, ()
+
+
+def _explode() -> None:
+    raise RuntimeError("cannot be rebuilt")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Locked(), ValueError("x" * (ERROR_BYTES_MAX + 1)), Broken(threading.Lock())],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_that_does_not_travel_becomes_an_unknown_error(error: Exception) -> None:
+    blob = pack_error(raised(error))
+    back = unpack_error(blob)
+    assert len(blob) < 2 * ERROR_BYTES_MAX
+    assert type(back) is UnknownError
+    assert type(error).__name__ in str(back)
+    assert "in raised" in str(back.__cause__) or "characters, the last of them" in str(back.__cause__)
+
+
+def test_an_exception_whose_own_way_of_rebuilding_fails_is_rebuilt_without_it() -> None:
+    assert type(unpack_error(pack_error(Explosive("x")))) is Explosive
+
+
+def test_an_exception_of_a_class_that_is_not_here_becomes_an_unknown_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = pack_error(raised(Odd(7, "no")))
+    monkeypatch.delattr(sys.modules[__name__], "Odd")
+    back = unpack_error(blob)
+    assert type(back) is UnknownError
+    assert str(back).endswith("Odd: no (7)")
+
+
+def test_an_exception_class_of_the_main_script_comes_home_as_itself(tmp_path: Path) -> None:
+    script = """
+import subprocess, sys
+from zmqdist.wire.trusted import *
+class Mine(Exception): pass
+def work(): raise Mine("from afar")
+there = ("import sys; from zmqdist.wire.trusted import *\\n"
+  "try: unpack(sys.stdin.buffer.read())()\\n"
+  "except Exception as error: sys.stdout.buffer.write(pack_error(error))")
+back = unpack_error(subprocess.run([sys.executable, "-c", there], input=pack_function(work), stdout=subprocess.PIPE, check=True).stdout)
+assert type(back) is Mine, type(back)
+assert "from afar" in str(back.__cause__) and "in work" in str(back.__cause__)
+"""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    run_python(str(path))
+
+
+def test_a_module_made_by_hand_is_not_importable() -> None:
+    assert trusted.is_importable_module(sys)
+    assert not trusted.is_importable_module(types.ModuleType("sys"))

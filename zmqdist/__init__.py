@@ -1,0 +1,76 @@
+"""TensorFlow's distribution services for plain Python and NumPy, over ZeroMQ.
+
+The names of this module load their parts on first use, so that `import zmqdist` costs little.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zmqdist._version import __version__
+
+if TYPE_CHECKING:
+    from zmqdist import cluster, coordinator, data, errors, nest, rpc, testing
+    from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
+    from zmqdist.coordinator.executor import Executor
+    from zmqdist.dispatch.running import cancelled
+    from zmqdist.dispatch.server import DispatchServer
+    from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.launch.local_cluster import local_cluster
+    from zmqdist.specs import TensorSpec, function
+
+_WHERE = {
+    "ClusterConfig": "zmqdist.cluster",
+    "ClusterDef": "zmqdist.cluster",
+    "ClusterSpec": "zmqdist.cluster",
+    "DispatchServer": "zmqdist.dispatch.server",
+    "Executor": "zmqdist.coordinator.executor",
+    "JobDef": "zmqdist.cluster",
+    "ServerDef": "zmqdist.cluster",
+    "TensorSpec": "zmqdist.specs",
+    "WorkerServer": "zmqdist.dispatch.worker",
+    "cancelled": "zmqdist.dispatch.running",
+    "function": "zmqdist.specs",
+    "local_cluster": "zmqdist.launch.local_cluster",
+}
+_MODULES = ("cluster", "coordinator", "data", "errors", "nest", "rpc", "testing")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"zmqdist.{name}")
+    else:
+        raise AttributeError(f"module 'zmqdist' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "ClusterConfig",
+    "ClusterDef",
+    "ClusterSpec",
+    "DispatchServer",
+    "Executor",
+    "JobDef",
+    "ServerDef",
+    "TensorSpec",
+    "WorkerServer",
+    "__version__",
+    "cancelled",
+    "cluster",
+    "coordinator",
+    "data",
+    "errors",
+    "function",
+    "local_cluster",
+    "nest",
+    "rpc",
+    "testing",
+]

@@ -1,0 +1,38 @@
+"""What a cluster is: jobs, tasks, addresses, and the file that says so. No sockets, no processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.cluster.defs import ClusterDef, ClusterDeviceFilters, JobDef, ServerDef
+from zmqdist.cluster.sections import DispatcherJob, Job, JobsConfig, RuntimeConfig, SecurityConfig, WorkerJob
+from zmqdist.cluster.spec import ClusterSpec
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig, schema
+
+__all__ = [
+    "ClusterSpec",
+    "ClusterDef",
+    "JobDef",
+    "ServerDef",
+    "ClusterDeviceFilters",
+    "ClusterConfig",
+    "JobsConfig",
+    "DispatcherJob",
+    "Job",
+    "WorkerJob",
+    "SecurityConfig",
+    "RuntimeConfig",
+    "CONFIG_ENV",
+    "schema",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The module of cluster files loads on first use: most programs never read one, and YAML takes 20 ms to import."""
+    if name in ("CONFIG_ENV", "ClusterConfig", "schema"):
+        from zmqdist.cluster import config
+
+        return getattr(config, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,73 @@
+"""Addresses as people write them: `host:port`, with IPv6 hosts in brackets (`[::1]:5050`).
+
+Nothing here asks a name server: whether a host exists is found out by whoever connects.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+PORT_MAX = 65535
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?|\*|")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`"[::1]:5050"` as `("::1", 5050)`. The host may be empty, the port may be 0.
+
+    Raises:
+      ValueError: not `host:port`; the text says what is wrong, without repeating the address.
+    """
+    if "://" in address:
+        raise ValueError("write host:port without " + address.split("://")[0] + "://")
+    if address.startswith("["):
+        host, closed, rest = address[1:].partition("]")
+        if not closed:
+            raise ValueError("the bracket is not closed")
+        _check_ipv6(host)
+    else:
+        host, colon, rest = address.partition(":")
+        rest = colon + rest
+        if rest.count(":") > 1:
+            raise ValueError("an IPv6 host needs brackets, like [::1]:5050")
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"{host!r} is not a host name")
+    if not rest.startswith(":"):
+        raise ValueError("no port; write host:port")
+    return host, _port(rest[1:])
+
+
+def join_address(host: str, port: int) -> str:
+    """The reverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host, as far as its text tells. A name but localhost counts as no."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether the host means every interface: good to bind, no use to connect to."""
+    return host in ("*", "0.0.0.0", "::")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{text!r} is not a port number" if text else "no port after the colon")
+    if len(text) > 5 or int(text) > PORT_MAX:
+        raise ValueError(f"port {text} is above {PORT_MAX}")
+    return int(text)
+
+
+def _check_ipv6(host: str) -> None:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        raise ValueError(f"{host!r} is not an IPv6 address") from None

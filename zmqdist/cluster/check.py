@@ -1,0 +1,223 @@
+"""From plain dicts to sections, and the rules that one key alone cannot tell.
+
+Theory: the reader of a file knows lines but not meanings, this module knows meanings but not lines; they meet in the
+path of a key. The first mistake is raised as a `Mistake`, in the order in which a person would mend them: unknown keys,
+missing keys, types and ranges, then what keys mean together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
+
+import msgspec
+
+from zmqdist import limits
+from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
+from zmqdist.cluster.sections import Job, Section
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.config import ClusterConfig
+
+Path: TypeAlias = tuple[Any, ...]
+"""Keys and list indices from the top of the file to a value."""
+_S = TypeVar("_S", bound=Section)
+_SHOWN_MAX = 40
+
+
+class Mistake(Exception):
+    """Something is wrong at `path`; whoever knows the file turns it into a ConfigError."""
+
+    def __init__(self, path: Path, problem: str, hint: str = "") -> None:
+        super().__init__(path, problem, hint)
+        self.path = path
+        self.problem = problem
+        self.hint = hint
+
+
+def dotted(path: Path) -> str:
+    """`("jobs", "worker", "tasks", 1)` as `jobs.worker.tasks[1]`."""
+    text = ""
+    for part in path:
+        if isinstance(part, str):
+            text += ("." if text else "") + (part if part.isidentifier() else shown(part))
+        else:
+            text += f"[{shown(part)}]"
+    return text or "(file)"
+
+
+def shown(value: object) -> str:
+    """A value for a sentence: short, one line, and in the words of YAML."""
+    if value is None or isinstance(value, bool | dict | list):
+        return _kind(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print whole numbers of some thousand digits
+        return "a very large number"
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 3] + "..."
+
+
+def _kind(value: object) -> str:
+    """What it is, for values that must not be repeated."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return "a text"
+    if isinstance(value, dict | list):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        return f"a {kind}" if value else f"an empty {kind}"
+    return "a number"
+
+
+def build(kind: type[_S], raw: Any, path: Path = (), *, text_keys: bool = False) -> _S:
+    """The section that `raw` describes.
+
+    Args:
+      text_keys: whether indices may be text, as JSON writes them.
+
+    Raises:
+      Mistake: the first thing that is wrong. Rules between keys are not checked: see `problems`.
+    """
+    if not isinstance(raw, dict):
+        raise Mistake(path, f"expected a mapping of keys to values, got {shown(raw)}")
+    known = {each.name: each for each in msgspec.structs.fields(kind)}
+    for key in raw:
+        if key not in known:
+            raise Mistake((*path, key), "unknown job" if path == ("jobs",) else "unknown key", _nearest(key, known))
+    for name, each in known.items():
+        if each.required and name not in raw:
+            raise Mistake((*path, name), "required key is missing")
+    values: dict[str, Any] = {}
+    for name in raw:
+        inner, value = _section_in(known[name].type), raw[name]
+        if inner is None:
+            values[name] = _leaf(known[name].type, value, (*path, name), text_keys)
+        else:  # a section of which everything is commented out has its defaults
+            values[name] = build(inner, {} if value is None else value, (*path, name), text_keys=text_keys)
+    return kind(**values)
+
+
+def _section_in(hint: Any) -> type[Section] | None:
+    """The section in `Annotated[Section | None, ...]`; None where the value is none."""
+    if isinstance(hint, type) and issubclass(hint, Section):
+        return hint
+    return next(filter(None, map(_section_in, get_args(hint))), None)
+
+
+def _nearest(key: Any, known: dict[str, Any]) -> str:
+    names = [name for name in known if name != "runtime"]  # the launcher's: no advice to a person
+    close = difflib.get_close_matches(str(key)[:_SHOWN_MAX], names, n=1)
+    return f"did you mean {close[0]}?" if close else f"known are: {', '.join(names)}"
+
+
+def _leaf(hint: Any, value: Any, path: Path, text_keys: bool) -> Any:
+    try:
+        return msgspec.convert(value, hint, str_keys=text_keys)
+    except msgspec.ValidationError:
+        extra = next(each.extra for each in get_args(hint) if isinstance(each, msgspec.Meta) and each.extra)
+    got, place = _culprit(hint, value, path, text_keys, extra["secret"])
+    raise Mistake(place, f"expected {extra['expected']}, got {got}")
+
+
+def _culprit(hint: Any, value: Any, path: Path, text_keys: bool, secret: bool) -> tuple[str, Path]:
+    """What to show, and where it is: one item of a container when that item alone does not fit either."""
+    say = _kind if secret else shown
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if not _fits(hint, [item], text_keys):
+                return say(item), (*path, index)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not _fits(hint, {key: ""}, text_keys):  # every mapping takes texts, so it is the key
+                return f"the key {shown(key)}", (*path, key)
+            if not _fits(hint, {key: item}, text_keys):
+                return say(item), (*path, key)
+    return say(value), path
+
+
+def _fits(hint: Any, value: Any, text_keys: bool) -> bool:
+    try:
+        msgspec.convert(value, hint, str_keys=text_keys)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+# -- rules between keys ----------------------------------------------------------------------------------------------
+
+
+def problems(config: ClusterConfig) -> Iterator[Mistake]:
+    """Everything that the keys of a well-typed config say wrong together."""
+    jobs = config.jobs
+    if jobs.dispatcher is None and not jobs.task_jobs():
+        yield Mistake(("jobs",), "no job is given", "a cluster has at least a worker")
+    for name, job in jobs.task_jobs().items():
+        yield from _places(("jobs", name), job)
+        for variable in job.env:
+            if not variable or "=" in variable:
+                yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
+    if jobs.chief is not None and len(jobs.chief.indices()) > 1:
+        key = "count" if jobs.chief.tasks is None else "tasks"
+        yield Mistake(("jobs", "chief", key), "there is at most one chief", "others are workers")
+    yield from _addresses(config)
+    yield from _command(config)
+
+
+def _places(path: Path, job: Job) -> Iterator[Mistake]:
+    if job.count is not None and job.tasks is not None:
+        yield Mistake((*path, "count"), "is given together with tasks", "leave one of them out")
+    if job.count is None and job.tasks is None:
+        yield Mistake(path, "says neither count nor tasks", "write for example count: 1")
+    if len(job.tasks or ()) > limits.WORKERS_MAX:
+        yield Mistake((*path, "tasks"), f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed")
+
+
+def _addresses(config: ClusterConfig) -> Iterator[Mistake]:
+    first: dict[tuple[str, int], Path] = {}
+    for path, address in _written(config):
+        try:
+            host, port = split_address(address)
+        except ValueError as error:
+            yield Mistake(path, f"bad address {shown(address)}: {error}")
+            continue
+        is_task = path[1] != "dispatcher"
+        if not host or (is_task and is_wildcard(host)):
+            yield Mistake(path, f"bad address {shown(address)}: it names no host")
+        elif is_task and not port:
+            yield Mistake(path, f"bad address {shown(address)}: the other tasks must know the port", "or use count")
+        elif port and (host, port) in first:
+            yield Mistake(path, f"address {address} is there twice", f"first at {dotted(first[host, port])}")
+        elif config.security.curve is False and not is_loopback(host):
+            yield Mistake(
+                path,
+                f"address {address} is not on loopback and security.curve is false: anybody could connect",
+                "write curve: auto, or use 127.0.0.1",
+            )
+        first.setdefault((host, port), path)
+
+
+def _written(config: ClusterConfig) -> Iterator[tuple[Path, str]]:
+    if config.jobs.dispatcher is not None:
+        yield ("jobs", "dispatcher", "address"), config.jobs.dispatcher.address
+    for name, job in config.jobs.task_jobs().items():
+        for index, address in job.addresses().items():
+            yield ("jobs", name, "tasks", index), address
+
+
+def _command(config: ClusterConfig) -> Iterator[Mistake]:
+    try:
+        words = config.command
+    except ValueError as error:
+        yield Mistake(("program",), f"cannot be split into words: {error}", "a list of words needs no quotes")
+        return
+    if not words or not words[0]:
+        yield Mistake(("program",), "is empty", "write the command line, for example python train.py")
+
+
+def split_command(program: str | list[str]) -> tuple[str, ...]:
+    """The words of a command line. Raises ValueError where a quote is not closed."""
+    return tuple(shlex.split(program)) if isinstance(program, str) else tuple(program)

@@ -1,0 +1,321 @@
+"""The cluster file: YAML in, one frozen `ClusterConfig` out, or a ConfigError that names file, line and key.
+
+Rules
+    This is the only module that imports yaml. It builds plain values from YAML's node tree, whose nodes know their lines;
+    no class of the file's choosing is ever made. Bytes, nodes and depth are bounded, aliases written out included.
+    A config is read once, at the edge; nothing below looks anything up in the environment.
+
+A parent process hands its resolved config (addresses filled in, `runtime` set) to its children as a file whose path is in
+the environment variable `CONFIG_ENV`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import yaml  # type: ignore[import-untyped,unused-ignore]
+from msgspec import Meta
+from yaml.constructor import SafeConstructor  # type: ignore[import-untyped,unused-ignore]
+
+from zmqdist import limits
+from zmqdist.cluster.addresses import split_address
+from zmqdist.cluster.check import Mistake, Path, build, dotted, problems, shown, split_command
+from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, told
+from zmqdist.cluster.spec import ClusterSpec, Tasks
+from zmqdist.errors import ConfigError
+
+CONFIG_ENV: Final = "ZMQDIST_CONFIG"
+"""Environment variable with the path of the cluster file that this process belongs to."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same nodes, ten times faster, where libyaml is there
+_TAG = "tag:yaml.org,2002:"
+_LAUNCHER_OPTIONS = told("Options of the launcher of this name.", "a mapping")
+Options = Annotated[dict[str, Any], _LAUNCHER_OPTIONS]
+
+
+class ClusterConfig(Section, frozen=True):
+    """A whole cluster file.
+
+    Made by `load`, `from_dict` or `from_environment`, which check it; `msgspec.structs.replace` makes a changed copy.
+    """
+
+    name: Annotated[
+        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)", max_length=64)],
+        told("Name of the cluster, for logs and folders.", "a name of at most 64 letters, digits, '.', '_' or '-'"),
+    ]
+    jobs: Annotated[JobsConfig, told("The jobs of the cluster.", "a mapping")]
+    program: Annotated[
+        str | list[str],
+        told("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
+    ]
+    security: Annotated[SecurityConfig, told("Who may connect.", "a mapping")] = SecurityConfig()
+    launcher: Annotated[
+        Literal["local", "ssh", "slurm", "kubernetes"],
+        told("Who starts the processes.", "local, ssh, slurm or kubernetes"),
+    ] = "local"
+    local: Options = {}
+    ssh: Options = {}
+    slurm: Options = {}
+    kubernetes: Options = {}
+    runtime: RuntimeConfig | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> ClusterConfig:
+        """Read and check a cluster file that a person wrote.
+
+        Raises:
+          ConfigError: it cannot be read, is not YAML, or says something wrong; the first mistake is told.
+            Not raised when hosts do not exist, ports are in use or the program is not there: that shows at the start.
+        """
+        return _load(os.fspath(path), runtime_allowed=False)
+
+    @classmethod
+    def from_environment(cls) -> ClusterConfig | None:
+        """The config that `launch` handed to this process, or None where there is none.
+
+        Raises:
+          ConfigError: the variable names a file that cannot be read or says something wrong.
+        """
+        path = os.environ.get(CONFIG_ENV)
+        return _load(path, runtime_allowed=True) if path else None
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
+        """The reverse of `to_dict`.
+
+        Raises:
+          ConfigError: as `load`, with `(dict)` for the file and line 1.
+        """
+        try:
+            return _checked(dict(data), text_keys=True)
+        except Mistake as mistake:
+            raise _located(mistake, "(dict)", {}) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dict that JSON can hold, without what is as by default. It has the values of `env`."""
+        built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return built
+
+    def to_yaml(self) -> str:
+        """A cluster file that loads into an equal config (with `runtime`, only through `from_environment`)."""
+        text: str = yaml.safe_dump(msgspec.to_builtins(self), sort_keys=False)
+        return text
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program as words, ready for `subprocess`; no shell is involved."""
+        return split_command(self.program)
+
+    @property
+    def spec(self) -> ClusterSpec:
+        """What has addresses: a job with only a count is absent, and so is a dispatcher on port 0."""
+        jobs: dict[str, dict[int, str]] = {}
+        if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
+            jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
+        jobs.update({name: job.addresses() for name, job in self.jobs.task_jobs().items() if job.tasks is not None})
+        return ClusterSpec(jobs)
+
+    def tf_config(self, task_type: str, task_index: int) -> str:
+        """The text of TF_CONFIG for one task. The dispatcher is left out: TensorFlow's strategies do not know that job.
+
+        The chief need not be a job of the file: the program runs as it in any case.
+
+        Raises:
+          ValueError: the file has no such task.
+        """
+        job = self.jobs.task_jobs().get(task_type, Job(count=1) if task_type == "chief" else Job())
+        if task_index not in job.indices():
+            raise ValueError(f"cluster {self.name!r} has no task {task_index} of job {task_type!r}")
+        cluster: dict[str, Tasks] = {name: tasks for name, tasks in self.spec.as_dict().items() if name != "dispatcher"}
+        task = {"type": task_type, "index": task_index}
+        return json.dumps({"cluster": cluster, "task": task, "rpc_layer": "zmq"})
+
+
+def schema() -> dict[str, Any]:
+    """A JSON Schema of the cluster file, for editors. It agrees with `load` on keys, types and ranges.
+
+    What addresses and keys mean together (duplicates, loopback without CURVE) only `load` knows.
+    """
+    made = msgspec.json.schema(ClusterConfig)
+    defs = made["$defs"]
+    top = defs["ClusterConfig"]["properties"]
+    del defs["RuntimeConfig"], top["runtime"]
+    top["security"]["anyOf"] = [{"$ref": top["security"].pop("$ref")}, {"type": "null"}]
+    defs["JobsConfig"]["minProperties"] = 1
+    for name, job in defs["JobsConfig"]["properties"].items():
+        del job["default"]
+        if name != "dispatcher":  # the others have no defaults for all keys, so nothing is not enough
+            job["anyOf"].remove({"type": "null"})
+    for name in ("Job", "WorkerJob"):
+        defs[name]["oneOf"] = _COUNT_OR_TASKS
+    for each in defs.values():
+        each["description"] = each["description"].partition("\n")[0]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+_COUNT_OR_TASKS = [  # null is as good as absent
+    {"required": ["count"], "properties": {"count": {"type": "integer"}}},
+    {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
+]
+
+
+# -- from a file to sections ------------------------------------------------------------------------------------------
+
+
+def _load(path: str, *, runtime_allowed: bool) -> ClusterConfig:
+    text = _read(path)
+    root = _compose(text, path)
+    nodes = _Nodes()
+    try:
+        raw = nodes.value(root, ())
+        if not isinstance(raw, dict):
+            raise Mistake((), f"expected a mapping of keys to values, got {shown(raw)}")
+        if "runtime" in raw and not runtime_allowed:
+            raise Mistake(("runtime",), "is written by the launcher only", "leave it out")
+        return _checked(raw, text_keys=False)
+    except Mistake as mistake:
+        raise _located(mistake, path, nodes.lines) from None
+
+
+def _checked(raw: dict[str, Any], *, text_keys: bool) -> ClusterConfig:
+    config = build(ClusterConfig, raw, text_keys=text_keys)
+    for mistake in problems(config):
+        raise mistake
+    return config
+
+
+def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError:
+    """The nearest enclosing key has the line: what is missing has none of its own."""
+    place = mistake.path
+    while place and place not in lines:
+        place = place[:-1]
+    return ConfigError(path, lines.get(place, 1), dotted(mistake.path), mistake.problem, mistake.hint)
+
+
+def _read(path: str) -> str:
+    try:
+        with FilePath(path).open("rb") as file:
+            data = file.read(limits.CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(path, 1, "(file)", f"cannot be read: {error.strerror}") from None
+    if len(data) > limits.CONFIG_BYTES_MAX:
+        raise ConfigError(path, 1, "(file)", f"is larger than {limits.CONFIG_BYTES_MAX} bytes: not a cluster file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ConfigError(path, line, "(file)", f"is not UTF-8: byte 0x{data[error.start]:02x}") from None
+
+
+def _compose(text: str, path: str) -> yaml.Node:
+    """The node tree. Depth is checked on the flat stream of events first: composing recurses, in C too."""
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_LOADER):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > limits.DEPTH_MAX:
+                line = event.start_mark.line + 1
+                raise ConfigError(path, line, "(file)", f"is nested more than {limits.DEPTH_MAX} levels deep")
+        root = yaml.compose(text, Loader=_LOADER)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, _position(error, text)) + 1
+        raise ConfigError(path, line, "(file)", "not YAML: it has a control character") from None
+    except yaml.MarkedYAMLError as error:
+        raise _not_yaml(error, text, path) from None
+    if root is None:
+        raise ConfigError(path, 1, "(file)", "is empty", "zmqdist validate --schema says what belongs in it")
+    return root
+
+
+def _position(error: yaml.reader.ReaderError, text: str) -> int:
+    """Where the character is: the two parsers count characters or bytes, but name it both."""
+    found = text.find(chr(error.character)) if isinstance(error.character, int) else -1
+    return found if found >= 0 else int(error.position)
+
+
+def _not_yaml(error: yaml.MarkedYAMLError, text: str, path: str) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    line = mark.line + 1 if mark else 1
+    rows = text.splitlines()
+    indent = rows[line - 1] if line <= len(rows) else ""
+    if "\t" in indent[: len(indent) - len(indent.lstrip())]:
+        return ConfigError(path, line, "(file)", "not YAML: a tab in the indentation", "indent with spaces")
+    return ConfigError(path, line, "(file)", f"not YAML: {error.problem}")
+
+
+class _Nodes:
+    """Plain values from nodes, and the line of each path."""
+
+    def __init__(self) -> None:
+        self.lines: dict[Path, int] = {}
+        self._count = 0
+
+    def value(self, node: yaml.Node, path: Path) -> Any:
+        """The value of a node: dict, list, str, int, float, bool or None. Raises Mistake."""
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        self._count += 1
+        if len(path) > limits.DEPTH_MAX:
+            raise Mistake(path[:1], f"has an alias that makes it more than {limits.DEPTH_MAX} levels deep")
+        if self._count > limits.CONFIG_NODES_MAX:
+            raise Mistake(path[:1], f"makes the file larger than {limits.CONFIG_NODES_MAX} values, aliases written out")
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node, path)
+        if node.tag not in (_TAG + "map", _TAG + "seq"):
+            raise _bad_tag(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        return self._mapping(node, path)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[Any, Any]:
+        values: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                self.lines[path] = line
+                raise Mistake(path, "a key must be a word or a number")
+            key = _scalar(key_node, path)
+            place = (*path, key)
+            if key in values:
+                first, self.lines[place] = self.lines[place], line
+                raise Mistake(place, "duplicate key", f"first on line {first}")
+            self.lines[place] = line
+            values[key] = self.value(value_node, place)
+        return values
+
+
+_CONSTRUCTOR = SafeConstructor()
+_PLAIN = {
+    "null": _CONSTRUCTOR.construct_yaml_null,
+    "bool": _CONSTRUCTOR.construct_yaml_bool,
+    "int": _CONSTRUCTOR.construct_yaml_int,
+    "float": _CONSTRUCTOR.construct_yaml_float,
+}
+_TEXTS = ("str", "timestamp", "value", "merge")  # YAML sees a date in 2026-01-01; nothing here is one
+
+
+def _scalar(node: yaml.ScalarNode, path: Path) -> Any:
+    kind = node.tag.removeprefix(_TAG)
+    text: str = node.value
+    if kind in _TEXTS:
+        if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
+            raise Mistake(path, "has a character that no text can have")
+        return text
+    if kind not in _PLAIN:
+        raise _bad_tag(node, path)
+    try:
+        value = _PLAIN[kind](node)
+    except (ValueError, LookupError):
+        raise Mistake(path, f"{shown(text)} cannot be read as {kind}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Mistake(path, f"{shown(text)} is not a finite number")
+    return value
+
+
+def _bad_tag(node: yaml.Node, path: Path) -> Mistake:
+    return Mistake(path, f"the tag {shown(node.tag)} is not allowed", "write a plain value")

@@ -1,0 +1,177 @@
+"""ClusterDef, JobDef, ServerDef, ClusterDeviceFilters: what TensorFlow has as protocol buffers, as plain dataclasses.
+
+They are mutable, as there; `==` compares the content. Their bytes are JSON with sorted keys: equal content gives equal
+bytes, and any tool can read them. They check types, not sense: `ClusterSpec` does the latter.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgspec
+
+from zmqdist.cluster.addresses import join_address
+from zmqdist.errors import InvalidArgumentError
+
+_D = TypeVar("_D", bound="_Def")
+
+
+class _Def:
+    """Copies, dicts and bytes for the dataclasses below."""
+
+    def copy(self: _D) -> _D:
+        """A deep copy."""
+        return copy.deepcopy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A fresh dict that JSON and YAML can hold; the indices of tasks are text in it."""
+        built: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return built
+
+    @classmethod
+    def from_dict(cls: type[_D], data: Mapping[str, Any]) -> _D:
+        """The reverse of `to_dict`; what is absent has its default. The result shares nothing with `data`.
+
+        Raises:
+          ValueError: an unknown key, or a value of a wrong type; the text names the place.
+        """
+        try:
+            made = msgspec.convert(copy.deepcopy(data), cls, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"not a {cls.__name__}: {error}") from None
+        _refuse_surplus(data, made.to_dict(), cls.__name__)
+        return made
+
+    def SerializeToString(self) -> bytes:
+        """JSON as UTF-8; the same bytes for the same content."""
+        return msgspec.json.encode(self.to_dict(), order="deterministic")
+
+    def ParseFromString(self, serialized: bytes) -> int:
+        """Replace the content by what `SerializeToString` wrote; the number of bytes read, as in protocol buffers.
+
+        Raises:
+          ValueError: these bytes are something else. The content is then as before.
+        """
+        try:
+            parsed = type(self).from_dict(msgspec.json.decode(serialized))
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"not a {type(self).__name__}: {error}") from None
+        for each in fields(parsed):  # type: ignore[arg-type]
+            setattr(self, each.name, getattr(parsed, each.name))
+        return len(serialized)
+
+
+def _refuse_surplus(given: Any, kept: Any, where: str) -> None:
+    """msgspec passes over unknown keys of a dataclass; here they are somebody's typo."""
+    if isinstance(given, Mapping) and isinstance(kept, dict):
+        for key, value in given.items():
+            if str(key) not in kept:
+                raise ValueError(f"not a {where}: unknown key {key!r}")
+            _refuse_surplus(value, kept[str(key)], where)
+    elif isinstance(given, list | tuple):
+        for one, other in zip(given, kept, strict=True):
+            _refuse_surplus(one, other, where)
+
+
+@dataclass
+class JobDef(_Def):
+    """A named job and the addresses of its tasks by index; a sparse job leaves indices out."""
+
+    name: str = ""
+    tasks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass
+class ClusterDef(_Def):
+    """The jobs of a cluster. Their order counts in `==`, as in a protocol buffer."""
+
+    job: list[JobDef] = field(default_factory=list)
+
+
+@dataclass
+class ClusterDeviceFilters(_Def):
+    """Which other tasks a task sees.
+
+    A filter is a partial name like `/job:ps` or `/job:worker/task:3`. A task with filters sees what matches one of them,
+    and itself; a task without any sees everything.
+    """
+
+    jobs: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    def set_device_filters(self, job_name: str, task_index: int, device_filters: Iterable[str]) -> None:
+        """Replace the filters of one task.
+
+        Raises:
+          AssertionError: a filter is no string (TensorFlow's choice of class).
+          ValueError: a filter is not of the form `/key:value/...`.
+        """
+        filters = list(device_filters)
+        if not all(isinstance(each, str) for each in filters):
+            raise AssertionError(f"device filters must be strings, got {filters!r}")
+        for each in filters:
+            _parts(each)
+        self.jobs.setdefault(job_name, {})[task_index] = filters
+
+    def is_visible(self, job_name: str, task_index: int, device: str) -> bool:
+        """Whether the task sees `device`, which is written like `/job:ps/task:0`.
+
+        Raises:
+          ValueError: the device is not of that form.
+        """
+        seen = _parts(device)
+        own = {"job": job_name, "task": str(task_index)}
+        filters = self.jobs.get(job_name, {}).get(task_index, [])
+        if not filters or own.items() <= seen.items():
+            return True
+        return any(_parts(each).items() <= seen.items() for each in filters)
+
+
+def _parts(device: str) -> dict[str, str]:
+    head, *parts = device.split("/")
+    pairs = [part.partition(":") for part in parts]
+    if head or not pairs or not all(key and value for key, _, value in pairs):
+        raise ValueError(f"{device!r} is not of the form /job:name/task:index")
+    return {key: value for key, _, value in pairs}
+
+
+@dataclass
+class ServerDef(_Def):
+    """One task of a cluster, as its own server sees it.
+
+    Attributes:
+      port: not 0: overrides the port of the own address, which then only gives the host.
+      default_session_config: options for sessions, as JSON can hold them.
+    """
+
+    cluster: ClusterDef = field(default_factory=ClusterDef)
+    job_name: str = ""
+    task_index: int = 0
+    default_session_config: dict[str, Any] = field(default_factory=dict)
+    protocol: str = ""
+    port: int = 0
+    cluster_device_filters: ClusterDeviceFilters = field(default_factory=ClusterDeviceFilters)
+    replica: int = 0
+
+    def own_address(self) -> str:
+        """`host:port` of this task, with `port` put in where it is not 0; otherwise as the cluster has it, unchecked.
+
+        Raises:
+          InvalidArgumentError: the cluster has no such task.
+        """
+        for job in self.cluster.job:
+            if job.name == self.job_name and self.task_index in job.tasks:
+                return _with_port(job.tasks[self.task_index], self.port)
+        raise InvalidArgumentError(
+            None, None, f"task {self.task_index} of job {self.job_name!r} was not defined in cluster"
+        )
+
+
+def _with_port(address: str, port: int) -> str:
+    if not port:
+        return address
+    has_port = ":" in address and not address.endswith("]")
+    host = address.rpartition(":")[0] if has_port else address
+    return join_address(host.strip("[]"), port)

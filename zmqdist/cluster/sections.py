@@ -1,0 +1,172 @@
+"""The sections of a cluster file, as frozen structs.
+
+Each key says three things in one place: its type with the allowed range, what it is for (editors show that, through the
+JSON Schema), and what a mistaken reader is told that was expected. What one key alone cannot tell is in `check.py`.
+Folders and files are relative to the folder in which the command is started. A null for a folder means "none".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from zmqdist import limits
+
+_SECONDS_MAX = 1e9  # thirty years: more is a mistake or infinity
+
+
+def told(about: str, expected: str, *, secret: bool = False, schema: dict[str, Any] | None = None) -> Meta:
+    """What a key is for, and what is expected of it; the values of a secret key are not repeated in errors."""
+    return Meta(description=about, extra={"expected": expected, "secret": secret}, extra_json_schema=schema)
+
+
+Seconds = Annotated[float, Meta(gt=0, le=_SECONDS_MAX)]
+SecondsFromZero = Annotated[float, Meta(ge=0, le=_SECONDS_MAX)]
+Amount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TaskCount = Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)]
+SlotCount = Annotated[int, Meta(ge=1, le=limits.SLOTS_MAX)]
+Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Address = Annotated[str, Meta(extra_json_schema={"pattern": ":[0-9]+$"})]
+SparseTasks = Annotated[
+    dict[Index, Address], Meta(min_length=1, extra_json_schema={"propertyNames": {"pattern": "^[0-9]+$"}})
+]
+DenseTasks = Annotated[list[Address], Meta(min_length=1)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What all sections share: immutable, by keyword, unknown keys refused, defaults not written."""
+
+
+class DispatcherJob(Section, frozen=True):
+    """The broker: members, queue, leases. There is one; without this section the coordinator hosts it."""
+
+    address: Annotated[
+        str,
+        told("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
+    ] = "127.0.0.1:0"
+    work_dir: Annotated[
+        str | None, told("Folder of the journal; null keeps nothing on disk.", "the path of a folder, or null")
+    ] = None
+    lease_s: Annotated[
+        Seconds, told("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
+    ] = limits.LEASE_S
+    reconnect_grace_s: Annotated[
+        SecondsFromZero,
+        told("Seconds in which a worker may come back after its connection went.", "a number of seconds, 0 or more"),
+    ] = limits.RECONNECT_GRACE_S
+    attempts_max: Annotated[
+        Amount,
+        told("Starts of a piece of work that may end with the death of their process.", "a whole number above 0"),
+    ] = limits.ATTEMPTS_MAX
+    queue_max: Annotated[
+        Amount, told("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
+    ] = limits.QUEUE_MAX
+
+
+class Job(Section, frozen=True):
+    """Tasks of one kind: so many (`count`), or at these addresses (`tasks`).
+
+    A repr names the variables of `env` but not their values, which may be secrets.
+    """
+
+    count: Annotated[
+        TaskCount | None,
+        told("How many tasks; whoever starts them finds the addresses.", f"a whole number, 1 to {limits.WORKERS_MAX}"),
+    ] = None
+    tasks: Annotated[
+        DenseTasks | SparseTasks | None,
+        told(
+            "The address of each task: a list, or a mapping of index to address where some are left out.",
+            "a list of host:port, or a mapping of index to host:port",
+        ),
+    ] = None
+    env: Annotated[
+        dict[str, str],
+        told("Environment variables for each task.", "a mapping of names to texts in quotes", secret=True),
+    ] = {}
+
+    def addresses(self) -> dict[int, str]:
+        """The addresses by index; empty where only a count is given."""
+        if isinstance(self.tasks, list):
+            return dict(enumerate(self.tasks))
+        return dict(self.tasks or {})
+
+    def indices(self) -> list[int]:
+        """The indices of the tasks, sorted, whether or not they have addresses."""
+        return sorted(self.addresses()) if self.tasks is not None else list(range(self.count or 0))
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        values["env"] = dict.fromkeys(self.env, "...")
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
+
+
+class WorkerJob(Job, frozen=True):
+    """Processes that run functions."""
+
+    slots: Annotated[
+        SlotCount | Literal["auto"],
+        told(
+            "Functions that run at the same time in each worker; auto: one for each core of its host.",
+            f"a whole number, 1 to {limits.SLOTS_MAX}, or auto",
+        ),
+    ] = 1
+    orphan_limit_s: Annotated[
+        Seconds,
+        told("Seconds without a dispatcher after which a worker ends itself.", "a number of seconds above 0"),
+    ] = limits.ORPHAN_LIMIT_S
+    cancel_grace_s: Annotated[
+        SecondsFromZero,
+        told("Seconds that a cancelled function has before it is cut off.", "a number of seconds, 0 or more"),
+    ] = limits.CANCEL_GRACE_S
+
+    def slots_here(self) -> int:
+        """The slots of a worker on this host: `auto` is the number of cores that this process may use."""
+        if self.slots != "auto":
+            return self.slots
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, limits.SLOTS_MAX)
+
+
+class JobsConfig(Section, frozen=True):
+    """The jobs of the cluster; at least one. A job with nothing after its colon has its defaults."""
+
+    dispatcher: Annotated[DispatcherJob | None, told("The broker.", "a mapping")] = None
+    worker: Annotated[WorkerJob | None, told("Processes that run functions.", "a mapping")] = None
+    ps: Annotated[Job | None, told("Parameter servers.", "a mapping")] = None
+    chief: Annotated[Job | None, told("The task that the program runs as; at most one.", "a mapping")] = None
+    evaluator: Annotated[Job | None, told("Tasks that evaluate checkpoints.", "a mapping")] = None
+
+    def task_jobs(self) -> dict[str, Job]:
+        """The jobs that are there and have tasks: all but the dispatcher."""
+        every = {"worker": self.worker, "ps": self.ps, "chief": self.chief, "evaluator": self.evaluator}
+        return {name: job for name, job in every.items() if job is not None}
+
+
+class SecurityConfig(Section, frozen=True):
+    """Who may connect. On loopback a token of the user does; everywhere else CURVE keys."""
+
+    curve: Annotated[
+        bool | Literal["auto"],
+        told("CURVE keys: auto uses them for whatever is not on loopback.", "auto, true or false"),
+    ] = "auto"
+    keys: Annotated[
+        str | None,
+        told("Folder made by zmqdist keygen; null: launch makes keys of its own.", "the path of a folder, or null"),
+    ] = None
+
+
+class RuntimeConfig(Section, frozen=True):
+    """What is only known once the cluster runs; the launcher writes it for its children.
+
+    Attributes:
+      dispatcher: target, `zmq://host:port`.
+      token_file, keys_dir: paths, never the secrets themselves.
+    """
+
+    dispatcher: Annotated[str, told("Target of the running dispatcher.", "zmq://host:port")]
+    token_file: Annotated[str | None, told("File with the cluster's token.", "the path of a file, or null")] = None
+    keys_dir: Annotated[str | None, told("Folder with the cluster's keys.", "the path of a folder, or null")] = None

@@ -1,0 +1,6 @@
+"""Scheduling functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `Executor`."""
+
+from zmqdist.coordinator.coordinator import ClusterCoordinator
+from zmqdist.coordinator.values import RemoteValue
+
+__all__ = ["ClusterCoordinator", "RemoteValue"]

@@ -1,0 +1,85 @@
+"""Fetching large results from the workers that hold them, in threads of their own.
+
+A holder that does not answer may be dead: then the dispatcher finds out and the work runs again, so a failed fetch is tried
+again for a while and only then called unreachable.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist import errors, limits
+from zmqdist.dispatch.bulk import Fetcher, Reference, decode_reference
+from zmqdist.dispatch.credentials import Credentials
+
+THREADS = 2
+AGAIN_S = 0.5
+PATIENCE_S = 3 * limits.LEASE_S
+
+
+class Fetching:
+    """Threads that fetch; started with the first large result.
+
+    Args:
+      fetched: gets (work, attempt, parts), in a fetching thread; parts are empty for a result that nobody wants.
+      failed: gets (work, attempt, problem).
+    """
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        fetched: Callable[[int, int, Any], None],
+        failed: Callable[[int, int, str], None],
+    ) -> None:
+        self._fetcher = Fetcher(credentials, "submit")
+        self._fetched = fetched
+        self._failed = failed
+        self._jobs: queue.SimpleQueue[tuple[int, int, Reference, bool] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._closed = threading.Event()
+
+    def ask(self, work: int, attempt: int, reference: bytes, *, wanted: bool) -> None:
+        """Fetch it; where it is not wanted, tell its holder so. From one thread."""
+        if not self._threads:
+            for _ in range(THREADS):
+                thread = threading.Thread(target=self._serve, name="zmqdist-fetch", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._jobs.put((work, attempt, decode_reference(reference), wanted))
+
+    def close(self) -> None:
+        """End the threads; what is under way fails."""
+        self._closed.set()
+        for _ in self._threads:
+            self._jobs.put(None)
+        self._fetcher.close()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, attempt, reference, wanted = job
+            try:
+                parts = self._fetch(reference, wanted)
+            except errors.OpError as error:
+                if not self._closed.is_set():
+                    self._failed(work, attempt, f"its result is held at {reference.address}: {error.message}")
+                continue
+            self._fetched(work, attempt, parts)
+            del job, parts
+
+    def _fetch(self, reference: Reference, wanted: bool) -> list[bytearray]:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if wanted:
+                    return self._fetcher.fetch(reference, let_go=True)
+                self._fetcher.let_go(reference)
+                return []
+            except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
+                if time.monotonic() > until or self._closed.wait(AGAIN_S):
+                    raise

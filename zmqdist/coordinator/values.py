@@ -1,0 +1,229 @@
+"""RemoteValue: what a scheduled function will return.
+
+The coordinator's loop settles it; whoever asks first unpacks it, in the asker's thread. Nothing here waits on the loop's thread for
+anything but the end of the work.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from _thread import allocate_lock
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from zmqdist import errors
+from zmqdist.core.closures import LOST, UNAVAILABLE
+from zmqdist.messages import CANCELLED, ERROR, VALUE
+from zmqdist.wire import trusted
+
+if TYPE_CHECKING:
+    from zmqdist.coordinator.coordinator import ClusterCoordinator
+
+_NOTHING: Any = object()
+
+
+class RemoteValue:
+    """The result of one `schedule`; made by a ClusterCoordinator only.
+
+    Ready means for good: the result is on this machine, and no worker's death can take it away. All methods may be called from
+    any thread. Dropping a RemoteValue does not cancel its function, but its result is not kept.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_kind", "_name", "_owner", "_payload", "_value", "_waiters", "_work")
+
+    def __init__(self, owner: ClusterCoordinator, work: int, name: Callable[[], str]) -> None:
+        self._owner = owner
+        self._work = work
+        self._name = name
+        self._kind: int | None = None
+        self._payload: Any = None
+        self._value: Any = _NOTHING
+        self._waiters: list[Any] | None = None
+        self._callbacks: list[Callable[[RemoteValue], object]] | None = None
+
+    def __repr__(self) -> str:
+        state = "pending" if self._kind is None else "ready" if self._kind == VALUE else "failed"
+        return f"<RemoteValue of {self._name()}: {state}>"
+
+    def __reduce__(self) -> Any:
+        raise RemoteValueGiven(
+            "a RemoteValue cannot be an argument of a scheduled function or be captured by one: fetch() it first"
+        )
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the function to end and give what it returned: the same object each time, private to this process.
+
+        Args:
+          timeout: seconds; None waits as long as there is a cluster.
+
+        Raises:
+          DeadlineExceededError (a TimeoutError): not ended within `timeout`. It goes on, ask again.
+          CancelledError: it was cancelled, or its round ended by another function's error; schedule it again.
+          WorkerLost: every process that started it died.
+          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
+          Exception: what the function raised, of its own class where that can be pickled, with the remote traceback as
+            its cause; a fresh copy each time. It is never WorkerLost only because a worker died once: then it ran again.
+        """
+        self._wait(timeout)
+        if self._kind != VALUE:
+            raise self._error()
+        if self._value is _NOTHING:
+            with self._owner._unpacking:
+                if self._value is _NOTHING:
+                    self._value = _unpack(self._payload)
+                    self._payload = None
+        return self._value
+
+    def fetch(self, timeout: float | None = None) -> Any:
+        """As `get`; the name that TensorFlow's users know for it."""
+        return self.get(timeout)
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way. Does not wait."""
+        return self._kind is not None
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end; the error that `get` would raise, None after success. DeadlineExceededError as in `get`."""
+        self._wait(timeout)
+        return None if self._kind == VALUE else self._error()
+
+    def cancel(self) -> bool:
+        """Take it back: dropped where it waits, told to end where it runs, and cut off `cancel_grace_s` later.
+
+        Returns:
+          False when it has ended already. True means that it was asked for: `get` tells how it ended, which may be a value
+          that was on its way.
+        """
+        if self._kind is not None:
+            return False
+        self._owner._cancel(self._work)
+        return True
+
+    def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
+        """Call `fn(self)` when it has ended, in a thread of the coordinator that runs callbacks one after the other; at once
+        when it has ended already. An exception in `fn` is logged. It must not wait for another RemoteValue of a callback.
+        """
+        with self._owner._lock:
+            if self._kind is None:
+                if self._callbacks is None:
+                    self._callbacks = []
+                    self._owner._keep(self)
+                self._callbacks.append(fn)
+                return
+        self._owner._call_back([(fn, self)])
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # only for those who use it
+
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        def ended(_: RemoteValue) -> None:
+            try:
+                loop.call_soon_threadsafe(tell)
+            except RuntimeError:  # the event loop has been closed: nobody waits
+                pass
+
+        self.add_done_callback(ended)
+        yield from future
+        return self.get()
+
+    # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
+
+    def _settle(self, kind: int, payload: Any) -> None:
+        self._payload = payload
+        self._kind = kind
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter.release()
+
+    def _wait(self, timeout: float | None) -> None:
+        if self._kind is not None:
+            return
+        waiter = allocate_lock()
+        waiter.acquire()
+        with self._owner._lock:
+            if self.done():
+                return
+            if self._waiters is None:
+                self._waiters = []
+            self._waiters.append(waiter)
+        if timeout is None:
+            waiter.acquire()
+        elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            self._give_up(waiter)
+            if not self.done():
+                raise errors.DeadlineExceededError(None, None, f"{self._name()} has not ended after {timeout:g} s")
+
+    def _give_up(self, waiter: Any) -> None:
+        with self._owner._lock:
+            if self._waiters is not None and waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _error(self) -> BaseException:
+        return failure(self._kind, self._payload, self._name())
+
+
+class RemoteValueGiven(ValueError):
+    """A RemoteValue was met while arguments were packed."""
+
+
+def failure(kind: int | None, payload: Any, name: str) -> BaseException:
+    """The exception for a way to end; a fresh one each time, so that no traceback grows."""
+    if kind == ERROR:
+        return trusted.unpack_error(payload)
+    if kind == LOST:
+        return errors.WorkerLost(name, payload)
+    if kind == UNAVAILABLE:
+        return errors.UnavailableError(None, None, f"{name}: {payload.decode()}")
+    assert kind == CANCELLED, kind
+    text = (
+        f"{name} was cancelled, by cancel() or because its round ended with another function's error: schedule it again"
+    )
+    return errors.CancelledError(None, None, text)
+
+
+def _unpack(payload: Any) -> Any:
+    return trusted.unpack_parts(payload) if isinstance(payload, list) else trusted.unpack(payload)
+
+
+def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:
+    """Each value once, as it ends. DeadlineExceededError when not all have ended `timeout` seconds after the first `next`."""
+    until = None if timeout is None else time.monotonic() + timeout
+    ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
+    wanted = list(dict.fromkeys(values))
+    for value in wanted:
+        with value._owner._lock:
+            if value._kind is None:
+                if value._waiters is None:
+                    value._waiters = []
+                value._waiters.append(_Put(ended, value))
+                continue
+        ended.put(value)
+    for count in range(len(wanted)):
+        try:
+            yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
+        except queue.Empty:
+            problem = f"{len(wanted) - count} of {len(wanted)} values have not ended after {timeout:g} s"
+            raise errors.DeadlineExceededError(None, None, problem) from None
+
+
+class _Put:
+    """A waiter that says which value has ended."""
+
+    __slots__ = ("_queue", "_value")
+
+    def __init__(self, into: queue.SimpleQueue[RemoteValue], value: RemoteValue) -> None:
+        self._queue = into
+        self._value = value
+
+    def release(self) -> None:
+        self._queue.put(self._value)

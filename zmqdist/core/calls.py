@@ -1,0 +1,265 @@
+"""Questions with answers: the call tables of both ends, and no I/O.
+
+Rule 1: a method is an event (past tense), what it returns is what the shell must now do: messages to send, or calls that
+        have ended and whose waiters must be told. Nothing here waits, reads a clock or touches a socket.
+Rule 2: each table belongs to one shell, which calls it under its lock (client) or in its loop (server).
+Rule 3: a blocking call passes through here twice on each side, so the hot path is one record a call and plain dicts.
+
+Theory of operation
+    The client's calls are either waiting (no server is known) or in flight (sent, naming the incarnation of the server they
+    were meant for). When a server's hello arrives, what waits is sent. When the connection goes, what is in flight has ended
+    with UNAVAILABLE - it may have happened, so it is never sent again - and what waits goes on waiting for a server.
+    The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
+    nobody waits for any more: cancelled, past its time, or of a peer that has gone.
+
+Promises, checked by tests/core/test_calls.py
+    P1  a call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the refusal's error
+    P2  a call is sent at most once that could be delivered; one that was in flight is never sent again
+    P3  a call is sent only to a server whose hello is known, and names its incarnation
+    P4  nothing is left in a table of a call that has ended, or of a peer that has gone
+    P5  no call of another incarnation is ever started
+    P6  a peer has at most `pending_max` calls unanswered; the next is answered RESOURCE_EXHAUSTED
+
+Not here: what is in a body (wire/safe.py), who waits for a call and how (net/channel.py), who runs it (rpc/service.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import ceil, inf
+from typing import Any, TypeAlias
+
+from zmqdist.errors import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INVALID_ARGUMENT,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+)
+from zmqdist.limits import CALLS_PENDING_MAX
+from zmqdist.messages import Call, CancelCall, Reply
+
+Frames: TypeAlias = Sequence[Any]
+"""Payload frames: buffers that only the two ends look into."""
+
+
+class ClientCall:
+    """One question, from `asked` to its end.
+
+    Attributes:
+      method, body, frames: what is asked; the shell empties body and frames once they are sent.
+      due: when the caller stops waiting, on the shell's clock in seconds; `inf` for never.
+      id: number in the table, 0 before `asked`.
+      ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
+      waiters, callbacks: the shell's own; empty until it needs them.
+    """
+
+    __slots__ = ("body", "callbacks", "code", "due", "ended", "frames", "id", "message", "method", "waiters")
+
+    def __init__(self, method: str, body: bytes, frames: Frames = (), due: float = inf) -> None:
+        self.id = 0
+        self.method = method
+        self.body = body
+        self.frames = frames
+        self.due = due
+        self.ended = False
+        self.code = 0
+        self.message = ""
+        self.waiters: Any = None
+        self.callbacks: Any = None
+
+    def _end(self, code: int, message: str, body: bytes = b"", frames: Frames = ()) -> None:
+        self.code = code
+        self.message = message
+        self.body = body
+        self.frames = frames
+        self.ended = True
+
+
+class ClientCalls:
+    """The calls of one client to one address."""
+
+    def __init__(self, address: str, pending_max: int = CALLS_PENDING_MAX) -> None:
+        self._address = address
+        self._pending_max = pending_max
+        self._last_id = 0
+        self._due_bound = inf
+        self.incarnation = 0
+        """Of the server that is connected; 0 while none is."""
+        self.in_flight: dict[int, ClientCall] = {}
+        self.waiting: dict[int, ClientCall] = {}
+
+    @property
+    def deadline(self) -> float:
+        """When `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline."""
+        return self._due_bound
+
+    def asked(self, call: ClientCall, now: float) -> Call | None:
+        """A new call: the message to send at once; None when it waits for a server, or has ended here (then `ended` is set)."""
+        if len(self.in_flight) + len(self.waiting) >= self._pending_max:
+            call._end(
+                RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
+            )
+            return None
+        self._last_id = call.id = self._last_id + 1
+        if call.due < self._due_bound:
+            self._due_bound = call.due
+        if not self.incarnation:
+            self.waiting[call.id] = call
+            return None
+        self.in_flight[call.id] = call
+        return self._request(call, now)
+
+    def undelivered(self, call: ClientCall) -> None:
+        """The message of this call could not be handed to the connection: it was not sent, so it waits."""
+        if self.in_flight.pop(call.id, None) is not None:
+            self.waiting[call.id] = call
+
+    def server_up(self, incarnation: int, now: float) -> list[tuple[ClientCall, Call]]:
+        """A server's hello arrived: the messages to send, in the order of asking."""
+        self.incarnation = incarnation
+        todo = list(self.waiting.values())
+        self.in_flight.update(self.waiting)
+        self.waiting.clear()
+        return [(call, self._request(call, now)) for call in todo]
+
+    def server_leaving(self) -> None:
+        """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""
+        self.incarnation = 0
+
+    def connection_lost(self) -> list[ClientCall]:
+        """The connection has ended, and what it had brought was read: the calls that ended with it."""
+        self.incarnation = 0
+        ended = list(self.in_flight.values())
+        self.in_flight.clear()
+        for call in ended:
+            call._end(
+                UNAVAILABLE,
+                f"the connection to {self._address} went while the call of {call.method!r} was in flight; it may have been carried out",
+            )
+        return ended
+
+    def answered(self, reply: Reply, frames: Frames) -> ClientCall | None:
+        """An answer arrived: the call that ended; None when nobody waits for it any more."""
+        call = self.in_flight.pop(reply.id, None)
+        if call is not None:
+            call.code = reply.code
+            call.message = reply.message
+            call.body = reply.body
+            call.frames = frames
+            call.ended = True
+        return call
+
+    def cancelled(self, call: ClientCall) -> CancelCall | None:
+        """The caller gives up: the call has ended, unless it had before. What to tell the server, if anything."""
+        if call.ended:
+            return None
+        in_flight = self._forget(call)
+        call._end(CANCELLED, f"the call of {call.method!r} was cancelled by its caller")
+        return CancelCall(call.id) if in_flight else None
+
+    def ticked(self, now: float) -> list[ClientCall]:
+        """The calls whose time has passed. The server is not told: it knows the time that was left."""
+        if now < self._due_bound:
+            return []
+        ended = [call for calls in (self.in_flight, self.waiting) for call in calls.values() if call.due <= now]
+        for call in ended:
+            waited_for = "an answer" if self._forget(call) else f"a server at {self._address}"
+            call._end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
+        self._due_bound = min(
+            (call.due for calls in (self.in_flight, self.waiting) for call in calls.values()), default=inf
+        )
+        return ended
+
+    def failed(self, code: int, message: str) -> list[ClientCall]:
+        """The server refuses this client, or the client is closed: every call has ended with this error."""
+        self.incarnation = 0
+        ended = [*self.in_flight.values(), *self.waiting.values()]
+        self.in_flight.clear()
+        self.waiting.clear()
+        for call in ended:
+            call._end(code, message)
+        return ended
+
+    def _request(self, call: ClientCall, now: float) -> Call:
+        left_ms = 0 if call.due == inf else max(1, ceil((call.due - now) * 1000))
+        return Call(call.id, call.method, self.incarnation, left_ms, call.body)
+
+    def _forget(self, call: ClientCall) -> bool:
+        """Take it out of the table; whether it was in flight."""
+        if self.in_flight.pop(call.id, None) is not None:
+            return True
+        self.waiting.pop(call.id, None)
+        return False
+
+
+class ServedCall:
+    """One call that a server holds. `wanted` may be asked from any thread, the rest is the loop's."""
+
+    __slots__ = ("dropped", "due", "id", "peer")
+
+    def __init__(self, peer: Hashable, id: int, due: float) -> None:
+        self.peer = peer
+        self.id = id
+        self.due = due
+        self.dropped = False
+
+    def wanted(self, now: float) -> bool:
+        """Whether somebody still waits for the answer."""
+        return not self.dropped and now < self.due
+
+
+class ServerCalls:
+    """The calls that one server holds, by peer."""
+
+    def __init__(self, incarnation: int, pending_max: int = CALLS_PENDING_MAX) -> None:
+        self._incarnation = incarnation
+        self._pending_max = pending_max
+        self._by_peer: dict[Hashable, dict[int, ServedCall]] = {}
+        self.repeated = 0
+        """Calls refused because their number was in use: a fault of the peer."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_peer.values()))
+
+    def stale(self, call: Call) -> Reply | None:
+        """The answer to a call that was meant for another life of this server; None for one that was meant for this one."""
+        if call.incarnation == self._incarnation:
+            return None
+        return Reply(
+            call.id, UNAVAILABLE, "the call was meant for an earlier life of this server; it was not carried out", b""
+        )
+
+    def called(self, peer: Hashable, call: Call, now: float) -> ServedCall | Reply:
+        """A call that will take its time: its record, or the answer that refuses it."""
+        refused = self.stale(call)
+        if refused is not None:
+            return refused
+        calls = self._by_peer.setdefault(peer, {})
+        if call.id in calls:
+            self.repeated += 1
+            return Reply(call.id, INVALID_ARGUMENT, f"call number {call.id} is in use by an unanswered call", b"")
+        if len(calls) >= self._pending_max:
+            return Reply(call.id, RESOURCE_EXHAUSTED, f"{self._pending_max} calls of this client are unanswered", b"")
+        served = calls[call.id] = ServedCall(peer, call.id, now + call.left_ms / 1000 if call.left_ms else inf)
+        return served
+
+    def finished(self, served: ServedCall) -> bool:
+        """It was run, or turned out to be unwanted: whether an answer is to be sent."""
+        calls = self._by_peer.get(served.peer)
+        if calls is not None and calls.get(served.id) is served:
+            del calls[served.id]
+            if not calls:
+                del self._by_peer[served.peer]
+        return not served.dropped
+
+    def cancelled(self, peer: Hashable, id: int) -> None:
+        """Nobody waits for this call any more: it is not started, and not answered. It counts until it is `finished`."""
+        served = self._by_peer.get(peer, {}).get(id)
+        if served is not None:
+            served.dropped = True
+
+    def peer_gone(self, peer: Hashable) -> None:
+        """The connection has ended: its calls are as if cancelled."""
+        for served in self._by_peer.pop(peer, {}).values():
+            served.dropped = True

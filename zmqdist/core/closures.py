@@ -1,0 +1,462 @@
+"""The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round; no I/O.
+
+Theory of operation
+    The coordinator owns its work: the dispatcher's queue is only a copy. Each connection to a dispatcher starts from nothing:
+    what is unfinished is submitted again, under attempt numbers that no earlier submission has used, with the starts that it has
+    lost so far. A result is accepted while its work is unfinished, and never again.
+    A round ends with an error: the first one is kept, and when somebody asks for it the generation is ended; what remains is
+    cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
+
+Promises, checked by tests/core/test_closures.py and tests/sim
+    P1  each scheduled piece of work is resolved exactly once
+    P2  a bulk result is resolved when it is here, not before
+    P3  after RoundEnded nothing that was scheduled before it can be executing
+    P4  after a reconnect exactly what is unfinished is submitted again, oldest first
+    P5  lost starts are counted over all dispatchers: work that kills its process fails after `attempts_max` of them
+    P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
+    P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
+
+Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from zmqdist.core.batches import split
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.errors import LostStart
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    ERROR,
+    Define,
+    EndGeneration,
+    Enlist,
+    Enlisted,
+    Forget,
+    GenerationEnded,
+    Item,
+    Progress,
+    Result,
+    Results,
+    StartsLost,
+    Submit,
+    Taken,
+    Withdraw,
+    Workers,
+)
+
+DISPATCHER: Final = "dispatcher"
+"""The one peer of this machine."""
+
+LOST = 10
+"""Kind of a resolution: every start was lost; `starts` of the Resolution has them."""
+UNAVAILABLE = 11
+"""Kind of a resolution: no dispatcher or no worker for too long, or its result cannot be reached."""
+
+SUBMISSION_SHIFT = 16
+"""Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The user scheduled work: (work, fn, payload); work numbers grow."""
+
+    items: list[tuple[int, int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionsDefined:
+    """Functions that the next work may use: (fn, pickled). `kept` says that more work may come for them."""
+
+    functions: list[tuple[int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionsDropped:
+    """No further work will name these functions."""
+
+    functions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherUp:
+    """The connection stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatcherDown:
+    """The connection is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawAsked:
+    """The user cancelled these."""
+
+    works: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EndAsked:
+    """Somebody waits to raise the round's error: end the generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class BulkArrived:
+    """A bulk result is here, or nobody wants it any more."""
+
+    work: int
+    attempt: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class BulkUnreachable:
+    """The holder of a bulk result lives but cannot be reached from here."""
+
+    work: int
+    attempt: int
+    problem: str
+
+
+Event: TypeAlias = (
+    Scheduled
+    | FunctionsDefined
+    | FunctionsDropped
+    | DispatcherUp
+    | DispatcherDown
+    | WithdrawAsked
+    | EndAsked
+    | BulkArrived
+    | BulkUnreachable
+    | Heard
+    | Ticked
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """These have ended: (work, kind, payload)."""
+
+    items: list[tuple[int, int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolveLost:
+    """Every start of this was lost."""
+
+    work: int
+    starts: tuple[LostStart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Fetch a bulk result; answered by BulkArrived or BulkUnreachable."""
+
+    work: int
+    attempt: int
+    reference: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnded:
+    """Nothing of this generation or of an earlier one can be executing; all of it is resolved."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoomMade:
+    """The queue has room again, or its length has changed after it was full."""
+
+
+Effect: TypeAlias = Send | Resolve | ResolveLost | Fetch | RoundEnded | RoomMade
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """One unfinished piece of work."""
+
+    fn: int
+    payload: bytes
+    attempt: int = 0
+    starts: tuple[LostStart, ...] = ()
+
+
+class Closures:
+    """See the module's docstring."""
+
+    def __init__(
+        self, *, coordinator: int, queue_max: int, cancel_grace_s: float, lost_limit_s: float, now: float
+    ) -> None:
+        self.coordinator = coordinator
+        self.generation = 1
+        self.failed: int | None = None
+        """The work whose error ends this round."""
+        self.workers = 0
+        self.ending = False
+        self._queue_max = queue_max
+        self._cancel_grace_s = cancel_grace_s
+        self._lost_limit_s = lost_limit_s
+        self._works: dict[int, _Record] = {}
+        self._unsent: deque[int] = deque()
+        self._functions: dict[int, bytes] = {}
+        self._uses: dict[int, int] = {}
+        self._dropped: set[int] = set()
+        self._enlisted = False
+        self._former = False
+        self._alone_since: float | None = now
+        self._submitted = self._left_queue = self._finished = 0
+        self._was_full = False
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._works)
+
+    @property
+    def enlisted(self) -> bool:
+        return self._enlisted
+
+    @property
+    def queued(self) -> int:
+        """Pieces of work that have not left the queue, as far as is known here; never too few."""
+        return len(self._unsent) + self._submitted - max(self._left_queue, self._finished)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        if self._alone_since is None or not (self._works or self.ending):
+            return None
+        return self._alone_since + self._lost_limit_s
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        match event:
+            case Heard(_, message):
+                effects = self._hear(message, now)
+            case Scheduled(items):
+                effects = self._schedule(items, now)
+            case BulkArrived(work, attempt, payload):
+                effects = self._bulk_arrived(work, attempt, payload)
+            case FunctionsDefined(functions):
+                self._functions.update(functions)
+                effects = [Send(DISPATCHER, Define(functions))] if self._enlisted else []
+            case FunctionsDropped(functions):
+                self._dropped.update(functions)
+                effects = self._forget_unused(functions)
+            case WithdrawAsked(works):
+                effects = self._withdraw(works)
+            case EndAsked():
+                effects = self._end()
+            case BulkUnreachable(work, attempt, problem):
+                effects = self._unreachable(work, attempt, problem)
+            case DispatcherUp():
+                enlist = Enlist(self.coordinator, self._queue_max, self.generation, self._former)
+                effects = [Send(DISPATCHER, enlist)]
+            case DispatcherDown():
+                self._enlisted = False
+                self._be_alone(now)
+                effects = []
+            case Ticked():
+                effects = self._tick(now)
+        return effects + self._submit() + self._say_room()
+
+    # -- from the user ------------------------------------------------------------------------------------------
+
+    def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
+        if not self._works and self._alone_since is not None:
+            self._alone_since = now  # nobody missed the cluster before
+        for work, fn, payload in items:
+            self._works[work] = _Record(fn, payload)
+            self._uses[fn] = self._uses.get(fn, 0) + 1
+            self._unsent.append(work)
+        return []
+
+    def _withdraw(self, works: list[int]) -> list[Effect]:
+        known = [work for work in works if work in self._works]
+        if not known:
+            return []
+        unsent = set(known) & set(self._unsent) if self._enlisted else set(known)
+        if unsent:
+            self._unsent = deque(work for work in self._unsent if work not in unsent)
+        effects = self._resolve([(work, 0, CANCELLED, b"") for work in known if work in unsent])
+        sent = [work for work in known if work not in unsent]
+        if sent:
+            effects.append(Send(DISPATCHER, Withdraw(sent, self._cancel_grace_s)))
+        return effects
+
+    def _end(self) -> list[Effect]:
+        self.ending = True
+        self._unsent.clear()
+        if self._enlisted:
+            return [self._end_generation()]
+        # Without works there is nothing to wait for but processes that were lost from sight, and they stop by themselves.
+        return [] if self._works else self._round_ended()
+
+    def _end_generation(self) -> Send:
+        return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
+
+    def _round_ended(self) -> list[Effect]:
+        effects = self._resolve([(work, 0, CANCELLED, b"") for work in self._works])
+        generation = self.generation
+        self.generation += 1
+        self.ending = self._former = False
+        self.failed = None
+        return [*effects, RoundEnded(generation)]
+
+    # -- from the dispatcher ------------------------------------------------------------------------------------
+
+    def _hear(self, message: object, now: float) -> list[Effect]:
+        match message:
+            case Results(items):
+                return self._resolve(items)
+            case StartsLost():
+                return self._starts_lost(message)
+            case Progress(left_queue):
+                self._left_queue = left_queue
+                return []
+            case Enlisted(_, workers):
+                return self._welcome(workers, now)
+            case GenerationEnded(generation):
+                return self._round_ended() if self.ending and generation == self.generation else []
+            case Workers(count):
+                self._count_workers(count, now)
+                return []
+            case _:
+                return []
+
+    def _welcome(self, workers: int, now: float) -> list[Effect]:
+        self._enlisted = True
+        self._count_workers(workers, now)
+        self._submitted = self._left_queue = self._finished = 0
+        effects: list[Effect] = []
+        if self._functions:
+            effects += [Send(DISPATCHER, Define(list(part))) for part in split(list(self._functions.items()))]
+        if self.ending:
+            return [self._end_generation()]
+        if self._former:
+            for record in self._works.values():
+                record.attempt = ((record.attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
+        self._unsent = deque(self._works)
+        return effects
+
+    def _resolve(self, items: list[Result]) -> list[Effect]:
+        """Results of what is unfinished; a second one for the same work finds nothing."""
+        resolved: list[tuple[int, int, bytes]] = []
+        effects: list[Effect] = []
+        freed: list[int] = []
+        works, uses = self._works, self._uses
+        for work, attempt, kind, payload in items:
+            record = works.get(work)
+            if kind == BULK:
+                if record is None:
+                    effects.append(Send(DISPATCHER, Taken([(work, attempt)])))
+                else:
+                    record.attempt = attempt
+                    effects.append(Fetch(work, attempt, payload))
+                continue
+            if record is None:
+                continue
+            del works[work]
+            left = uses[record.fn] - 1
+            uses[record.fn] = left
+            if not left:
+                freed.append(record.fn)
+            if kind in (ERROR, UNAVAILABLE) and self.failed is None:
+                self.failed = work
+            resolved.append((work, kind, payload))
+        self._finished += len(resolved)
+        if resolved:
+            effects.append(Resolve(resolved))
+        return effects + self._forget_unused(freed)
+
+    def _starts_lost(self, lost: StartsLost) -> list[Effect]:
+        effects: list[Effect] = []
+        for work, attempt, worker, exit_code, log, final in lost.items:
+            record = self._works.get(work)
+            if record is None:
+                continue
+            record.starts = (*record.starts, LostStart(worker, attempt, exit_code, log))
+            if final:
+                del self._works[work]
+                self._finished += 1
+                self._uses[record.fn] -= 1
+                if self.failed is None:
+                    self.failed = work
+                effects.append(ResolveLost(work, record.starts))
+                effects += self._forget_unused([record.fn])
+        return effects
+
+    def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
+        effects = self._resolve([(work, attempt, 0, payload)])
+        return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
+
+    def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
+        record = self._works.get(work)
+        if record is None or record.attempt != attempt:
+            return []  # its worker was lost in the meantime, and it runs again
+        effects = self._resolve([(work, attempt, UNAVAILABLE, problem.encode())])
+        return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
+
+    # -- time and numbers ---------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> list[Effect]:
+        if self.deadline is None or now < self.deadline:
+            return []
+        whom = "any worker" if self._enlisted else "a dispatcher"
+        problem = f"the cluster was without {whom} for {self._lost_limit_s:g} s".encode()
+        effects: list[Effect] = []
+        if self._enlisted:
+            effects.append(self._end_generation())
+        was_ending = self.ending
+        effects += self._resolve([(work, 0, UNAVAILABLE, problem) for work in self._works])
+        self._unsent.clear()
+        if was_ending:
+            effects += self._round_ended()
+        else:
+            self.generation += 1
+        return effects
+
+    def _be_alone(self, now: float) -> None:
+        if self._alone_since is None:
+            self._alone_since = now
+
+    def _count_workers(self, count: int, now: float) -> None:
+        self.workers = count
+        if count:
+            self._alone_since = None
+        else:
+            self._be_alone(now)
+
+    def _submit(self) -> list[Effect]:
+        """Send what waits, in messages that are not too large."""
+        if not self._unsent or not self._enlisted or self.ending:
+            return []
+        items: list[Item] = []
+        for work in self._unsent:
+            record = self._works.get(work)
+            if record is not None:
+                items.append((work, record.attempt, len(record.starts), record.fn, record.payload))
+        self._unsent.clear()
+        self._submitted += len(items)
+        self._former = True
+        return [Send(DISPATCHER, Submit(self.generation, list(part))) for part in split(items)]
+
+    def _forget_unused(self, functions: list[int]) -> list[Effect]:
+        gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
+        for fn in gone:
+            self._dropped.discard(fn)
+            self._functions.pop(fn, None)
+            self._uses.pop(fn, None)
+        return [Send(DISPATCHER, Forget(self.coordinator, gone))] if gone and self._enlisted else []
+
+    def _say_room(self) -> list[Effect]:
+        full = self.queued >= self._queue_max
+        if self._was_full and not full:
+            self._was_full = False
+            return [RoomMade()]
+        self._was_full = full
+        return []

@@ -1,0 +1,82 @@
+"""How much may be on the way: windows for work and for bytes.
+
+Rule: a window bounds what has been given and not yet come back; it never waits and never sends.
+
+`WorkWindow` bounds the pieces of work that a worker holds. It aims at `horizon_s` of work: enough that the worker does not
+fall idle while the next batch travels, little enough that a newcomer finds something to take over. It starts small, because
+nobody knows how long a function takes, and follows the rate at which results come back.
+
+Promises, checked by tests/core/test_credit.py and by the simulation
+    P1  the limit stays within [2 x slots, per_slot_max x slots]
+    P2  work that takes longer than the horizon is given out at most two for a slot: one runs, one waits
+    P3  a ByteWindow never allows more than its size on the way, and always at least one chunk
+"""
+
+from __future__ import annotations
+
+from zmqdist.limits import WORKER_WINDOW_MAX
+
+HORIZON_S = 0.05
+SAMPLE_S = 0.005
+"""A rate is taken over at least this long: single messages say nothing."""
+
+
+class WorkWindow:
+    """Pieces of work that one worker may hold unfinished."""
+
+    __slots__ = ("_ceiling", "_count", "_floor", "_since", "limit", "rate")
+
+    def __init__(self, slots: int, per_slot_max: int = WORKER_WINDOW_MAX) -> None:
+        self._floor = 2 * slots
+        self._ceiling = per_slot_max * slots
+        self.limit = self._floor
+        self.rate = 0.0
+        self._count = 0
+        self._since: float | None = None
+
+    def given(self, now: float, idle: bool) -> None:
+        """Work was given; `idle` says that there was none before, so that the clock of the rate starts now."""
+        if idle:
+            self._count = 0
+            self._since = now
+
+    def done(self, count: int, now: float) -> None:
+        """`count` pieces came back."""
+        self._count += count
+        if self._since is None:
+            self._since = now
+            return
+        elapsed = now - self._since
+        if elapsed < SAMPLE_S:
+            return
+        sample = self._count / elapsed
+        # Down at once, up by half: a rate that was too high makes others wait, one that is too low costs a message.
+        self.rate = sample if sample < self.rate else (self.rate + sample) / 2
+        self.limit = max(self._floor, min(self._ceiling, int(self.rate * HORIZON_S)))
+        self._count = 0
+        self._since = now
+
+    def remaining_s(self, held: int) -> float:
+        """How long the worker will probably be busy with what it holds; infinite while its rate is unknown."""
+        return held / self.rate if self.rate > 0 else float("inf")
+
+
+class ByteWindow:
+    """Bytes of bulk chunks that may be asked for and not yet here."""
+
+    __slots__ = ("_on_the_way", "_size")
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size = size_bytes
+        self._on_the_way = 0
+
+    def take(self, wanted_bytes: int) -> int:
+        """How many of the wanted bytes may be asked for now; they count from now on."""
+        free = self._size - self._on_the_way
+        granted = max(0, min(wanted_bytes, free))
+        self._on_the_way += granted
+        return granted
+
+    def arrived(self, count_bytes: int) -> None:
+        self._on_the_way -= count_bytes
+        assert self._on_the_way >= 0, "more arrived than was asked for"

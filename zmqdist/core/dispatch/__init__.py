@@ -1,0 +1,1 @@
+"""The dispatcher's decisions: `broker.Broker` is membership and dispatch together; no I/O."""

@@ -1,0 +1,550 @@
+"""Which worker runs which work: the dispatcher's rules, and no I/O.
+
+Theory of operation
+    A coordinator's session has a queue. Work leaves it as a lease: one handing-out to one worker, under a number that never
+    comes again, so that whatever arrives late names a lease that is no more. Idle workers are served first, then those that
+    have room in their window (core/credit.py), each with its share of what waits; coordinators take turns. When nothing waits
+    and a worker is idle, what others have not begun is called back.
+    A lease ends by an outcome, by being returned, with its slot or with its worker. An attempt that had started is charged to
+    the work when its process dies; work that had not started goes back uncharged, to the front. Where nobody knows, it goes back
+    uncharged and is handed out carefully: its start is reported before it happens.
+
+Promises, checked by tests/sim
+    P1   each submitted piece of work ends at its session exactly once: by a result (a bulk one until it is taken: again when its
+         worker is lost), or by a final StartsLost; or together with its generation or session
+    P2   an outcome counts only from the worker that holds the lease, and only once
+    P3   work is charged only for starts that were lost, and fails when `attempts_max` were
+    P4   work that had not started goes back uncharged
+    P5   GenerationEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
+    P6   a worker never holds more leases than its window
+    P7   with a live worker and no further faults every queue empties
+    P8   a function is sent to a worker once, before the first work that uses it
+    P9   a bulk result keeps its work alive until it is taken
+    P10  of several coordinators with waiting work each is served in turn
+
+Not here: who is alive (core/membership.py), what a worker does with its leases (core/worker.py), what a payload is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from zmqdist import errors
+from zmqdist.core.batches import split
+from zmqdist.core.credit import WorkWindow
+from zmqdist.core.dispatch.records import Batch, Hands, Lease, Session
+from zmqdist.core.events import Peer, Send
+from zmqdist.core.membership import Member
+from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    Assign,
+    CutOff,
+    Done,
+    EndGeneration,
+    Enlist,
+    Enlisted,
+    Forget,
+    GenerationEnded,
+    Item,
+    Leased,
+    Progress,
+    Recall,
+    Refused,
+    Register,
+    Release,
+    Result,
+    Results,
+    SlotsLost,
+    StartsLost,
+    Submit,
+    Taken,
+    Withdraw,
+    Workers,
+)
+
+RECALL_WORTH_S = 0.01
+"""Work that its worker will reach sooner than this is not called back: the messages would cost more."""
+
+LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
+
+
+class Dispatch:
+    """Queue, leases, attempts, placement. Each method is one event and returns the effects that follow, but for the assignment,
+    which `assign` makes once for all that has happened in a turn."""
+
+    def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
+        self.attempts_max = attempts_max
+        self._lease_s = lease_s
+        self._next_lease = first_lease
+        self.sessions: dict[Peer, Session] = {}
+        self._former: dict[int, list[Session]] = {}
+        self._ending: dict[Session, None] = {}
+        self._crowded: dict[Session, None] = {}
+        self.hands: dict[Member, Hands] = {}
+        self._rota: deque[Session] = deque()
+        self.queued = 0
+        # Each in the order in which they became so; a dict because a set has no order and the machine must be repeatable.
+        self._idle: dict[Hands, None] = {}
+        self._roomy: dict[Hands, None] = {}
+        self._surplus: dict[Hands, None] = {}
+
+    @property
+    def deadline(self) -> float | None:
+        """When the end of a generation may next become certain by the passing of time alone."""
+        times = []
+        for session in self._ending:
+            lives = (session, *self._former.get(session.coordinator, ()))
+            if all(life.outstanding == 0 for life in lives) and not self._has_leftover(session):
+                times.append(max(life.unsettled_until for life in lives))
+        return min(times, default=None)
+
+    # -- coordinators -------------------------------------------------------------------------------------------
+
+    def enlist(self, peer: Peer, enlist: Enlist, now: float) -> list[Send]:
+        if len(self.sessions) >= COORDINATORS_MAX:
+            return [
+                Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {COORDINATORS_MAX} coordinators"))
+            ]
+        effects: list[Send] = []
+        for other in [s for s in self.sessions.values() if s.coordinator == enlist.coordinator]:
+            effects += self.close(other.peer, now)
+        session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
+        if enlist.former and enlist.coordinator not in self._former:
+            # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
+            session.unsettled_until = now + self._lease_s
+        self.sessions[peer] = session
+        return [*effects, Send(peer, Enlisted(self.attempts_max, self._live()))]
+
+    def define(self, session: Session, functions: list[tuple[int, bytes]]) -> None:
+        session.functions.update(functions)
+
+    def forget(self, session: Session, functions: list[int]) -> list[Send]:
+        for fn in functions:
+            session.functions.pop(fn, None)
+        return self._forget_everywhere(session.coordinator, functions)
+
+    def submit(self, session: Session, submit: Submit) -> list[Send]:
+        if submit.generation <= session.generation_ended:
+            return []
+        if session.queued + len(submit.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
+            problem = (
+                f"more than twice queue_max={session.queue_max} pieces of work wait: nothing of this message was queued"
+            )
+            return [Send(session.peer, Refused(errors.RESOURCE_EXHAUSTED, problem))]
+        missing = {item[3] for item in submit.items if item[3] not in session.functions}
+        if missing:
+            problem = f"work for functions {sorted(missing)[:5]} that were never defined"
+            return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
+        session.queue.extend(submit.items)
+        session.submitted += len(submit.items)
+        self.queued += len(submit.items)
+        if session.submitted - session.progress_told >= session.queue_max:
+            self._crowded[session] = None
+        self._enrol(session)
+        return []
+
+    def withdraw(self, session: Session, withdraw: Withdraw) -> list[Send]:
+        wanted = set(withdraw.works)
+        results: list[Result] = []
+        for name in ("queue", "careful"):
+            old: deque[Item] = getattr(session, name)
+            if wanted and any(item[0] in wanted for item in old):
+                results += [(item[0], item[1], CANCELLED, b"") for item in old if item[0] in wanted]
+                setattr(session, name, deque(item for item in old if item[0] not in wanted))
+        self.queued -= len(results)
+        session.left_queue += len(results)
+        effects = [Send(session.peer, Results(results))] if results else []
+        return effects + self._cut_off(
+            lambda lease: lease.session is session and lease.work in wanted, withdraw.grace_s
+        )
+
+    def end_generation(self, session: Session, end: EndGeneration, now: float) -> list[Send]:
+        session.generation_ended = session.ending = end.generation
+        self._ending[session] = None
+        self._drop_queue(session)
+        effects = self._cut_off(lambda lease: lease.session is session, end.grace_s)
+        return effects + self._release_held(session) + self.settle(now)
+
+    def taken(self, session: Session, taken: Taken) -> list[Send]:
+        for work, attempt in taken.items:
+            hands, lease = session.held.pop((work, attempt), (None, 0))
+            if hands is not None:
+                hands.held.pop(lease, None)
+                session.finished += 1
+        return []
+
+    def close(self, peer: Peer, now: float) -> list[Send]:
+        """A coordinator has gone: its connection is its life."""
+        session = self.sessions.pop(peer, None)
+        if session is None:
+            return []
+        session.closed = True
+        session.ending = None
+        self._ending.pop(session, None)
+        self._crowded.pop(session, None)
+        self._drop_queue(session)
+        effects = self._cut_off(lambda lease: lease.session is session, 0.0) + self._release_held(session)
+        effects += self._forget_everywhere(session.coordinator, list(session.functions))
+        session.functions.clear()
+        if not session.quiet(now):
+            self._former.setdefault(session.coordinator, []).append(session)
+        return effects
+
+    # -- workers ------------------------------------------------------------------------------------------------
+
+    def joined(self, member: Member, register: Register) -> list[Send]:
+        hands = self.hands[member] = Hands(member, WorkWindow(member.slots))
+        hands.leftover = dict(register.leftover)
+        self._place(hands)
+        effects = self._stale(hands, register.held)
+        return effects + (self._tell_workers() if self._live() == 1 else [])
+
+    def back(self, member: Member, register: Register) -> list[Send]:
+        """The same life over a new connection: what was on the way when the old one broke is lost."""
+        hands = self.hands[member]
+        hands.reachable = True
+        hands.leftover = dict(register.leftover)
+        hands.known.clear()
+        hands.recalled.clear()
+        still = set(register.held)
+        vanished = [hands.leases.pop(number) for number in list(hands.leases) if number not in still]
+        unheld = [hands.held.pop(number) for number in list(hands.held) if number not in still]
+        known = hands.leases.keys() | hands.held.keys()
+        effects = self._stale(hands, [number for number in register.held if number not in known])
+        effects += self._give_back(self._unhold(unheld))
+        cut = [lease for lease, record in hands.leases.items() if record.cut]
+        if cut:
+            effects.append(Send(member.peer, CutOff(cut, 0.0)))
+        effects += self._give_back(vanished)
+        self._place(hands)
+        return effects
+
+    def away(self, member: Member) -> None:
+        hands = self.hands[member]
+        hands.reachable = False
+        self._place(hands)
+
+    def leaving(self, member: Member) -> None:
+        self._place(self.hands[member])
+
+    def lost(self, member: Member, exit_code: int | None, log: str, now: float, *, settled: bool) -> list[Send]:
+        hands = self.hands.pop(member)
+        hands.reachable = False
+        self._place(hands)
+        leases = list(hands.leases.values())
+        if not settled:
+            for lease in leases:
+                lease.session.unsettled_until = max(lease.session.unsettled_until, member.heard_at + self._lease_s)
+        started = [lease for lease in leases if lease.started]
+        waiting = [lease for lease in leases if not lease.started]
+        held = self._unhold(hands.held.values())
+        effects = self._charge([(lease, exit_code, log) for lease in started], member.name)
+        effects += self._give_back(waiting, careful=True) + self._give_back(held)
+        hands.leases.clear()
+        if not self._live():
+            effects += self._tell_workers()
+        return effects + self.settle(now)
+
+    def done(self, member: Member, done: Done, now: float) -> list[Send]:
+        hands = self.hands[member]
+        self.started(member, done.started)
+        by_session: dict[Session, list[Result]] = {}
+        unwanted: list[int] = []
+        ended = 0
+        for number, kind, payload in done.outcomes:
+            lease = hands.leases.pop(number, None)
+            if lease is None:
+                continue
+            ended += 1
+            session = lease.session
+            session.outstanding -= 1
+            if kind == BULK:
+                if session.closed or session.ending is not None:
+                    unwanted.append(number)
+                    continue
+                hands.held[number] = lease
+                session.held[lease.work, lease.attempt] = (hands, number)
+            else:
+                session.finished += 1
+            if not session.closed:
+                by_session.setdefault(session, []).append((lease.work, lease.attempt, kind, payload))
+        hands.done += ended
+        hands.window.done(ended, now)
+        self._place(hands)
+        effects = [Send(session.peer, Results(results)) for session, results in by_session.items()]
+        if unwanted and member.peer is not None:
+            effects.append(Send(member.peer, Release(unwanted)))
+        return effects + self.settle(now)
+
+    def started(self, member: Member, numbers: list[int]) -> None:
+        leases = self.hands[member].leases
+        for number in numbers:
+            lease = leases.get(number)
+            if lease is not None:
+                lease.started = True
+
+    def returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
+        hands = self.hands[member]
+        back = []
+        hands.recalled.clear()  # a recall is answered by one Returned, which may be empty
+        for number in numbers:
+            hands.leftover.pop(number, None)
+            lease = hands.leases.pop(number, None)
+            if lease is not None:
+                back.append(lease)
+        self._place(hands)
+        return self._give_back(back) + self.settle(now)
+
+    def slots_lost(self, member: Member, lost: SlotsLost, now: float) -> list[Send]:
+        hands = self.hands[member]
+        charged = []
+        for number, exit_code, log in lost.items:
+            lease = hands.leases.pop(number, None)
+            if lease is not None:
+                charged.append((lease, exit_code, log))
+        self._place(hands)
+        return self._charge(charged, member.name) + self.settle(now)
+
+    # -- placement ----------------------------------------------------------------------------------------------
+
+    def assign(self, now: float) -> list[Send]:
+        """Hand out what waits. Called once at the end of each event."""
+        if not self.queued:
+            return self._recall(now) + self._tell_progress()
+        batches: dict[Hands, Batch] = {}
+        while self._rota and self._idle:
+            hands = next(iter(self._idle))
+            self._give(hands, hands.member.slots - hands.outstanding, batches, now)
+        while self._rota and self._roomy:
+            hands = next(iter(self._roomy))
+            share = max(1, self.queued // len(self._roomy))
+            self._give(hands, min(share, hands.window.limit - hands.outstanding), batches, now)
+            if hands in self._roomy:  # to the end of the line
+                del self._roomy[hands]
+                self._roomy[hands] = None
+        effects: list[Send] = []
+        for hands, batch in batches.items():
+            functions = batch.functions
+            for items, careful in ((batch.careful, True), (batch.items, False)):
+                for part in split(items):
+                    if part:
+                        effects.append(Send(hands.member.peer, Assign(functions, list(part), careful)))
+                        functions = []
+        return effects + self._tell_progress()
+
+    def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
+        batch = batches.get(hands)
+        if batch is None:
+            batch = batches[hands] = Batch()
+        hands.window.given(now, idle=not hands.leases)
+        while count > 0 and self._rota:
+            session = self._rota[0]
+            take = min(count, max(1, count // len(self._rota)))
+            while take and session.careful:
+                self._lease(hands, session, session.careful.popleft(), batch, batch.careful)
+                take -= 1
+                count -= 1
+            while take and session.queue:
+                self._lease(hands, session, session.queue.popleft(), batch, batch.items)
+                take -= 1
+                count -= 1
+            if session.queued:
+                self._rota.rotate(-1)
+            else:
+                self._rota.popleft()
+                session.in_rota = False
+        self._place(hands)
+
+    def _lease(self, hands: Hands, session: Session, item: Item, batch: Batch, into: list[Leased]) -> None:
+        work, attempt, lost, fn, payload = item
+        number = self._next_lease
+        self._next_lease = number + 1
+        key = (session.coordinator, fn)
+        if key not in hands.known:
+            hands.known.add(key)
+            batch.functions.append((session.coordinator, fn, session.functions[fn]))
+        hands.leases[number] = Lease(session, work, attempt, lost, fn, payload)
+        session.outstanding += 1
+        session.left_queue += 1
+        self.queued -= 1
+        into.append((number, session.coordinator, attempt, fn, payload))
+
+    def _recall(self, now: float) -> list[Send]:
+        """Somebody is idle and nothing waits: take from whoever will need longest for what it has not begun."""
+        effects: list[Send] = []
+        if not self._idle or not self._surplus:
+            return effects
+        wanted = sum(hands.member.slots - hands.outstanding for hands in self._idle)
+        for hands in list(self._surplus):
+            # The newest leases are the last to be begun; one a slot is running, so it is not even asked for.
+            spare = [n for n, lease in hands.leases.items() if not lease.started and n not in hands.recalled]
+            spare = spare[max(0, hands.member.slots - (len(hands.leases) - len(spare))) :]
+            if not spare or hands.recalled or hands.window.remaining_s(hands.outstanding) < RECALL_WORTH_S:
+                continue
+            take = spare[-max(wanted, (len(spare) + 1) // 2) :]
+            hands.recalled.update(take)
+            effects.append(Send(hands.member.peer, Recall(take)))
+            wanted -= len(take)
+            if wanted <= 0:
+                break
+        return effects
+
+    def _place(self, hands: Hands) -> None:
+        """Keep the three lists of workers true for one of them."""
+        count = hands.outstanding
+        usable = hands.reachable and not hands.member.leaving
+        _set(self._idle, hands, usable and count < hands.member.slots)
+        _set(self._roomy, hands, usable and count < hands.window.limit)
+        _set(self._surplus, hands, hands.reachable and count > hands.member.slots)
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _charge(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
+        """Starts whose process died."""
+        by_session: dict[Session, LostStarts] = {}
+        again: list[Lease] = []
+        cut: list[Lease] = []
+        for lease, exit_code, log in lost:
+            lease.lost += 1
+            if lease.cut or lease.session.closed:
+                cut.append(lease)
+                continue
+            final = lease.lost >= self.attempts_max
+            told = by_session.setdefault(lease.session, [])
+            told.append((lease.work, lease.attempt, worker, exit_code, log, final))
+            if final:
+                lease.session.outstanding -= 1
+                lease.session.finished += 1
+            else:
+                again.append(lease)
+        effects = [Send(session.peer, StartsLost(told)) for session, told in by_session.items()]
+        return effects + self._give_back(again, careful=True) + self._give_back(cut)
+
+    def _give_back(self, leases: list[Lease], *, careful: bool = False) -> list[Send]:
+        """Leases that ended without an outcome: to the front of their queue, or cancelled where they were withdrawn."""
+        cancelled: dict[Session, list[Result]] = {}
+        for lease in reversed(leases):
+            session = lease.session
+            session.outstanding -= 1
+            if session.closed:
+                continue
+            if lease.cut:
+                cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
+                continue
+            (session.careful if careful else session.queue).appendleft(lease.again())
+            session.left_queue -= 1
+            self.queued += 1
+            self._enrol(session)
+        return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
+
+    def _unhold(self, leases: Iterable[Lease]) -> list[Lease]:
+        """Bulk results that are lost before they were taken, as leases that are out again."""
+        lost = [lease for lease in leases if not lease.session.closed]
+        for lease in lost:
+            lease.session.held.pop((lease.work, lease.attempt), None)
+            lease.session.outstanding += 1
+        return lost
+
+    def _cut_off(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
+        effects: list[Send] = []
+        for hands in self.hands.values():
+            numbers = []
+            for number, lease in hands.leases.items():
+                if which(lease):
+                    lease.cut = True
+                    numbers.append(number)
+            if numbers and hands.reachable:
+                effects.append(Send(hands.member.peer, CutOff(numbers, grace_s)))
+        return effects
+
+    def _stale(self, hands: Hands, numbers: list[int]) -> list[Send]:
+        """Leases that a worker believes to have and that are no more."""
+        return [Send(hands.member.peer, CutOff(numbers, 0.0))] if numbers else []
+
+    def _release_held(self, session: Session) -> list[Send]:
+        by_hands: dict[Hands, list[int]] = {}
+        for hands, number in session.held.values():
+            hands.held.pop(number, None)
+            by_hands.setdefault(hands, []).append(number)
+        session.held.clear()
+        return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
+
+    def _drop_queue(self, session: Session) -> None:
+        self.queued -= session.queued
+        session.left_queue += session.queued
+        session.queue.clear()
+        session.careful.clear()
+        if session.in_rota:
+            self._rota.remove(session)
+            session.in_rota = False
+
+    def settle(self, now: float) -> list[Send]:
+        """Say that a generation has ended where that is certain now."""
+        effects: list[Send] = []
+        if not self._ending and not self._former:
+            return effects
+        for coordinator, former in list(self._former.items()):
+            former[:] = [session for session in former if not session.quiet(now)]
+            if not former:
+                del self._former[coordinator]
+        for session in list(self._ending):
+            if not session.quiet(now) or session.coordinator in self._former or self._has_leftover(session):
+                continue
+            effects.append(Send(session.peer, GenerationEnded(self._ended(session))))
+        return effects
+
+    def _ended(self, session: Session) -> int:
+        generation = session.ending
+        assert generation is not None, "only a session that is ending is in the list"
+        session.ending = None
+        del self._ending[session]
+        return generation
+
+    def _has_leftover(self, session: Session) -> bool:
+        return any(session.coordinator in hands.leftover.values() for hands in self.hands.values())
+
+    # -- small things -------------------------------------------------------------------------------------------
+
+    def _enrol(self, session: Session) -> None:
+        if not session.in_rota and session.queued:
+            session.in_rota = True
+            self._rota.append(session)
+
+    def _forget_everywhere(self, coordinator: int, functions: list[int]) -> list[Send]:
+        keys = {(coordinator, fn) for fn in functions}
+        effects: list[Send] = []
+        for hands in self.hands.values():
+            known = keys & hands.known
+            if known:
+                hands.known -= known
+                if hands.reachable:
+                    effects.append(Send(hands.member.peer, Forget(coordinator, sorted(fn for _, fn in known))))
+        return effects
+
+    def _live(self) -> int:
+        return len(self.hands)
+
+    def _tell_workers(self) -> list[Send]:
+        return [Send(session.peer, Workers(self._live())) for session in self.sessions.values()]
+
+    def _tell_progress(self) -> list[Send]:
+        """A coordinator that believes its queue to be full waits: tell it when it is not."""
+        effects: list[Send] = []
+        for session in list(self._crowded):
+            if session.left_queue > session.progress_told:
+                session.progress_told = session.left_queue
+                effects.append(Send(session.peer, Progress(session.left_queue)))
+            if session.submitted - session.progress_told < session.queue_max:
+                del self._crowded[session]
+        return effects
+
+
+def _set(line: dict[Hands, None], hands: Hands, wanted: bool) -> None:
+    if wanted:
+        line.setdefault(hands, None)
+    else:
+        line.pop(hands, None)

@@ -1,0 +1,99 @@
+"""What the dispatch machine remembers: sessions of coordinators, leases, and what each worker has in its hands.
+
+A queued piece of work is the tuple that came in the message and nothing else: a million of them have to fit. Only work that has
+been handed out has a record of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from zmqdist.core.credit import WorkWindow
+from zmqdist.core.events import Peer
+from zmqdist.core.membership import Member
+from zmqdist.messages import Item, Leased
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One connection of one coordinator. One that reconnects has a new session; the old one only waits for its leases."""
+
+    coordinator: int
+    peer: Peer
+    queue_max: int
+    queue: deque[Item] = field(default_factory=deque)
+    careful: deque[Item] = field(default_factory=deque)
+    """Work that was with a worker that died before it said what it had begun; handed out one by one."""
+    functions: dict[int, bytes] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[Hands, int]] = field(default_factory=dict)
+    """Bulk results that are with their worker: (work, attempt) -> (whose, lease)."""
+    outstanding: int = 0
+    """Leases that may be executing."""
+    generation_ended: int = -1
+    ending: int | None = None
+    """The generation whose end was asked for and has not come."""
+    unsettled_until: float = 0.0
+    """Until then a process that was lost from sight may still run work of this coordinator."""
+    submitted: int = 0
+    left_queue: int = 0
+    progress_told: int = 0
+    closed: bool = False
+    in_rota: bool = False
+    finished: int = 0
+
+    @property
+    def queued(self) -> int:
+        return len(self.queue) + len(self.careful)
+
+    def quiet(self, now: float) -> bool:
+        """Nothing of this session can be executing."""
+        return self.outstanding == 0 and now >= self.unsettled_until
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One handing-out of one piece of work."""
+
+    session: Session
+    work: int
+    attempt: int
+    lost: int
+    fn: int
+    payload: bytes
+    started: bool = False
+    cut: bool = False
+    """Withdrawn: however it ends, it does not run again."""
+
+    def again(self) -> Item:
+        """The item for the next handing-out; the number of the attempt never repeats."""
+        return (self.work, self.attempt + 1, self.lost, self.fn, self.payload)
+
+
+@dataclass(slots=True, eq=False)
+class Hands:
+    """What one worker has in its hands."""
+
+    member: Member
+    window: WorkWindow
+    leases: dict[int, Lease] = field(default_factory=dict)
+    held: dict[int, Lease] = field(default_factory=dict)
+    leftover: dict[int, int] = field(default_factory=dict)
+    """Functions of an earlier dispatcher that run in threads: lease -> coordinator."""
+    known: set[tuple[int, int]] = field(default_factory=set)
+    recalled: set[int] = field(default_factory=set)
+    reachable: bool = True
+    done: int = 0
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.leases) + len(self.leftover)
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one event gives to one worker: at most one Assign for each kind."""
+
+    functions: list[tuple[int, int, bytes]] = field(default_factory=list)
+    items: list[Leased] = field(default_factory=list)
+    careful: list[Leased] = field(default_factory=list)

@@ -1,0 +1,620 @@
+"""What a worker does with its leases: which slot runs what, what is reported, what is cut off; no I/O.
+
+Theory of operation
+    Work that was assigned waits in a queue until a slot can take it. A slot runs what it was given in order; positions count the
+    items given to it. Quick work is given in batches, so that a slot is not idle while a message travels, slow work one by
+    one. What a slot has not begun can be taken back (`Reclaim`; the answer says where the slot is).
+    Each start is reported with the next message, each outcome at the end of the event in which it is known. Careful work is
+    reported and the report's arrival awaited (the dispatcher echoes a Beat) before it starts.
+    Contact is the connection to the dispatcher. When it is lost, work goes on for half a lease; then everything is stopped, so
+    that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
+    what this worker has: it is stopped before the worker registers there.
+
+Promises, checked by tests/core/test_worker.py and tests/sim
+    P1  a slot runs at most one item at a time, in the order of its positions
+    P2  each lease ends by exactly one of: an outcome, Returned, SlotsLost; or is dropped because contact was lost
+    P3  nothing runs longer than `lease_s / 2` after contact was lost (process slots)
+    P4  when Register is sent to a new dispatcher, nothing of the old one is running, but for `leftover` (thread slots)
+    P5  a lease that was cut off ends at most its grace later (process slots)
+    P6  careful work is not begun before its start was reported and the report has arrived
+    P7  a worker without a dispatcher for `orphan_limit_s` ends itself
+
+Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from zmqdist import errors
+from zmqdist.core.batches import split
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.worker_events import (
+    NOT_RUN,
+    BulkLetGo,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    ForgetFunctions,
+    FreeBulk,
+    Give,
+    Interrupt,
+    Kill,
+    LeaveAsked,
+    Reclaim,
+    SlotDied,
+    SlotFinished,
+    SlotReady,
+    SlotReclaimed,
+    SlotSeen,
+    Spawn,
+)
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    Assign,
+    Beat,
+    CutOff,
+    Done,
+    Forget,
+    Goodbye,
+    Leased,
+    Leave,
+    Outcome,
+    Recall,
+    Refused,
+    Register,
+    Registered,
+    Release,
+    Returned,
+    SlotsLost,
+)
+
+DISPATCHER: Final = "dispatcher"
+"""The one peer of this machine."""
+
+SLOT_BATCH_MAX: Final = 256
+SLOT_BATCH_S: Final = 0.005
+"""A batch for a slot should take about this long."""
+STUCK_S: Final = 0.02
+"""A slot that reported nothing for this long gives up what it has not begun, if another slot could run it."""
+SPAWN_FAILURES_MAX: Final = 3
+"""Slot processes that die before they are ready, one after the other, before the worker gives up."""
+REGISTER_AGAIN_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class _Slot:
+    index: int
+    ready: bool = False
+    given: deque[tuple[int, Leased]] = field(default_factory=deque)
+    position: int = 0
+    batch: int = 1
+    given_at: float = 0.0
+    given_count: int = 0
+    heard_at: float = 0.0
+    known: set[tuple[int, int]] = field(default_factory=set)
+    reclaiming: bool = False
+    wanted_back: set[int] = field(default_factory=set)
+    cut: dict[int, float] = field(default_factory=dict)
+    """Leases to be cut off: lease -> when its grace ends."""
+    told: int = 0
+    """Position up to which starts have been reported."""
+    killed: bool = False
+    """Its process is being ended by us."""
+    orphan: bool = False
+    """It runs a function (in a thread) of which the dispatcher knows nothing."""
+
+
+class Worker:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        incarnation: int,
+        job: str,
+        index: int,
+        slots: int,
+        pid: int,
+        host: str,
+        orphan_limit_s: float,
+        can_kill: bool,
+        now: float,
+    ) -> None:
+        self.job, self.index, self.pid, self.host = job, index, pid, host
+        self.incarnation = incarnation
+        self.can_kill = can_kill
+        self.registered = False
+        self.leaving = False
+        self.ended: Exit | None = None
+        self._slots = [_Slot(i) for i in range(slots)]
+        self._queue: deque[tuple[Leased, bool]] = deque()
+        self._functions: dict[tuple[int, int], bytes] = {}
+        self._bulk: dict[int, Outcome] = {}
+        self._outcomes: list[Outcome] = []
+        self._started: list[int] = []
+        self._orphan_limit_s = orphan_limit_s
+        self._dispatcher: int | None = None
+        self._up = False
+        self.lease_s = 0.0
+        self._beat_s = 1.0
+        self._beat_at: float | None = None
+        self._beats_sent = self._beats_echoed = 0
+        self._orphan_at: float | None = now + orphan_limit_s
+        self._stop_at: float | None = None
+        self._leave_at: float | None = None
+        self._register_at: float | None = None
+        self._refusals = 0
+        self._spawn_failures = 0
+        self._careful: tuple[int, int] | None = None
+        """The careful lease whose start was reported, and the beat whose echo lets it start."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        if self.ended is not None:
+            return None
+        times = [self._beat_at, self._orphan_at, self._stop_at, self._leave_at, self._register_at]
+        for slot in self._slots:
+            times += slot.cut.values() if self.can_kill and not slot.killed else ()
+            if self._could_balance(slot):
+                times.append(slot.heard_at + STUCK_S)
+        return min((t for t in times if t is not None), default=None)
+
+    @property
+    def busy_slots(self) -> int:
+        return sum(bool(slot.given) for slot in self._slots)
+
+    @property
+    def running(self) -> int:
+        """Slots that run something, and what waits for them."""
+        return self.busy_slots + len(self._queue)
+
+    def lease_at(self, slot: int, position: int) -> int | None:
+        """The lease of what a slot has at a position; None when it has nothing there."""
+        return next((item[0] for at, item in self._slots[slot].given if at == position), None)
+
+    def start(self) -> list[Effect]:
+        """The first effects: start the slots."""
+        return [Spawn(slot.index) for slot in self._slots]
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        if self.ended is not None:
+            return []
+        effects = self._apply(event, now)
+        if self.ended is None:
+            effects += self._fill(now) + self._balance(now) + self._report()
+        return effects + self._leave_if_done()
+
+    def _apply(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Heard(_, message):
+                return self._hear(message, now)
+            case SlotFinished(index, outcomes):
+                return self._finished(self._slots[index], outcomes, now)
+            case SlotSeen(index, position):
+                self._seen(self._slots[index], position)
+                return []
+            case SlotReady(index):
+                self._slots[index].ready = True
+                self._spawn_failures = 0
+                return []
+            case SlotReclaimed(index, position):
+                return self._reclaimed(self._slots[index], position, now)
+            case SlotDied():
+                return self._died(event)
+            case DispatcherUp(incarnation):
+                return self._dispatcher_up(incarnation, now)
+            case DispatcherDown():
+                self._up = self.registered = False
+                self._beat_at = self._register_at = None
+                self._orphan_at = now + self._orphan_limit_s
+                self._stop_at = now + self.lease_s / 2
+                return []
+            case LeaveAsked(grace_s):
+                return self._leave(grace_s, now)
+            case BulkLetGo(lease):
+                self._bulk.pop(lease, None)
+                return []
+            case Ticked():
+                return self._tick(now)
+
+    # -- the dispatcher -----------------------------------------------------------------------------------------
+
+    def _hear(self, message: object, now: float) -> list[Effect]:
+        match message:
+            case Assign(functions, items, careful):
+                for coordinator, fn, pickled in functions:
+                    self._functions[coordinator, fn] = pickled
+                self._queue.extend((item, careful) for item in items)
+                return self._return_queue() if self.leaving else []
+            case Registered(index, beat_s, lease_s):
+                self.index, self._beat_s, self.lease_s = index, beat_s, lease_s
+                self.registered = True
+                self._refusals = 0
+                self._orphan_at = self._stop_at = None
+                self._beat_at = now + beat_s
+                self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
+                return []
+            case Beat():
+                self._beats_echoed += 1
+                return []
+            case Recall(leases):
+                return self._take_back(set(leases))
+            case CutOff(leases, grace_s):
+                return self._cut_off(set(leases), now + grace_s)
+            case Release(leases):
+                return [FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None]
+            case Forget(coordinator, functions):
+                return self._forget({(coordinator, fn) for fn in functions})
+            case Leave(grace_s):
+                return self._leave(grace_s, now)
+            case Refused(code, text):
+                return self._refused(code, text, now)
+            case _:
+                return []
+
+    def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if incarnation != self._dispatcher:
+            effects += self._abandon()
+            self._functions.clear()
+            self._dispatcher = incarnation
+        self._up = True
+        self._beats_sent = self._beats_echoed = 0
+        self._careful = None
+        return effects + self._register()
+
+    def _register(self) -> list[Effect]:
+        self._register_at = None
+        held = [item[0] for item, _ in self._queue]
+        held += [item[0] for slot in self._slots if not slot.orphan for _, item in slot.given]
+        held += [outcome[0] for outcome in self._outcomes]
+        held += [lease for lease in self._bulk if lease not in set(held)]
+        leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
+        register = Register(
+            self.incarnation, self.job, self.index, len(self._slots), held, leftover, self.pid, self.host
+        )
+        return [Send(DISPATCHER, register)]
+
+    def _refused(self, code: int, text: str, now: float) -> list[Effect]:
+        """A worker under our name may have died a moment ago, and the dispatcher may not know yet: ask again for a while."""
+        self.registered = False
+        self._refusals += 1
+        patience = 1.0 + (self.lease_s or 10.0)
+        again = code in (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
+        if again and self._refusals * REGISTER_AGAIN_S < patience:
+            self._register_at = now + REGISTER_AGAIN_S
+            return []
+        return self._exit(code, text)
+
+    def _tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._orphan_at is not None and now >= self._orphan_at:
+            return self._exit(errors.UNAVAILABLE, f"no dispatcher for {self._orphan_limit_s:g} s")
+        if self._register_at is not None and now >= self._register_at:
+            effects += self._register()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop_at = None
+            self._dispatcher = None  # whoever answers next knows nothing of what was dropped
+            effects += self._abandon()
+        if self._beat_at is not None and now >= self._beat_at:
+            effects.append(self._beat())
+            self._beat_at = now + self._beat_s
+        if self._leave_at is not None and now >= self._leave_at:
+            effects += self._cut_off({item[0] for slot in self._slots for _, item in slot.given}, now)
+            self._leave_at = None
+            if not self.can_kill:
+                effects += self._returned(
+                    [item[0] for slot in self._slots if not slot.orphan for _, item in slot.given]
+                )
+                effects += self._exit(errors.OK, "")
+        return effects + self._kill_overdue(now)
+
+    def _kill_overdue(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for slot in self._slots if self.can_kill else ():
+            if slot.given and not slot.killed and slot.cut.get(slot.given[0][1][0], now + 1) <= now:
+                slot.killed = True
+                effects.append(Kill(slot.index))
+        return effects
+
+    def _beat(self) -> Send:
+        self._beats_sent += 1
+        return Send(DISPATCHER, Beat())
+
+    # -- stopping -----------------------------------------------------------------------------------------------
+
+    def _abandon(self) -> list[Effect]:
+        """Drop everything: nobody will take the outcomes, and nothing may go on running."""
+        effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
+        self._queue.clear()
+        self._outcomes.clear()
+        self._started.clear()
+        self._bulk.clear()
+        self._careful = None
+        for slot in self._slots:
+            if not slot.given:
+                continue
+            if self.can_kill:
+                effects.append(Kill(slot.index))
+                slot.given.clear()
+                slot.ready = False
+                slot.killed = True
+            else:
+                slot.orphan = True
+                effects.append(Interrupt(slot.index, slot.given[0][0]))
+            slot.cut.clear()
+            slot.wanted_back.clear()
+        return effects
+
+    def _leave(self, grace_s: float, now: float) -> list[Effect]:
+        if not self.leaving:
+            self.leaving = True
+            self._leave_at = now + grace_s
+        return self._return_queue() + [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
+
+    def _leave_if_done(self) -> list[Effect]:
+        if not self.leaving or self.ended is not None or self.busy_slots or self._queue:
+            return []
+        return self._exit(errors.OK, "")
+
+    def _exit(self, code: int, text: str) -> list[Effect]:
+        effects: list[Effect] = self._report()
+        self.ended = Exit(code, text)
+        if self._up:
+            effects.append(Send(DISPATCHER, Goodbye()))
+        return [*effects, self.ended]
+
+    def _return_queue(self) -> list[Effect]:
+        leases = [item[0] for item, _ in self._queue]
+        self._queue.clear()
+        return self._returned(leases)
+
+    def _returned(self, leases: list[int]) -> list[Effect]:
+        return [Send(DISPATCHER, Returned(leases))] if leases and self.registered else []
+
+    def _take_back(self, wanted: set[int]) -> list[Effect]:
+        back = [item[0] for item, _ in self._queue if item[0] in wanted]
+        if back:
+            taken = set(back)
+            self._queue = deque(entry for entry in self._queue if entry[0][0] not in taken)
+            wanted -= taken
+        effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
+        for slot in self._slots:
+            unbegun = wanted & {item[0] for position, item in slot.given if position > slot.told}
+            if unbegun:
+                slot.wanted_back |= unbegun
+                effects.append(self._reclaim(slot))
+        return effects
+
+    def _cut_off(self, wanted: set[int], at: float) -> list[Effect]:
+        effects = self._take_back(set(wanted))
+        for slot in self._slots:
+            for position, item in slot.given:
+                if item[0] not in wanted:
+                    continue
+                slot.cut[item[0]] = at
+                if position == slot.given[0][0]:
+                    effects.append(Interrupt(slot.index, position))
+        for lease in wanted & self._bulk.keys():
+            del self._bulk[lease]
+            effects.append(FreeBulk(lease))
+        return effects
+
+    # -- slots --------------------------------------------------------------------------------------------------
+
+    def _fill(self, now: float) -> list[Effect]:
+        """Give waiting work to slots that can take it."""
+        effects: list[Effect] = []
+        if not self._queue:
+            return effects
+        for slot in self._slots:
+            if not self._queue:
+                break
+            if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
+                continue
+            if self._queue[0][1]:
+                effects += self._give_careful(slot, now)
+            elif len(slot.given) <= slot.batch // 2:
+                effects.append(self._give(slot, slot.batch - len(slot.given), now))
+        return effects
+
+    def _give_careful(self, slot: _Slot, now: float) -> list[Effect]:
+        if slot.given:
+            return []
+        lease = self._queue[0][0][0]
+        if self._careful is None or self._careful[0] != lease:
+            if not self.registered:
+                return []
+            beat = self._beat()
+            self._careful = (lease, self._beats_sent)
+            return [Send(DISPATCHER, Done([], [lease])), beat]
+        if self._beats_echoed < self._careful[1]:
+            return []
+        self._careful = None
+        return [self._give(slot, 1, now)]
+
+    def _give(self, slot: _Slot, count: int, now: float) -> Give:
+        idle = not slot.given
+        functions: list[tuple[int, int, bytes]] = []
+        items: list[tuple[int, int, int, bytes]] = []
+        while self._queue and len(items) < count and (not self._queue[0][1] or not items):
+            item, careful = self._queue.popleft()
+            _, coordinator, _, fn, payload = item
+            if (coordinator, fn) not in slot.known:
+                slot.known.add((coordinator, fn))
+                functions.append((coordinator, fn, self._functions[coordinator, fn]))
+            slot.position += 1
+            slot.given.append((slot.position, item))
+            items.append((slot.position, coordinator, fn, payload))
+            if careful:
+                break
+        if idle:
+            slot.given_at = slot.heard_at = now
+            slot.given_count = 0
+            self._tell_start(slot)
+        slot.given_count += len(items)
+        return Give(slot.index, functions, items)
+
+    def _finished(self, slot: _Slot, outcomes: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
+        count = 0
+        leftover: list[int] = []
+        effects: list[Effect] = []
+        for position, kind, payload in outcomes:
+            if not slot.given or slot.given[0][0] != position:
+                continue  # of before it was abandoned
+            item = slot.given.popleft()[1]
+            lease = item[0]
+            if kind == NOT_RUN:
+                effects += self._unbegun(slot, item)
+                continue
+            count += 1
+            slot.cut.pop(lease, None)
+            slot.wanted_back.discard(lease)
+            if slot.orphan:
+                slot.orphan = False
+                leftover.append(lease)
+                continue
+            self._outcomes.append((lease, kind, payload))
+            if kind == BULK:
+                self._bulk[lease] = self._outcomes[-1]
+        slot.heard_at = now
+        if count:
+            self._tune(slot, now)
+            self._tell_start(slot)
+        return effects + self._returned(leftover)
+
+    def _unbegun(self, slot: _Slot, item: Leased) -> list[Effect]:
+        """A slot was about to begin this when it was told not to."""
+        lease = item[0]
+        if lease in slot.wanted_back or slot.cut.pop(lease, None) is not None or self.leaving:
+            slot.wanted_back.discard(lease)
+            return self._returned([lease])
+        self._queue.appendleft((item, False))
+        return []
+
+    def _tune(self, slot: _Slot, now: float) -> None:
+        """Follow the speed of the work: up by doubling, down at once."""
+        done = slot.given_count - len(slot.given)
+        each = (now - slot.given_at) / max(1, done)
+        fits = SLOT_BATCH_MAX if each <= 0 else int(SLOT_BATCH_S / each)
+        slot.batch = max(1, min(fits, slot.batch * 2, SLOT_BATCH_MAX)) if self.can_kill else 1
+        slot.given_at = now
+        slot.given_count = len(slot.given)
+
+    def _tell_start(self, slot: _Slot) -> None:
+        """The first of what a slot has is running: a slot works in order."""
+        if slot.given and slot.given[0][0] > slot.told:
+            slot.told = slot.given[0][0]
+            self._started.append(slot.given[0][1][0])
+
+    def _seen(self, slot: _Slot, position: int) -> None:
+        for at, item in slot.given:
+            if at > position:
+                break
+            if at > slot.told:
+                slot.told = at
+                self._started.append(item[0])
+
+    def _reclaim(self, slot: _Slot) -> Reclaim:
+        slot.reclaiming = True
+        return Reclaim(slot.index)
+
+    def _reclaimed(self, slot: _Slot, position: int, now: float) -> list[Effect]:
+        slot.reclaiming = False
+        slot.heard_at = now
+        back: list[int] = []
+        again: list[Leased] = []
+        while slot.given and slot.given[-1][0] > position:
+            item = slot.given.pop()[1]
+            if item[0] in slot.wanted_back or item[0] in slot.cut or self.leaving:
+                back.append(item[0])
+                slot.cut.pop(item[0], None)
+            else:
+                again.append(item)
+        slot.wanted_back.clear()
+        slot.given_count = min(slot.given_count, len(slot.given))
+        slot.given_at = now
+        slot.batch = 1
+        self._seen(slot, position)
+        for item in again:
+            self._queue.appendleft((item, False))
+        effects = self._returned(back)
+        if slot.given and slot.given[0][1][0] in slot.cut:
+            effects.append(Interrupt(slot.index, slot.given[0][0]))
+        return effects
+
+    def _died(self, event: SlotDied) -> list[Effect]:
+        slot = self._slots[event.slot]
+        effects: list[Effect] = []
+        if not slot.ready and not slot.given and not slot.killed:
+            self._spawn_failures += 1
+            if self._spawn_failures >= SPAWN_FAILURES_MAX:
+                log = event.log or "it wrote nothing"
+                return self._exit(
+                    errors.INTERNAL, f"slot processes die before they are ready; the last one said:\n{log}"
+                )
+        again: list[Leased] = []
+        back: list[int] = []
+        for position, item in slot.given:
+            lease = item[0]
+            if lease in slot.wanted_back or self.leaving:
+                back.append(lease)
+            elif lease in slot.cut:
+                self._outcomes.append((lease, CANCELLED, b""))
+            elif position == event.position:
+                self._started.append(lease)
+                effects += self._report()
+                effects.append(Send(DISPATCHER, SlotsLost([(lease, event.exit_code, event.log)])))
+            elif position < event.position:
+                back.append(lease)  # it ended, and its outcome is lost with the slot
+            else:
+                again.append(item)
+        for item in reversed(again):
+            self._queue.appendleft((item, False))
+        effects += self._returned(back)
+        self._slots[event.slot] = _Slot(event.slot)
+        return effects if self.leaving and not self._queue else [*effects, Spawn(event.slot)]
+
+    def _could_balance(self, slot: _Slot) -> bool:
+        """Whether the slot has work that it has not begun while another slot has nothing to do."""
+        if len(slot.given) < 2 or slot.reclaiming or self._queue:
+            return False
+        return any(other.ready and not other.given for other in self._slots)
+
+    def _balance(self, now: float) -> list[Effect]:
+        return [
+            self._reclaim(slot) for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)
+        ]
+
+    def _forget(self, keys: set[tuple[int, int]]) -> list[Effect]:
+        effects: list[Effect] = []
+        for key in keys:
+            self._functions.pop(key, None)
+        for slot in self._slots:
+            known = sorted(slot.known & keys)
+            if known:
+                slot.known.difference_update(known)
+                effects.append(ForgetFunctions(slot.index, known))
+        return effects
+
+    def _report(self) -> list[Effect]:
+        """Outcomes and starts since the last report, as few messages as they fit in."""
+        if not self.registered or not (self._outcomes or self._started):
+            return []
+        outcomes, started = self._outcomes, self._started
+        self._outcomes, self._started = [], []
+        if not outcomes:
+            return [Send(DISPATCHER, Done([], started))]
+        effects: list[Effect] = []
+        for part in split(outcomes):
+            effects.append(Send(DISPATCHER, Done(list(part), started)))
+            started = []
+        return effects

@@ -1,0 +1,1 @@
+"""The broker and the workers: `DispatchServer`, `WorkerServer`, and what runs functions in threads and processes."""

@@ -1,0 +1,74 @@
+"""Run one scheduled function: unpickle, call, pickle. The only place where user code of scheduled work runs.
+
+An outcome is (kind, payload): VALUE with the packed result, ERROR with the packed exception, BULK with a list of parts. Nothing
+that user code does gets out of here as an exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqdist.dispatch.bulk import Fetcher, decode_reference, is_reference
+from zmqdist.errors import InternalError, UnknownError
+from zmqdist.messages import BULK, ERROR, VALUE
+from zmqdist.wire import trusted
+
+
+class Functions:
+    """Functions by (coordinator, fn), and what is too large for a message, fetched from whoever holds it.
+
+    A function is unpickled at first use, so that a failure to do so is the error of the work that uses it.
+    """
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._pickled: dict[tuple[int, int], bytes] = {}
+        self._loaded: dict[tuple[int, int], Any] = {}
+
+    def define(self, functions: list[tuple[int, int, bytes]]) -> None:
+        for coordinator, fn, pickled in functions:
+            self._pickled[coordinator, fn] = pickled
+            self._loaded.pop((coordinator, fn), None)
+
+    def forget(self, functions: list[tuple[int, int]]) -> None:
+        for key in functions:
+            self._pickled.pop(key, None)
+            self._loaded.pop(key, None)
+
+    def get(self, coordinator: int, fn: int) -> Any:
+        key = (coordinator, fn)
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            pickled = self._pickled.get(key)
+            if pickled is None:
+                raise InternalError(None, None, f"function {fn} was not sent to this worker")
+            if is_reference(pickled):
+                (pickled,) = self.fetched(pickled)
+            loaded = self._loaded[key] = trusted.unpack(pickled)
+        return loaded
+
+    def fetched(self, payload: bytes) -> list[Any]:
+        """The parts that a reference stands for; they stay with their holder, other attempts may want them, too."""
+        return list(self._fetcher.fetch(decode_reference(payload), let_go=False))
+
+
+def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
+    """Run a function on its packed arguments; see the module's docstring for what comes back."""
+    try:
+        function = functions.get(coordinator, fn)
+        if is_reference(payload):
+            args, kwargs = trusted.unpack_parts(functions.fetched(payload))
+        else:
+            args, kwargs = trusted.unpack(payload)
+        packed = trusted.pack(function(*args, **kwargs))
+    except Exception as error:
+        return ERROR, trusted.pack_error(error)
+    except BaseException as error:
+        return ERROR, trusted.pack_error(_tamed(error))
+    return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
+
+
+def _tamed(error: BaseException) -> UnknownError:
+    """SystemExit and KeyboardInterrupt end the one who raises them; they must not end the coordinator that fetches the result."""
+    tamed = UnknownError(None, None, f"the function raised {type(error).__name__}({error})")
+    return tamed.with_traceback(error.__traceback__)

@@ -1,0 +1,235 @@
+"""Messages between a worker and its slot processes: MessagePack and raw parts over a socket pair.
+
+A message is `[bytes of the head: u32][head][part]*`; the head is one of the structs below, and says how long the parts are. The slot's
+end blocks; the worker's end belongs to the loop and never does.
+
+Only a worker and its own children speak this: there is no version and no distrust.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from zmqdist.net.loop import Loop
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+RECEIVE_BYTES = 256 * 1024
+SENDMSG_PARTS_MAX = 64
+
+
+class Work(msgspec.Struct, array_like=True, tag=1, gc=False):
+    """To a slot: functions that are new to it, (coordinator, fn, pickled), items to run, functions to forget."""
+
+    functions: list[tuple[int, int, bytes]]
+    items: list[tuple[int, int, int, bytes]]
+    forget: list[tuple[int, int]]
+
+
+class Report(msgspec.Struct, array_like=True, tag=2, gc=False):
+    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, and its parts follow."""
+
+    outcomes: list[tuple[int, int, bytes]]
+    sizes: list[int] = []
+
+
+class Ready(msgspec.Struct, array_like=True, tag=3, gc=False):
+    """From a slot: it has started."""
+
+    pid: int
+
+
+PipeMessage: TypeAlias = Work | Report | Ready
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[PipeMessage] = msgspec.msgpack.Decoder(PipeMessage)
+_LENGTH = struct.Struct("<I")
+
+
+def encode(message: PipeMessage) -> bytes:
+    head = _ENCODER.encode(message)
+    return _LENGTH.pack(len(head)) + head
+
+
+class BlockingPipe:
+    """The slot's end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray()
+
+    def send(self, message: PipeMessage, parts: Sequence[Buffer] = ()) -> None:
+        """Send all of it. Raises OSError when the worker is gone."""
+        self._socket.sendall(encode(message))
+        for part in parts:
+            self._socket.sendall(part)
+
+    def receive(self) -> PipeMessage | None:
+        """The next message; None when the worker is gone. Nothing is sent to a slot with parts."""
+        while True:
+            if len(self._buffer) >= 4:
+                (length,) = _LENGTH.unpack_from(self._buffer)
+                if len(self._buffer) >= 4 + length:
+                    head = bytes(self._buffer[4 : 4 + length])
+                    del self._buffer[: 4 + length]
+                    return _DECODER.decode(head)
+            try:
+                data = self._socket.recv(RECEIVE_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+
+
+class LoopPipe:
+    """The worker's end: all in the loop's thread.
+
+    The slot's end is not told here: the template sees the process end.
+
+    Args:
+      on_message: gets a message and its parts, which are its own.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        on_message: Callable[[PipeMessage, list[bytearray]], Any],
+    ) -> None:
+        sock.setblocking(False)
+        self._loop = loop
+        self._socket = sock
+        self._on_message = on_message
+        self._in = bytearray()
+        self._out: deque[memoryview] = deque()
+        self._report: Report | None = None
+        self._parts: list[bytearray] = []
+        self._filled = 0
+        self._offset = 0
+        self._closed = False
+        loop.add_fd(sock.fileno(), self._read, self._write)
+
+    def send(self, message: PipeMessage) -> None:
+        """Queue a message; it leaves at once where the socket takes it."""
+        if self._closed:
+            return
+        waiting = bool(self._out)
+        self._out.append(memoryview(encode(message)))
+        if not waiting:
+            self._write()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_fd(self._socket.fileno())
+            self._socket.close()
+
+    def _write(self) -> None:
+        out = self._out
+        while out and not self._closed:
+            try:
+                sent = self._socket.send(out[0])
+            except BlockingIOError:
+                self._loop.watch_writable(self._socket.fileno(), True)
+                return
+            except OSError:  # the slot is gone: its end comes through _read
+                out.clear()
+                return
+            if sent == len(out[0]):
+                out.popleft()
+            else:
+                out[0] = out[0][sent:]
+        if not self._closed:
+            self._loop.watch_writable(self._socket.fileno(), False)
+
+    def drain(self) -> None:
+        """The slot has ended: take what it still said."""
+        while self._read_some():
+            pass
+
+    def _read(self) -> None:
+        for _ in range(16):  # then the others have their turn
+            if not self._read_some():
+                return
+
+    def _read_some(self) -> bool:
+        if self._closed:
+            return False
+        try:
+            more = self._read_parts() if self._report is not None else self._read_heads()
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = False
+        if not more:
+            self.close()
+        return more
+
+    def _read_heads(self) -> bool:
+        data = self._socket.recv(RECEIVE_BYTES)
+        if not data:
+            return False
+        self._in += data
+        self._parse()
+        return True
+
+    def _parse(self) -> None:
+        buffer = self._in
+        while self._report is None and len(buffer) >= 4:
+            (length,) = _LENGTH.unpack_from(buffer)
+            if len(buffer) < 4 + length:
+                return
+            message = _DECODER.decode(bytes(buffer[4 : 4 + length]))
+            del buffer[: 4 + length]
+            if isinstance(message, Report) and message.sizes:
+                self._begin_parts(message)
+            else:
+                self._on_message(message, [])
+
+    def _begin_parts(self, report: Report) -> None:
+        """Parts are read straight into their own memory; what came with the head already is taken over."""
+        self._report = report
+        self._parts = [bytearray(size) for size in report.sizes]
+        self._filled = 0
+        early = self._in
+        self._in = bytearray()
+        view = memoryview(early)
+        for number, part in enumerate(self._parts):
+            count = min(len(part), len(view))
+            part[:count] = view[:count]
+            view = view[count:]
+            self._filled = number
+            if count < len(part):
+                self._offset = count
+                return
+        rest = bytes(view)
+        self._end_parts(rest)
+
+    def _read_parts(self) -> bool:
+        part = self._parts[self._filled]
+        count = self._socket.recv_into(memoryview(part)[self._offset :])
+        if not count:
+            return False
+        self._offset += count
+        while self._offset == len(self._parts[self._filled]):
+            self._filled += 1
+            self._offset = 0
+            if self._filled == len(self._parts):
+                self._end_parts(b"")
+                break
+        return True
+
+    def _end_parts(self, rest: bytes) -> None:
+        report, parts = self._report, self._parts
+        assert report is not None
+        self._report, self._parts = None, []
+        self._on_message(report, parts)
+        self._in += rest
+        self._parse()

@@ -1,0 +1,287 @@
+"""The dispatcher: one socket, the broker machine, and what can be asked of it by RPC.
+
+The shell of core/dispatch/broker.py: messages go in, what comes out is sent. It decides nothing and never looks into a payload.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zmqdist import errors, limits
+from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
+from zmqdist.core.dispatch.broker import Event as BrokerEvent
+from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.messages import (
+    Beat,
+    Define,
+    Done,
+    EndGeneration,
+    Enlist,
+    Forget,
+    Goodbye,
+    Message,
+    Register,
+    Returned,
+    SlotsLost,
+    Submit,
+    Taken,
+    Withdraw,
+)
+from zmqdist.net.address import join
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Peer, Router
+from zmqdist.rpc.service import RpcService
+from zmqdist.wire.hello import host_identity, our_hello
+
+FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat)
+FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
+
+
+@dataclass(frozen=True)
+class DispatcherConfig:
+    """Where a dispatcher listens and when it gives up. Durations are seconds.
+
+    Attributes:
+      port: 0 takes a free one.
+      host: address to bind; anything but loopback needs keys (SECURITY.md).
+      lease_s: how long a worker that was lost from sight may go on running what it has.
+      reconnect_grace_s: how long a worker whose connection ended has to come back.
+      cancel_grace_s: how long a function that was told to end has, before its slot is cut off.
+      attempts_max: lost starts after which a piece of work fails with WorkerLost.
+      token_file, keys_dir: where the secrets are, if not in the usual place.
+      insecure: neither token nor keys; everybody who reaches the port can run code. Warns at each start.
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+    lease_s: float = limits.LEASE_S
+    reconnect_grace_s: float = limits.RECONNECT_GRACE_S
+    cancel_grace_s: float = limits.CANCEL_GRACE_S
+    attempts_max: int = limits.ATTEMPTS_MAX
+    token_file: str | None = None
+    keys_dir: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("lease_s", "reconnect_grace_s"):
+            if getattr(self, name) <= 0:
+                raise errors.InvalidArgumentError(None, None, f"{name} is {getattr(self, name)}, wants more than 0 s")
+        if self.cancel_grace_s < 0:
+            raise errors.InvalidArgumentError(None, None, f"cancel_grace_s is {self.cancel_grace_s}, wants 0 s or more")
+        if self.attempts_max < 1:
+            raise errors.InvalidArgumentError(None, None, f"attempts_max is {self.attempts_max}, wants 1 or more")
+        if not 0 <= self.port <= 65535:
+            raise errors.InvalidArgumentError(None, None, f"port is {self.port}, wants 0 to 65535")
+
+
+class DispatchServer:
+    """The broker: workers register with it, coordinators schedule on it.
+
+    Args:
+      config: a DispatcherConfig; None: a free port on loopback.
+      start: begin at once; else `start()` does.
+
+    Raises (from `start`):
+      UnknownError: the port could not be bound (in use, not an address of this machine).
+      FailedPreconditionError: the address needs keys; or it was stopped before.
+    """
+
+    def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
+        self._config = config or DispatcherConfig()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._loop: Loop | None = None
+        self._address = ""
+        self._incarnation = secrets.randbits(62) | 1
+        rules = BrokerRules(
+            lease_s=self._config.lease_s,
+            reconnect_grace_s=self._config.reconnect_grace_s,
+            cancel_grace_s=self._config.cancel_grace_s,
+            attempts_max=self._config.attempts_max,
+        )
+        # Lease numbers of two lives must not meet: a worker may still name one of the life before.
+        self._broker = Broker(rules, first_lease=(self._incarnation & 0xFFFFF) << 40)
+        self.undelivered = 0
+        if start:
+            self.start()
+
+    # -- for users ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Bind and serve; returns when workers and coordinators can connect. A second start does nothing."""
+        with self._lock:
+            if self._stopped.is_set():
+                raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
+            if self._loop is None:
+                self._open()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End it; workers go on for half a lease and look for another dispatcher at its address. Idempotent."""
+        with self._lock:
+            self._stopped.set()
+            if self._loop is not None:
+                self._loop.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it has been stopped. False when `timeout` seconds passed first."""
+        return self._stopped.wait(timeout)
+
+    @property
+    def address(self) -> str:
+        """ "host:port", the real one."""
+        return self._address
+
+    @property
+    def target(self) -> str:
+        """ "zmq://host:port", what coordinators and workers are given."""
+        return f"zmq://{self._address}"
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that are registered and not lost."""
+        return len(self._broker.membership.members)
+
+    def snapshot(self) -> BrokerSnapshot:
+        """An immutable record of workers, coordinators and queues; what `zmqdist status` shows."""
+        assert self._loop is not None
+        return self._loop.run(self._broker.snapshot)
+
+    def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
+        """Somebody saw a worker's process end, and says so before its connection does. From any thread."""
+        if self._loop is not None:
+            event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
+            self._loop.call_soon(self._handle, event)
+
+    def __enter__(self) -> DispatchServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- the shell ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        config = self._config
+        credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
+        loop = Loop("zmqdist-dispatcher")
+        try:
+            hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
+            router = self._router = Router(loop, credentials.server(config.host), hello)
+            self._address = router.bind(join(config.host, config.port))
+        except BaseException:
+            loop.stop()
+            raise
+        for kinds, roles in ((FROM_WORKERS, {"worker"}), (FROM_COORDINATORS, {"submit"})):
+            for kind in kinds:
+                router.on(kind, self._heard, frozenset(roles))
+        router.on(Goodbye, self._heard)
+        router.on_gone.append(self._gone)
+        self._service().attach(router, loop, self._incarnation)
+        self._loop = loop
+        loop.start()
+
+    def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        self._handle(Heard(peer, message), watched=peer.fd >= 0)
+
+    def _gone(self, peer: Peer) -> None:
+        """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
+        member = self._broker.membership.by_peer.get(peer)
+        hello = peer.hello
+        if member is not None and hello is not None and hello.host == host_identity() and not _is_alive(member.pid):
+            self._handle(ProcessExited(pid=member.pid, exit_code=None, peer=peer))
+        self._handle(PeerGone(peer))
+
+    def _handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
+        loop = self._loop
+        if loop is None:
+            return
+        self._perform(self._broker.handle(event, loop.now(), watched=watched))
+
+    def _perform(self, effects: list[Send]) -> None:
+        for effect in effects:
+            # Not sent: the peer has gone, which comes as an event of its own and is decided about there.
+            if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
+                self.undelivered += 1
+        assert self._loop is not None
+        self._loop.set_timer(self, self._broker.deadline, lambda: self._handle(Ticked()))
+
+    # -- what can be asked by RPC -------------------------------------------------------------------------------
+
+    def _service(self) -> RpcService:
+        service = RpcService("dispatcher")
+        service.register("status", self._status, inline=True)
+        service.register("shutdown", self._shutdown, inline=True, roles=frozenset({"submit"}))
+        service.register("drain", self._drain, inline=True, roles=frozenset({"submit"}))
+        service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
+        return service
+
+    def _status(self) -> dict[str, Any]:
+        assert self._loop is not None
+        now = self._loop.now()
+        snapshot = self._broker.snapshot()
+        return {
+            "address": self._address,
+            "pid": os.getpid(),
+            "queued": snapshot.queued,
+            "workers": [
+                {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
+            ],
+            "coordinators": [_row(row) for row in snapshot.coordinators],
+            "losses_count": snapshot.losses_count,
+            "losses": [
+                {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}
+                for name, reason, code, at in snapshot.losses
+            ],
+            "dropped": dict(self._router.dropped),
+            "refused_handshakes": self._router.refused_handshakes,
+        }
+
+    def _shutdown(self, grace_s: float) -> int:
+        """Tell all workers to leave and stop when they have, or after the grace. Returns how many there are."""
+        members = list(self._broker.membership.members.values())
+        assert self._loop is not None
+        now = self._loop.now()
+        for member in members:
+            self._perform(self._broker.leave(member.job, member.index, grace_s, now) or [])
+        self._stop_when_empty(now + grace_s + 1.0)
+        return len(members)
+
+    def _stop_when_empty(self, until: float) -> None:
+        assert self._loop is not None
+        now = self._loop.now()
+        if self.num_workers and now < until:
+            self._loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
+            return
+        self._stopped.set()
+        self._loop.set_timer((self, "shutdown"), now + 0.2, self._loop.stop)  # the answer has to leave first
+
+    def _drain(self, job: str, index: int, grace_s: float) -> None:
+        assert self._loop is not None
+        effects = self._broker.leave(job, index, grace_s, self._loop.now())
+        if effects is None:
+            names = ", ".join(row.name for row in self._broker.snapshot().workers) or "none"
+            raise errors.NotFoundError(None, None, f"no worker {job}:{index} here; there are: {names}")
+        self._perform(effects)
+
+    def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:
+        self._handle(ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index))
+
+
+def _row(row: Any) -> dict[str, Any]:
+    """The figures of a row but for its clock times, which mean nothing in another process."""
+    return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process of this host runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
+    except OSError:
+        return False

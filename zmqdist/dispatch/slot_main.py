@@ -1,0 +1,162 @@
+"""A slot process: runs functions one after the other, in the order in which they were given.
+
+It shares a page of four numbers with its worker:
+    POSITION    the item that it is at; written before the item begins
+    GIVEN_UP    with GIVEN_UP_TO a range: items after the first and up to the second have been taken back
+    CANCEL      the item that should end: zmqdist.cancelled() compares it with POSITION
+
+Claiming an item is: look at the range, write POSITION, look at the range again. The worker takes back by writing the range and
+then reading POSITION. Whatever the order of those four, at least one side sees the other; an item that both gave up is
+reported as NOT_RUN.
+
+Outcomes are reported when the batch ends, or after FLUSH_S; a second thread sees to that while a function runs for long.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from zmqdist.core.worker_events import NOT_RUN
+from zmqdist.dispatch import running
+from zmqdist.dispatch.bulk import Fetcher
+from zmqdist.dispatch.call import Functions, run
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Work
+from zmqdist.messages import BULK
+
+POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
+PAGE_BYTES = 4096
+
+FLUSH_S = 0.002
+FLUSH_ITEMS = 64
+
+
+class _Reporter:
+    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function."""
+
+    def __init__(self, pipe: BlockingPipe) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self._outcomes: list[tuple[int, int, bytes]] = []
+        self._busy = threading.Event()
+        self._helper: threading.Thread | None = None
+
+    def add(self, outcome: tuple[int, int, bytes]) -> int:
+        with self._lock:
+            self._outcomes.append(outcome)
+            return len(self._outcomes)
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._outcomes:
+                outcomes, self._outcomes = self._outcomes, []
+                self._pipe.send(Report(outcomes))
+
+    def bulk(self, position: int, parts: list[Any]) -> None:
+        self.flush()
+        sizes = [memoryview(part).nbytes for part in parts]
+        with self._lock:
+            self._pipe.send(Report([(position, BULK, b"")], sizes), parts)
+
+    def begin(self) -> None:
+        """A batch of more than one begins: from now on outcomes must not wait for the function after them."""
+        if self._helper is None:
+            self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
+            self._helper.start()
+        self._busy.set()
+
+    def end(self) -> None:
+        self._busy.clear()
+        self.flush()
+
+    def _help(self) -> None:
+        while self._busy.wait():
+            time.sleep(FLUSH_S)
+            try:
+                self.flush()
+            except OSError:
+                return
+
+
+def main(sock: socket.socket, page: mmap.mmap) -> None:
+    """Serve until the worker is gone. Does not return."""
+    _settle_in()
+    cells = memoryview(page).cast("Q")
+    pipe = BlockingPipe(sock)
+    functions = Functions(Fetcher(Credentials.of_environment(), "worker"))
+    reporter = _Reporter(pipe)
+    running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0)
+    try:
+        pipe.send(Ready(os.getpid()))
+        while (message := pipe.receive()) is not None:
+            assert isinstance(message, Work)
+            functions.define(message.functions)
+            _run_batch(message.items, cells, functions, reporter)
+            functions.forget(message.forget)
+    except OSError:
+        pass
+    finally:
+        _flush_output()
+        os._exit(0)
+
+
+def _run_batch(
+    items: list[tuple[int, int, int, bytes]],
+    cells: memoryview,
+    functions: Functions,
+    reporter: _Reporter,
+) -> None:
+    if len(items) > 1:
+        reporter.begin()
+    flushed_at = time.monotonic()
+    for position, coordinator, fn, payload in items:
+        if not _claim(position, cells):
+            reporter.add((position, NOT_RUN, b""))
+            continue
+        kind, result = run(functions, coordinator, fn, payload)
+        if kind == BULK:
+            reporter.bulk(position, result)
+            continue
+        count = reporter.add((position, kind, result))
+        now = time.monotonic()
+        if count >= FLUSH_ITEMS or now - flushed_at > FLUSH_S:
+            reporter.flush()
+            flushed_at = now
+    reporter.end()
+
+
+def _claim(position: int, cells: memoryview) -> bool:
+    if cells[GIVEN_UP] < position <= cells[GIVEN_UP_TO]:
+        return False
+    before = cells[POSITION]
+    cells[POSITION] = position
+    if cells[GIVEN_UP] < position <= cells[GIVEN_UP_TO]:
+        cells[POSITION] = before
+        return False
+    return True
+
+
+def _settle_in() -> None:
+    """What a forked child needs before user code runs in it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable()  # a segfault in user code leaves a traceback for the error that names it
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass

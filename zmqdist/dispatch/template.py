@@ -1,0 +1,141 @@
+"""The process that slot processes are forked from.
+
+It has one thread, no ZeroMQ context and everything imported that a slot needs, so that a fork is safe and takes milliseconds. A
+worker starts it by command, which works from scripts and notebooks without a `__main__` guard.
+
+On its control socket (a SOCK_SEQPACKET pair) it is asked to
+    spawn <slot>   with three descriptors: pipe, page, standard error; answered by: pid <slot> <pid>
+    kill <pid>     ended with SIGKILL, if it is still ours and alive
+    beat <ms>      the worker is alive; the next word comes within so many milliseconds, or it was stopped
+and it tells: exit <pid> <code>. When the control socket closes, or the worker has been silent for longer than its watch allows, it
+ends its children and, in the first case, itself: slots never outlive their worker, and a worker that was stopped (SIGSTOP) has no slot
+that goes on with work that others have taken over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+
+COMMAND = struct.Struct("<4sqq")
+"""A verb and two numbers."""
+
+SPAWN, KILL, BEAT, PID, EXIT = b"spwn", b"kill", b"beat", b"pid ", b"exit"
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Template:
+    """The loop of the template process."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._watch_ms: int | None = None
+        self._children: dict[int, int] = {}
+        """pidfd -> pid."""
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+
+    def serve(self) -> None:
+        """Until the worker is gone."""
+        while True:
+            ready = self._poll.poll(self._watch_ms if self._children else None)
+            if not ready:
+                self._end_children()
+            for fd, _ in ready:
+                if fd == self._control.fileno():
+                    if not self._command():
+                        self._end_children()
+                        return
+                else:
+                    self._reap(fd)
+
+    def _command(self) -> bool:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, COMMAND.size, 3)
+        except OSError:
+            return False
+        if not message:
+            return False
+        verb, number, _ = COMMAND.unpack(message)
+        if verb == SPAWN:
+            self._spawn(number, descriptors)
+        elif verb == KILL and number in self._children.values():
+            os.kill(number, signal.SIGKILL)
+        elif verb == BEAT:
+            self._watch_ms = number
+        return True
+
+    def _spawn(self, slot: int, descriptors: list[int]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_slot(descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = pid
+        self._poll.register(pidfd, select.POLLIN)
+        self._tell(PID, slot, pid)
+
+    def _become_slot(self, descriptors: list[int]) -> None:
+        """In the child; does not return."""
+        try:
+            # The template's death must be the slots' death, also when it is killed.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            self._control.close()
+            for pidfd in self._children:
+                os.close(pidfd)
+            pipe, page, errors = descriptors
+            os.dup2(errors, 2)
+            os.close(errors)
+            from zmqdist.dispatch.slot_main import PAGE_BYTES, main
+
+            main(socket.socket(fileno=pipe), mmap.mmap(page, PAGE_BYTES))
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _reap(self, pidfd: int) -> None:
+        pid = self._children.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._tell(EXIT, pid, os.waitstatus_to_exitcode(status))
+
+    def _end_children(self) -> None:
+        for pid in self._children.values():
+            os.kill(pid, signal.SIGKILL)
+
+    def _tell(self, verb: bytes, first: int, second: int) -> None:
+        try:
+            self._control.send(COMMAND.pack(verb, first, second))
+        except OSError:  # the worker is gone; the next poll says so, too
+            pass
+
+
+def main() -> None:
+    """`python -m zmqdist.dispatch.template FD`."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import cloudpickle  # noqa: F401  what slots need is imported once, here
+    import numpy  # noqa: F401
+
+    import zmqdist.dispatch.slot_main  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # the collector must not write into pages that the slots share
+    Template(control).serve()
+
+
+if __name__ == "__main__":
+    main()

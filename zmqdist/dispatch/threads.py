@@ -1,0 +1,97 @@
+"""Slots as threads of the worker's own process: for a `WorkerServer` inside a program.
+
+Nobody can end a thread: a function that was cancelled is asked to end (`zmqdist.cancelled()`) and waited for. A slot has one item at
+a time, so there is nothing to take back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
+from zmqdist.dispatch import running
+from zmqdist.dispatch.bulk import Fetcher
+from zmqdist.dispatch.call import Functions, run
+from zmqdist.dispatch.slots import Bulk, Feed
+from zmqdist.errors import FailedPreconditionError
+from zmqdist.messages import BULK
+from zmqdist.net.loop import Loop
+
+
+class ThreadSlots:
+    """The slots of one worker, as threads. The methods are called in the loop's thread."""
+
+    can_kill = False
+
+    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetcher) -> None:
+        self._loop = loop
+        self._feed = feed
+        self._hold = hold
+        self._functions = Functions(fetcher)
+        self._slots = [_Slot(self, number) for number in range(slots)]
+
+    def spawn(self, slot: int) -> None:
+        self._slots[slot].thread.start()
+
+    def give(self, give: Give) -> None:
+        self._functions.define(give.functions)
+        for item in give.items:
+            self._slots[give.slot].position = item[0]
+            self._slots[give.slot].items.put(item)
+
+    def forget(self, forget: ForgetFunctions) -> None:
+        self._functions.forget(forget.functions)
+
+    def reclaim(self, slot: int) -> None:
+        self._loop.call_soon(self._feed, SlotReclaimed(slot, self._slots[slot].position))
+
+    def interrupt(self, slot: int, position: int) -> None:
+        self._slots[slot].cancel = position
+
+    def kill(self, slot: int) -> None:
+        raise AssertionError("a thread cannot be killed, and the machine knows")
+
+    def watch(self, watch_s: float) -> None:
+        """Threads stop together with the process."""
+
+    def close(self) -> None:
+        """Let idle threads end; a running function goes on, as a daemon thread, and its outcome is dropped."""
+        for slot in self._slots:
+            slot.items.put(None)
+        for slot in self._slots:
+            if not slot.busy and slot.thread.is_alive():
+                slot.thread.join(1.0)
+
+    def _serve(self, slot: _Slot) -> None:
+        self._tell(SlotReady(slot.number))
+        while (item := slot.items.get()) is not None:
+            position, coordinator, fn, payload = item
+            slot.busy = True
+            running.enter(lambda: slot.cancel == position)  # noqa: B023  the slot has one item at a time
+            kind, result = run(self._functions, coordinator, fn, payload)
+            running.leave()
+            slot.busy = False
+            self._finished(slot, position, kind, result)
+
+    def _finished(self, slot: _Slot, position: int, kind: int, result: Any) -> None:
+        if kind == BULK:
+            result = self._hold(result)
+        self._tell(SlotFinished(slot.number, [(position, kind, result)]))
+
+    def _tell(self, event: SlotReady | SlotFinished) -> None:
+        try:
+            self._loop.call_soon(self._feed, event)
+        except FailedPreconditionError:  # the worker has stopped: nobody wants the outcome
+            pass
+
+
+class _Slot:
+    def __init__(self, owner: ThreadSlots, number: int) -> None:
+        self.number = number
+        self.items: queue.SimpleQueue[tuple[int, int, int, bytes] | None] = queue.SimpleQueue()
+        self.position = 0
+        self.cancel = 0
+        self.busy = False
+        self.thread = threading.Thread(target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True)

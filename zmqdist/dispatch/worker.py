@@ -1,0 +1,359 @@
+"""The worker: a connection to the dispatcher, slots that run functions, and the results that wait to be fetched.
+
+The shell of core/worker.py: messages and what happens to slots go in, what comes out is done. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from zmqdist import errors, limits
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.worker import DISPATCHER, Worker
+from zmqdist.core.worker_events import (
+    BulkLetGo,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    ForgetFunctions,
+    FreeBulk,
+    Give,
+    Interrupt,
+    Kill,
+    LeaveAsked,
+    Reclaim,
+    SlotFinished,
+    Spawn,
+)
+from zmqdist.dispatch.bulk import BulkStore, Fetcher, Reference, decode_reference, encode_reference
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.slots import ProcessSlots
+from zmqdist.dispatch.threads import ThreadSlots
+from zmqdist.messages import BULK, Message
+from zmqdist.net.address import join, split
+from zmqdist.net.dealer import Dealer
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Router
+from zmqdist.rpc.service import RpcService
+from zmqdist.wire.hello import Hello, our_hello
+
+log = logging.getLogger("zmqdist.dispatch")
+
+SUBMITTERS = frozenset({"submit"})
+FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """What a worker is and whom it works for. Durations are seconds.
+
+    Attributes:
+      dispatcher_address: "host:port", with or without "zmq://".
+      port: of its own server, from which large results are fetched; 0 takes a free one.
+      host: address it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
+      job, index: its name; index None takes the lowest that is free.
+      slots: functions it runs at a time.
+      processes: slots are child processes (can be cut off, may crash) instead of threads.
+      orphan_limit_s: it ends itself after so long without a dispatcher.
+      token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
+      insecure: neither token nor keys: for a dispatcher that was started insecure.
+    """
+
+    dispatcher_address: str
+    port: int = 0
+    host: str | None = None
+    job: str = "worker"
+    index: int | None = None
+    slots: int = 1
+    processes: bool = False
+    orphan_limit_s: float = limits.ORPHAN_LIMIT_S
+    token_file: str | None = None
+    keys_dir: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.dispatcher_address:
+            raise errors.InvalidArgumentError(None, None, "Must specify a `dispatcher_address`")
+        if not 1 <= self.slots <= limits.SLOTS_MAX:
+            problem = f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}"
+            raise errors.InvalidArgumentError(None, None, problem)
+        if self.index is not None and self.index < 0:
+            raise errors.InvalidArgumentError(None, None, f"index is {self.index}, wants 0 or more, or None")
+
+
+class WorkerServer:
+    """A worker of a dispatcher: runs scheduled functions in its slots.
+
+    Args:
+      config: a WorkerConfig.
+      start: begin at once; else `start()` does.
+
+    The dispatcher may be started later: `start` waits for it, and says so in the log. In a program slots are threads unless the
+    config asks for processes; the `zmqdist worker` command has processes.
+
+    Raises (from `start`):
+      UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
+      AlreadyExistsError: a living worker has this job and index.
+      UnavailableError: no dispatcher within `orphan_limit_s`.
+      UnknownError: its own port could not be bound.
+    """
+
+    def __init__(self, config: WorkerConfig, start: bool = True) -> None:
+        self._config = config
+        self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
+        split(self._dispatcher)
+        self._started = False
+        self._stopped = threading.Event()
+        self._registered = threading.Event()
+        self._ended: Exit | None = None
+        self._lock = threading.Lock()
+        self._machine: Worker | None = None
+        self._loop: Loop | None = None
+        self._address = ""
+        self._bulk_leases: dict[int, int] = {}
+        if start:
+            self.start()
+
+    # -- for users ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, and return when the dispatcher has taken this worker. A second start does nothing.
+
+        Raises: see the class. FailedPreconditionError after `stop`.
+        """
+        with self._lock:
+            if self._stopped.is_set():
+                raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
+            if not self._started:
+                self._started = True
+                self._open()
+        while not self._registered.wait(FIRST_CONTACT_LOG_S):
+            log.info("worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer")
+        if self._ended is not None and self._ended.code:
+            raise errors.from_code(self._ended.code, f"worker of {self._dispatcher}: {self._ended.error}")
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Leave the dispatcher and end the slots; idempotent.
+
+        Args:
+          grace_s: running functions may end within so long; what is not started goes back at once.
+        """
+        with self._lock:
+            loop = self._loop
+            if loop is None:
+                self._stopped.set()
+                return
+        try:
+            loop.call_soon(self._handle, LeaveAsked(grace_s))
+        except errors.FailedPreconditionError:
+            pass
+        if not self._stopped.wait(grace_s + 10.0):
+            log.error("the worker did not stop in good order within %g s", grace_s + 10)
+        loop.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the worker has ended, for whatever reason. False when `timeout` seconds passed first."""
+        return self._stopped.wait(timeout)
+
+    @property
+    def ended(self) -> Exit | None:
+        """Why it ended; None while it has not."""
+        return self._ended
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of its own server."""
+        return self._address
+
+    @property
+    def target(self) -> str:
+        return f"zmq://{self._address}"
+
+    @property
+    def name(self) -> str:
+        """ "job:index", as the dispatcher knows it."""
+        assert self._machine is not None
+        return f"{self._machine.job}:{self._machine.index}"
+
+    @property
+    def num_tasks(self) -> int:
+        """Functions that it runs or has waiting."""
+        machine = self._machine
+        return 0 if machine is None else machine.running
+
+    def __enter__(self) -> WorkerServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- the shell ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        config = self._config
+        credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
+        host = config.host or own_host(self._dispatcher)
+        incarnation = secrets.randbits(62) | 1
+        name = f"{config.job}:{'?' if config.index is None else config.index}"
+        loop = self._loop = Loop(f"zmqdist-{name}")
+        try:
+            router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
+            service = RpcService("worker")
+            self._store = BulkStore(service, SUBMITTERS, self._let_go)
+            service.attach(router, loop, incarnation)
+            self._address = self._store.address = router.bind(join(host, config.port))
+            self._fetcher = Fetcher(credentials, "worker")
+            self._slots: ProcessSlots | ThreadSlots
+            if config.processes:
+                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, credentials)
+            else:
+                self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._fetcher)
+            self._machine = Worker(
+                incarnation=incarnation,
+                job=config.job,
+                index=-1 if config.index is None else config.index,
+                slots=config.slots,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                orphan_limit_s=config.orphan_limit_s,
+                can_kill=self._slots.can_kill,
+                now=loop.now(),
+            )
+            self._dealer = Dealer(
+                loop,
+                self._dispatcher,
+                credentials.client(self._dispatcher, "worker"),
+                our_hello("worker", incarnation, name),
+                on_up=self._up,
+                on_message=self._hear,
+                on_down=lambda: self._handle(DispatcherDown()),
+                on_refused=self._refused,
+            )
+        except BaseException:
+            loop.stop()
+            self._stopped.set()
+            raise
+        loop.on_stop(self._close)
+        loop.call_soon(self._begin)
+        loop.start()
+
+    def _begin(self) -> None:
+        assert self._machine is not None
+        self._perform(self._machine.start())
+        self._dealer.connect()
+        self._rearm()
+
+    def _up(self, hello: Hello) -> None:
+        self._handle(DispatcherUp(hello.incarnation))
+
+    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+        self._handle(Heard(DISPATCHER, message))
+
+    def _refused(self, error: errors.OpError) -> None:
+        """The connection was refused for good: nothing that a machine could decide."""
+        self._exit(Exit(error.error_code, error.message))
+
+    def _handle(self, event: Event) -> None:
+        machine = self._machine
+        assert machine is not None
+        if isinstance(event, SlotFinished):
+            self._note_bulk(event)
+        self._perform(machine.handle(event, self._loop_now()))
+        if machine.registered and not self._registered.is_set():
+            self._registered.set()
+            self._slots.watch(machine.lease_s / 2)
+        self._rearm()
+
+    def _loop_now(self) -> float:
+        assert self._loop is not None
+        return self._loop.now()
+
+    def _rearm(self) -> None:
+        assert self._machine is not None
+        assert self._loop is not None
+        self._loop.set_timer(self, self._machine.deadline, lambda: self._handle(Ticked()))
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, message):
+                    self._dealer.send(message)  # while down: the machine reconciles when it registers again
+                case Give():
+                    self._slots.give(effect)
+                case Reclaim(slot):
+                    self._slots.reclaim(slot)
+                case Interrupt(slot, position):
+                    self._slots.interrupt(slot, position)
+                case Kill(slot):
+                    self._slots.kill(slot)
+                case Spawn(slot):
+                    self._slots.spawn(slot)
+                case ForgetFunctions():
+                    self._slots.forget(effect)
+                case FreeBulk(lease):
+                    self._free(lease)
+                case Exit():
+                    self._exit(effect)
+
+    # -- bulk results -------------------------------------------------------------------------------------------
+
+    def _hold(self, parts: list[Any]) -> bytes:
+        return encode_reference(self._store.hold(parts))
+
+    def _note_bulk(self, event: SlotFinished) -> None:
+        """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""
+        assert self._machine is not None
+        for position, kind, payload in event.outcomes:
+            if kind != BULK:
+                continue
+            reference: Reference = decode_reference(payload)
+            lease = self._machine.lease_at(event.slot, position)
+            if lease is None:
+                self._store.free(reference.bulk)
+            else:
+                self._bulk_leases[lease] = reference.bulk
+
+    def _free(self, lease: int) -> None:
+        bulk = self._bulk_leases.pop(lease, None)
+        if bulk is not None:
+            self._store.free(bulk)
+
+    def _let_go(self, bulk: int) -> None:
+        for lease, held in list(self._bulk_leases.items()):
+            if held == bulk:
+                del self._bulk_leases[lease]
+                self._handle(BulkLetGo(lease))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _exit(self, exit_: Exit) -> None:
+        self._ended = exit_
+        if exit_.code:
+            log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
+        assert self._loop is not None
+        self._loop.call_soon(self._loop.stop)
+
+    def _close(self) -> None:
+        self._dealer.close(linger_s=0.5)
+        self._slots.close()
+        self._fetcher.close()
+        self._registered.set()
+        self._stopped.set()
+
+
+def own_host(dispatcher: str) -> str:
+    """The address of this machine from which the dispatcher is reached. Nothing is sent."""
+    host, port = split(dispatcher)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,147 @@
+"""Every bound of zmqdist, with its unit and its reason.
+
+A bound on every queue, loop, frame and table: ZeroMQ's own answer to "too much" is to drop silently, Python's
+is to use all memory. Where a config has a key of the same name, that key decides and the figure here is its default.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- what a stranger can make us allocate -------------------------------------------------------------------------
+
+FRAME_BYTES_MAX: Final = 64 * 2**20
+"""Bytes of one frame that a socket accepts (ZMQ_MAXMSGSIZE). More closes the connection. Bulk moves in chunks far below."""
+
+HEADER_BYTES_MAX: Final = 16 * 2**20
+"""Bytes of one header. A header decodes into at most about 16 times its size (a list of one-byte items)."""
+
+FRAMES_MAX: Final = 1024
+"""Frames of one message, header included: an RPC argument has one frame for each large array in it."""
+
+DEPTH_MAX: Final = 64
+"""Nesting of containers in a value of the safe codec. Deeper structures are a mistake or an attack on the stack."""
+
+SAFE_BODY_BYTES_MAX: Final = HEADER_BYTES_MAX - 65_536
+"""Bytes of a value of the safe codec beside its large arrays: with the fields of its message it must fit into a header."""
+
+NAMEDTUPLE_FIELDS_MAX: Final = 255
+"""Fields of a namedtuple in a value of the safe codec."""
+
+NAMEDTUPLE_KINDS_MAX: Final = 64
+"""Different namedtuples in one value of the safe codec: the receiver makes a class for each, which takes time."""
+
+NAMEDTUPLE_KINDS_KEPT_MAX: Final = 256
+"""Classes of received namedtuples that a process keeps; the longest unused go first."""
+
+NDIM_MAX: Final = 32
+"""Dimensions of an array: NumPy 1's own bound, so that both ends can have either NumPy."""
+
+ARRAY_BYTES_MAX: Final = 2**40
+"""Bytes of one array, as a bound on the arithmetic of shapes; memory runs out long before."""
+
+PEERS_MAX: Final = 20_000
+"""Authenticated connections of one server; each costs about 30 KiB in libzmq and one file descriptor."""
+
+CALLS_PENDING_MAX: Final = 65_536
+"""Calls of one peer that a server holds unanswered; the next is answered RESOURCE_EXHAUSTED."""
+
+# -- what travels how ---------------------------------------------------------------------------------------------
+
+INLINE_BYTES_MAX: Final = 65_536
+"""A payload up to this rides in the header message; above it, it is bulk. Copying 64 KiB costs less than a frame of its own."""
+
+CHUNK_BYTES: Final = 2**20
+"""Bytes of one bulk chunk: large enough for full speed, small enough that beats pass in between (zeromq: a frame that
+takes longer than the heartbeat's time-out kills its own connection)."""
+
+BULK_WINDOW_BYTES: Final = 8 * 2**20
+"""Chunks that may be on the way to one puller: covers the round trip of a fast network, bounds the sender's queue."""
+
+# -- batches ------------------------------------------------------------------------------------------------------
+
+MESSAGES_PER_WAKE_MAX: Final = 256
+"""Messages that a loop takes from one socket before it looks at its timer and the other sockets again."""
+
+BATCH_ITEMS_MAX: Final = 512
+"""Pieces of work, or results, in one message: by then the cost of the message is spread thin."""
+
+BATCH_BYTES_MAX: Final = 4 * 2**20
+"""Payload bytes after which a batch is closed, whatever its count."""
+
+# -- scheduled work -----------------------------------------------------------------------------------------------
+
+QUEUE_MAX: Final = 2**20
+"""Pieces of work of one coordinator that wait for a start; then `schedule` blocks. At about 300 bytes each, 300 MB."""
+
+ATTEMPTS_MAX: Final = 3
+"""Starts of one piece of work that may end with the death of their process, before it fails with WorkerLost."""
+
+WORKER_WINDOW_MAX: Final = 1024
+"""Pieces of work per slot that a worker may hold unfinished. The window grows to this for tiny work only (core/credit.py)."""
+
+ERROR_BYTES_MAX: Final = 2**20
+"""Bytes of an exception that travels; a larger one becomes an UnknownError, and its text and traceback are cut."""
+
+FUNCTIONS_KEPT_MAX: Final = 1024
+"""Function definitions that one coordinator keeps with the dispatcher and the workers; the longest unused go first."""
+
+LOG_TAIL_LINES: Final = 20
+"""Last lines of a slot's output that an error about its death carries."""
+
+LOG_TAIL_BYTES: Final = 4096
+"""And their bytes at most."""
+
+SLOTS_MAX: Final = 4096
+"""Slots of one worker."""
+
+WORKERS_MAX: Final = 10_000
+"""Workers of one dispatcher."""
+
+COORDINATORS_MAX: Final = 10_000
+"""Coordinators of one dispatcher."""
+
+# -- time, in seconds ---------------------------------------------------------------------------------------------
+
+LEASE_S: Final = 10.0
+"""A worker of which nothing was heard for this long is lost, where its connection does not tell sooner."""
+
+RECONNECT_GRACE_S: Final = 1.0
+"""A worker whose connection went has this long to come back under the same incarnation."""
+
+CANCEL_GRACE_S: Final = 5.0
+"""A running function that was asked to end has this long; then its slot process is cut off."""
+
+GRACE_S: Final = 10.0
+"""An orderly stop (Ctrl-C, SIGTERM) drains for this long at most."""
+
+ORPHAN_LIMIT_S: Final = 60.0
+"""A worker that finds no dispatcher for this long ends itself."""
+
+CLUSTER_LOST_LIMIT_S: Final = 60.0
+"""`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
+
+HEARTBEAT_IVL_S: Final = 0.3
+"""ZeroMQ's own PING, sent by the side that connects; it runs outside the GIL."""
+
+HEARTBEAT_TIMEOUT_S: Final = 2.0
+"""Without an answer for this long libzmq closes the connection. No frame may take longer to transmit."""
+
+WAIT_LOG_S: Final = 10.0
+"""A wait without a deadline says every so often whom it waits for."""
+
+# -- files that people write --------------------------------------------------------------------------------------
+
+CONFIG_BYTES_MAX: Final = 2**20
+"""Bytes of a cluster file: 10,000 tasks with addresses are 300 kB."""
+
+CONFIG_NODES_MAX: Final = 100_000
+"""Values of a cluster file after its aliases are written out: a page of aliases to aliases can stand for billions."""
+
+# -- questions with answers ---------------------------------------------------------------------------------------
+
+PIECE_BYTES: Final = 16 * 2**20
+"""A larger array in a call or its answer travels in several frames: none may take longer than the heartbeat's time-out."""
+
+HANDLER_THREADS_MAX: Final = 32
+"""Handlers of one RPC server that run at a time, besides the inline ones; further calls wait (CALLS_PENDING_MAX a peer)."""

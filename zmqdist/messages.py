@@ -1,0 +1,350 @@
+"""Every message of the protocol. docs/protocol.md has the same list as a table, made from this file.
+
+Rules
+    A message is a header frame, which is one of these structs in MessagePack, and the payload frames after it, which
+    only the two ends read. The first message of each side is a hello (wire/hello.py), which is readable across
+    versions; the rest is one tagged union. Fields are told by position: new ones go to the end, with a default.
+    A class says in `SENT` who sends it to whom; its docstring's first line says what it means.
+
+Words
+    work, a number that its coordinator gives; lease, a number that the dispatcher gives to one handing-out of a piece of
+    work to one worker: two leases never share a number in one life of a dispatcher, which is what fences late results.
+    generation, the span between two errors raised by a coordinator. fn, a number that the coordinator gives to a function.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+Item: TypeAlias = tuple[int, int, int, int, bytes]
+"""One piece of work as submitted: (work, attempt, lost, fn, payload).
+
+`attempt` is the number of the first handing-out; `lost` counts the starts that were lost before this submission.
+"""
+Leased: TypeAlias = tuple[int, int, int, int, bytes]
+"""One piece of work as handed out: (lease, coordinator, attempt, fn, payload)."""
+Outcome: TypeAlias = tuple[int, int, bytes]
+"""How one lease ended: (lease, kind, payload); kind is one of the constants below."""
+Result: TypeAlias = tuple[int, int, int, bytes]
+"""How one piece of work ended: (work, attempt, kind, payload)."""
+
+VALUE = 0
+"""The payload is the value."""
+ERROR = 1
+"""The function raised: the payload is the exception with its traceback."""
+BULK = 2
+"""The payload is a reference: the value is held by the worker until the coordinator has it."""
+CANCELLED = 3
+"""It was withdrawn before it ended; the payload is empty."""
+
+
+class Message(msgspec.Struct, array_like=True, gc=False):
+    """What all messages share: an array in MessagePack that starts with the tag. Nobody changes one after making it."""
+
+    SENT: ClassVar[str] = ""
+
+
+# -- questions with answers -----------------------------------------------------------------------------------------
+
+
+class Call(Message, tag=1):
+    """Run a method and answer with Reply; payload frames are large arrays of the arguments.
+
+    `incarnation` is the life of the server that is meant: another one refuses with UNAVAILABLE. `left_ms` is the time that
+    the caller will still wait, 0 for ever.
+    """
+
+    SENT = "client -> server"
+    id: int
+    method: str
+    incarnation: int
+    left_ms: int
+    body: bytes
+
+
+class Reply(Message, tag=2):
+    """The answer to Call `id`: code 0 and a value, or an error's code and message."""
+
+    SENT = "server -> client"
+    id: int
+    code: int
+    message: str
+    body: bytes
+
+
+class CancelCall(Message, tag=3):
+    """Nobody waits for Call `id` any more: a function that asks `zmqdist.cancelled()` may end early."""
+
+    SENT = "client -> server"
+    id: int
+
+
+class Ping(Message, tag=4):
+    """Nothing: sent to find out whether the peer is still there. Never answered."""
+
+    SENT = "any -> any"
+
+
+class Goodbye(Message, tag=5):
+    """I am leaving in good order: do not wait for me."""
+
+    SENT = "any -> any"
+    reason: str = ""
+
+
+class Refused(Message, tag=6):
+    """What you sent is not allowed; nothing was changed."""
+
+    SENT = "server -> any"
+    code: int
+    message: str
+
+
+# -- coordinator and dispatcher -------------------------------------------------------------------------------------
+
+
+class Enlist(Message, tag=20):
+    """I am a coordinator. Repeated on each new connection, with the same id.
+
+    `former` says that work of the current generation was given to an earlier life of the dispatcher.
+    """
+
+    SENT = "coordinator -> dispatcher"
+    coordinator: int
+    queue_max: int
+    generation: int
+    former: bool
+
+
+class Enlisted(Message, tag=21):
+    """The dispatcher has a place for you and has dropped what an earlier connection of yours had submitted: submit again."""
+
+    SENT = "dispatcher -> coordinator"
+    attempts_max: int
+    workers: int
+
+
+class Define(Message, tag=22):
+    """Pickled functions, by the coordinator's own numbers; sent before the first work that uses them."""
+
+    SENT = "coordinator -> dispatcher"
+    functions: list[tuple[int, bytes]]
+
+
+class Forget(Message, tag=23):
+    """These functions are used by no unfinished work and will not be used again under these numbers."""
+
+    SENT = "coordinator -> dispatcher, dispatcher -> worker"
+    coordinator: int
+    functions: list[int]
+
+
+class Submit(Message, tag=24):
+    """Work to be queued, oldest first."""
+
+    SENT = "coordinator -> dispatcher"
+    generation: int
+    items: list[Item]
+
+
+class Withdraw(Message, tag=25):
+    """Take these back: drop what waits, cut off after `grace_s` what runs. Each ends with a Result (CANCELLED at the latest)."""
+
+    SENT = "coordinator -> dispatcher"
+    works: list[int]
+    grace_s: float
+
+
+class EndGeneration(Message, tag=26):
+    """Withdraw all work up to this generation; answered by GenerationEnded when none of it can be executing."""
+
+    SENT = "coordinator -> dispatcher"
+    generation: int
+    grace_s: float
+
+
+class Taken(Message, tag=27):
+    """The bulk results of these (work, attempt) are here: the work is finished and the worker may let go."""
+
+    SENT = "coordinator -> dispatcher"
+    items: list[tuple[int, int]]
+
+
+class Results(Message, tag=28):
+    """Work that has ended."""
+
+    SENT = "dispatcher -> coordinator"
+    items: list[Result]
+
+
+class StartsLost(Message, tag=29):
+    """Starts that ended with the death of their process: (work, attempt, worker, exit code, last log lines, final).
+
+    `final`: the bound on lost starts is reached, the work will not run again. Else it waits for its next start.
+    """
+
+    SENT = "dispatcher -> coordinator"
+    items: list[tuple[int, int, str, int | None, str, bool]]
+
+
+class GenerationEnded(Message, tag=30):
+    """Nothing of this or an earlier generation can be executing any more."""
+
+    SENT = "dispatcher -> coordinator"
+    generation: int
+
+
+class Progress(Message, tag=31):
+    """So many pieces of work of yours have left the queue since you enlisted; sent when the queue was full."""
+
+    SENT = "dispatcher -> coordinator"
+    left_queue: int
+
+
+class Workers(Message, tag=32):
+    """How many workers there are; sent when it changes between none and some."""
+
+    SENT = "dispatcher -> coordinator"
+    count: int
+
+
+# -- dispatcher and worker ------------------------------------------------------------------------------------------
+
+
+class Register(Message, tag=40):
+    """I am a worker. Repeated on each new connection; `held` are the leases of this dispatcher that it still has.
+
+    `index` -1 asks for the lowest free one. `leftover` are functions of an earlier dispatcher that run in threads and so
+    could not be stopped: (lease, coordinator); each is Returned when it ends.
+    """
+
+    SENT = "worker -> dispatcher"
+    incarnation: int
+    job: str
+    index: int
+    slots: int
+    held: list[int]
+    leftover: list[tuple[int, int]]
+    pid: int
+    host: str
+
+
+class Registered(Message, tag=41):
+    """Welcome: your index, how often to say something, and when you are taken for lost."""
+
+    SENT = "dispatcher -> worker"
+    index: int
+    beat_s: float
+    lease_s: float
+    grace_s: float
+
+
+class Beat(Message, tag=42):
+    """I am alive. Any other message says the same."""
+
+    SENT = "worker -> dispatcher, dispatcher -> worker"
+
+
+class Assign(Message, tag=43):
+    """Work to be run, oldest first, and the functions that this worker has not seen: (coordinator, fn, pickled).
+
+    `careful` work was with a worker that died, and nobody knows whether it had begun: report each start before it happens.
+    """
+
+    SENT = "dispatcher -> worker"
+    functions: list[tuple[int, int, bytes]]
+    items: list[Leased]
+    careful: bool = False
+
+
+class Recall(Message, tag=44):
+    """Give back what has not been started of these leases: somebody else is idle."""
+
+    SENT = "dispatcher -> worker"
+    leases: list[int]
+
+
+class CutOff(Message, tag=45):
+    """End these leases: give back what has not been started, cut off what runs after `grace_s`."""
+
+    SENT = "dispatcher -> worker"
+    leases: list[int]
+    grace_s: float
+
+
+class Release(Message, tag=46):
+    """The bulk results of these leases are no longer wanted."""
+
+    SENT = "dispatcher -> worker"
+    leases: list[int]
+
+
+class Leave(Message, tag=47):
+    """End yourself in good order: give back what has not been started, finish what runs (at most `grace_s`), say Goodbye."""
+
+    SENT = "dispatcher -> worker"
+    grace_s: float
+
+
+class Done(Message, tag=48):
+    """Leases that have ended, and leases that have begun since the last message."""
+
+    SENT = "worker -> dispatcher"
+    outcomes: list[Outcome]
+    started: list[int]
+
+
+class Returned(Message, tag=49):
+    """Leases that were not started here and will not be."""
+
+    SENT = "worker -> dispatcher"
+    leases: list[int]
+
+
+class SlotsLost(Message, tag=50):
+    """Slot processes that died with a started lease: (lease, exit code, last log lines)."""
+
+    SENT = "worker -> dispatcher"
+    items: list[tuple[int, int | None, str]]
+
+
+# -- bulk -----------------------------------------------------------------------------------------------------------
+
+
+class Pull(Message, tag=60):
+    """Send `length` bytes of a held payload from `offset` on, as Chunks."""
+
+    SENT = "puller -> holder"
+    bulk: int
+    offset: int
+    length: int
+
+
+class Chunk(Message, tag=61):
+    """Bytes of a held payload, from `offset` on; they are the one payload frame."""
+
+    SENT = "holder -> puller"
+    bulk: int
+    offset: int
+
+
+class Missing(Message, tag=62):
+    """The payload is not held here (any more)."""
+
+    SENT = "holder -> puller"
+    bulk: int
+
+
+class LetGo(Message, tag=63):
+    """The puller has the whole payload, or does not want it: the holder may free it."""
+
+    SENT = "puller -> holder"
+    bulk: int
+
+
+ALL: tuple[type[Message], ...] = tuple(
+    sorted(Message.__subclasses__(), key=lambda cls: cls.__struct_config__.tag)  # type: ignore[arg-type,return-value]
+)
+"""Every message class, by tag."""

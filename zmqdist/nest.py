@@ -1,0 +1,159 @@
+"""Structures made of list, tuple, namedtuple and dict, as in `tf.nest`.
+
+Rules
+    Anything else is a leaf, also an array, a str and None. Dicts are walked in the order of their sorted keys, so that two
+    dicts with the same keys flatten alike however they were filled. Subclasses of the four are structures too, and
+    `pack_sequence_as` keeps their class.
+
+Errors are TensorFlow's: TypeError for another kind of container, ValueError for other counts and other keys. They name the
+place as it would be written after the variable: `['a'][0].x`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+Structure: TypeAlias = Any
+"""Containers of containers ... of leaves, or one leaf alone."""
+
+
+def is_nested(structure: Structure) -> bool:
+    """Whether `structure` is one of the four containers; an empty one is."""
+    return isinstance(structure, (list, tuple, dict))
+
+
+def flatten(structure: Structure) -> list[Any]:
+    """The leaves, from left to right; a leaf alone gives a list of one.
+
+    Raises:
+      TypeError: a dict has keys that cannot be sorted.
+    """
+    if not isinstance(structure, (list, tuple, dict)):
+        return [structure]
+    leaves: list[Any] = []
+    for _, child in _children(structure, ""):
+        if isinstance(child, (list, tuple, dict)):
+            leaves += flatten(child)
+        else:
+            leaves.append(child)
+    return leaves
+
+
+def pack_sequence_as(structure: Structure, flat_sequence: Sequence[Any]) -> Structure:
+    """The inverse of `flatten`: `flat_sequence` in the form of `structure`, whose own leaves do not matter.
+
+    Raises:
+      TypeError: `flat_sequence` is a leaf.
+      ValueError: it has more or fewer items than `structure` has leaves.
+    """
+    if not is_nested(flat_sequence):
+        raise TypeError(f"flat_sequence must be a list or tuple, not {type(flat_sequence).__name__}")
+    wanted = len(flatten(structure))
+    if wanted != len(flat_sequence):
+        raise ValueError(f"the structure has {wanted} leaves, flat_sequence has {len(flat_sequence)} items")
+    return _pack(structure, iter(flat_sequence))
+
+
+def map_structure(func: Callable[..., Any], *structures: Structure, check_types: bool = True) -> Structure:
+    """`func` applied to the leaves that stand in the same place; the result has the form of the first structure.
+
+    Raises:
+      TypeError, ValueError: as `assert_same_structure`, or no structure is given, or `func` is not callable.
+    """
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {type(func).__name__}")
+    if not structures:
+        raise ValueError("at least one structure is needed")
+    for other in structures[1:]:
+        assert_same_structure(structures[0], other, check_types=check_types)
+    leaves = map(flatten, structures)
+    return _pack(structures[0], iter([func(*group) for group in zip(*leaves, strict=True)]))
+
+
+def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool = True) -> None:
+    """Check that two structures differ in their leaves only.
+
+    Args:
+      check_types: whether a list in place of a tuple is a difference. Two namedtuple classes with the same name and fields
+        are the same, and so are two kinds of dict.
+
+    Raises:
+      TypeError: another kind of container somewhere, with `check_types`.
+      ValueError: another number of items, other keys, or a container where the other has a leaf.
+    """
+    _compare(nest1, nest2, check_types, "")
+
+
+def _children(structure: Structure, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(structure, dict):
+        for key in _sorted_keys(structure, path):
+            yield f"{path}[{key!r}]", structure[key]
+    elif fields := _fields(structure):
+        for field, child in zip(fields, structure, strict=True):
+            yield f"{path}.{field}", child
+    else:
+        for index, child in enumerate(structure):
+            yield f"{path}[{index}]", child
+
+
+def _sorted_keys(structure: dict[Any, Any], path: str) -> list[Any]:
+    try:
+        return sorted(structure)
+    except TypeError:
+        raise TypeError(f"{_at(path)}: the keys of a dict must be sortable, these are not: {list(structure)}") from None
+
+
+def _fields(structure: Structure) -> tuple[str, ...]:
+    """The field names of a namedtuple; empty for anything else."""
+    return getattr(structure, "_fields", ()) if isinstance(structure, tuple) else ()
+
+
+def _pack(structure: Structure, leaves: Iterator[Any]) -> Structure:
+    if not is_nested(structure):
+        return next(leaves)
+    if isinstance(structure, dict):
+        packed = {key: _pack(structure[key], leaves) for key in sorted(structure)}
+        # A copy keeps the class, the order of the keys and what else the dict has (a default_factory).
+        result = copy.copy(structure)
+        for key in structure:
+            result[key] = packed[key]
+        return result
+    items = [_pack(child, leaves) for child in structure]
+    if type(structure) is list:
+        return items
+    return structure._make(items) if _fields(structure) else type(structure)(items)
+
+
+def _compare(one: Structure, two: Structure, check_types: bool, path: str) -> None:
+    if is_nested(one) != is_nested(two):
+        raise ValueError(f"{_at(path)}: expected {_kind(one)}, given {_kind(two)}")
+    if not is_nested(one):
+        return
+    if check_types:
+        if not _same_type(one, two):
+            raise TypeError(f"{_at(path)}: expected {_kind(one)}, given {_kind(two)}")
+        if isinstance(one, dict) and one.keys() != two.keys():
+            raise ValueError(f"{_at(path)}: expected the keys {list(one)}, given {list(two)}")
+    if len(one) != len(two):
+        raise ValueError(f"{_at(path)}: expected {len(one)} items, given {len(two)}")
+    for (where, child), (_, other) in zip(_children(one, path), _children(two, path), strict=True):
+        _compare(child, other, check_types, where)
+
+
+def _same_type(one: Structure, two: Structure) -> bool:
+    if type(one) is type(two) or (isinstance(one, dict) and isinstance(two, dict)):
+        return True
+    fields = _fields(one)
+    return bool(fields) and fields == _fields(two) and type(one).__name__ == type(two).__name__
+
+
+def _kind(structure: Structure) -> str:
+    if not is_nested(structure):
+        return f"a leaf ({type(structure).__name__})"
+    return f"a {type(structure).__name__} of {len(structure)}"
+
+
+def _at(path: str) -> str:
+    return path or "(top)"

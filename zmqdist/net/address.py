@@ -1,0 +1,54 @@
+"""Addresses as people write them, `host:port`, and as ZeroMQ wants them, `tcp://host:port`.
+
+IPv6 hosts stand in brackets: `[::1]:5050`. `localhost` means 127.0.0.1, on both ends, whatever the hosts file prefers.
+No names are looked up here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from zmqdist.errors import InvalidArgumentError
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host without brackets, and port (0 to 65535).
+
+    Raises:
+      InvalidArgumentError: not `host:port`.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    decimal = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not host or not decimal or int(port) > 65535 or (":" in host and not bracketed):
+        raise InvalidArgumentError(
+            None, None, f"{address!r} is not an address: wanted host:port, as 127.0.0.1:5050 or [::1]:5050"
+        )
+    return ("127.0.0.1" if host == "localhost" else "0.0.0.0" if host == "*" else host), int(port)
+
+
+def join(host: str, port: int) -> str:
+    """`host:port`, with brackets where they are needed."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def endpoint(address: str) -> str:
+    """`tcp://host:port`, as ZeroMQ wants it."""
+    return f"tcp://{join(*split(address))}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host: by its number, a name other than localhost proves nothing."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether the socket needs IPv6: a literal IPv6 address."""
+    return ":" in host

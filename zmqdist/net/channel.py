@@ -1,0 +1,517 @@
+"""The client's end of questions and answers: many threads, one DEALER, no thread of its own in the normal case.
+
+Theory of operation: leader and followers
+    Whoever waits for an answer while nobody else does is the leader: it polls the descriptors and reads for everybody. Others
+    who wait are followers: each sleeps on a lock of its own until its call has ended or it is promoted. Nobody waits, nobody
+    reads: ZeroMQ queues. So a blocking call costs what the bare socket costs.
+
+    A reader thread leads in the same way, but only when somebody needs what no waiting thread fetches: a callback is wanted,
+    or a call waits for a server to appear while its caller does something else.
+
+Rules
+    R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,
+        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight.
+    R2  The leader polls outside the lock. Who ends the leader's own call for it writes the eventfd. Only the leader, or
+        anybody while there is none, opens and closes sockets: so no descriptor changes its owner while it is polled.
+    R3  A follower sleeps on its own lock, never on another's.
+    R4  A leader that leaves, for whatever reason, promotes a follower, if there is one.
+    R5  Whoever takes a follower out of `_followers` releases its lock; `dict.pop` decides who that is.
+    R6  A follower that wakes decides under the lock: ended? leader now? out of time?
+    R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock. Else an
+        exception in the middle of a receive would lose the message. (Only Python's own handler is replaced so; another one
+        that raises in here may cost the answer that was being read, but no thread is left waiting without a leader.)
+    R8  No wait is longer than SLICE_S. What a slice finds that should have been announced is counted in `stalls`: a bug.
+
+A channel must not be used from a signal handler or a finalizer: its lock may be held by the thread that they interrupt.
+
+Not here: the socket and what arrives by it (line.py), what becomes of a call (core/calls.py), what a value is (rpc).
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal.signal costs 20 times as much
+import logging
+import os
+import threading
+import weakref
+from _thread import allocate_lock, get_ident
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Final
+
+from zmqdist.core.calls import ClientCall
+from zmqdist.errors import CANCELLED, FAILED_PRECONDITION, FailedPreconditionError
+from zmqdist.net.line import Line, this_process
+from zmqdist.net.security import ClientSecurity
+from zmqdist.wire.hello import Hello
+
+log = logging.getLogger("zmqdist.net")
+
+SLICE_S: Final = 1.0
+FRESH_S: Final = 0.0002
+"""So long after a look at the connection a new call trusts that it is still there: a blocking call has just looked."""
+LINGER_S: Final = 0.5
+"""What was sent right before `close` has this long to leave."""
+_SIGINT: Final = int(_signal.SIGINT)
+_NOBODY: Final = 0
+
+
+class _Sleeper:
+    """A thread that sleeps in the channel. Its lock is held while it is in `_followers` or `_parked`."""
+
+    __slots__ = ("call", "lock", "promoted", "thread")
+
+    def __init__(self, call: ClientCall | None) -> None:
+        self.call = call
+        self.thread = get_ident()
+        self.promoted = False
+        self.lock = allocate_lock()
+        self.lock.acquire()
+
+
+def _release(sleepers: dict[_Sleeper, None], sleeper: _Sleeper) -> None:
+    """R5. Also called by the handler of Ctrl-C, at any point of the main thread."""
+    if sleepers.pop(sleeper, sleeper) is None:
+        sleeper.lock.release()
+
+
+class Channel:
+    """Calls to one address, from any number of threads. Dropping it is as good as closing it.
+
+    Attributes:
+      address: "host:port".
+      stalls: waits that ended by their slice although something was there (R8). Always 0.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity, hello: Hello) -> None:
+        """Begins to connect; does not wait for the server.
+
+        Raises:
+          InvalidArgumentError: not an address.
+        """
+        self.address = address
+        self.stalls = 0
+        self._process = this_process()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._line = Line(address, security, hello, self._wake_fd)
+        self._lock = allocate_lock()
+        self._leader = _NOBODY
+        self._leader_call: ClientCall | None = None
+        self._followers: dict[_Sleeper, None] = {}
+        self._parked: dict[_Sleeper, None] = {}
+        self._reader: threading.Thread | None = None
+        self._to_call: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
+        self._with_callbacks = 0
+        self._looked_at = 0.0
+        self._interrupted = False
+        self._main_sleeper: _Sleeper | None = None
+        self._closed = False
+        self._line.tend(monotonic())
+
+    # -- what callers do ------------------------------------------------------------------------------------------------
+
+    def call(self, call: ClientCall) -> None:
+        """Ask, and do not wait. Frames are copied before this returns.
+
+        A call on a closed channel ends at once with FAILED_PRECONDITION.
+
+        Raises:
+          FailedPreconditionError: the channel was made in another process, before a fork.
+        """
+        shielded = self._shield()
+        try:
+            self._submit(call, False)
+        finally:
+            if shielded:
+                self._unshield()
+
+    def ask(self, call: ClientCall) -> None:
+        """Ask, and wait until the call has ended. Raises as `call` does, and KeyboardInterrupt."""
+        shielded = self._shield()
+        try:
+            self._submit(call, True)
+            if not call.ended:
+                self._wait(call, shielded)
+        finally:
+            if shielded:
+                self._unshield()
+
+    def wait(self, call: ClientCall) -> None:
+        """Wait until the call has ended. From any thread, any number of them."""
+        if call.ended:
+            return
+        shielded = self._shield()
+        try:
+            self._wait(call, shielded)
+        finally:
+            if shielded:
+                self._unshield()
+
+    def poll(self, call: ClientCall) -> bool:
+        """Whether the call has ended; reads what has arrived, but waits for nothing."""
+        if call.ended:
+            return True
+        shielded = self._shield()
+        try:
+            with self._lock:
+                now = monotonic()
+                if self._leader == _NOBODY and not self._closed:
+                    self._look(now)
+                self._line.expire(now)
+                self._tell()
+        finally:
+            if shielded:
+                self._unshield()
+        return call.ended
+
+    def cancel(self, call: ClientCall) -> bool:
+        """End the call with CANCELLED and tell the server; False when it had ended before."""
+        shielded = self._shield()
+        try:
+            with self._lock:
+                if call.ended:
+                    return False
+                self._line.cancel(call)
+                self._tell()
+                return True
+        finally:
+            if shielded:
+                self._unshield()
+
+    def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
+        """Have `fn(call)` called once when the call has ended: by the reader thread, or here when it has ended already."""
+        shielded = self._shield()
+        try:
+            with self._lock:
+                if not call.ended:
+                    if call.callbacks is None:
+                        call.callbacks = []
+                        self._with_callbacks += 1
+                    call.callbacks.append(fn)
+                    self._need_reader()
+                    return
+        finally:
+            if shielded:
+                self._unshield()
+        fn(call)
+
+    def close(self) -> None:
+        """End every pending call with CANCELLED, and the connection. What was just sent has LINGER_S to leave. Idempotent."""
+        if self._process is not this_process():
+            return
+        shielded = self._shield()
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = True
+                self._line.fail(CANCELLED, f"the client of {self.address} was closed")
+                self._tell()
+                if self._leader == _NOBODY:
+                    self._line.close(LINGER_S)
+                else:
+                    os.eventfd_write(self._wake_fd, 1)
+                self._wake_reader()
+        finally:
+            if shielded:
+                self._unshield()
+
+    @property
+    def pending(self) -> int:
+        """Calls that have not ended, as far as is known here."""
+        table = self._line.table
+        return len(table.in_flight) + len(table.waiting)
+
+    def __del__(self) -> None:
+        # Nobody else has a reference, so nobody is inside; and no lock may be taken here (the collector runs anywhere).
+        if self._process is this_process() and "_line" in self.__dict__:
+            self._line.close(LINGER_S)
+        if "_wake_fd" in self.__dict__:
+            os.close(self._wake_fd)
+
+    # -- sending --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, call: ClientCall, waits: bool) -> None:
+        now = monotonic()
+        with self._lock:
+            if self._closed:
+                call.code, call.message, call.ended = (
+                    FAILED_PRECONDITION,
+                    f"the client of {self.address} is closed",
+                    True,
+                )
+                return
+            line = self._line
+            if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not line.table.incarnation):
+                self._look(now)
+            line.submit(call, now)
+            if line.table.waiting:
+                self._attend(now, waits)
+            if line.ended:
+                self._tell()
+
+    def _attend(self, now: float, waits: bool) -> None:
+        """A call waits for a server: somebody must see to the connection, now and later."""
+        if self._leader == _NOBODY:
+            self._line.tend(now)
+        else:
+            os.eventfd_write(self._wake_fd, 1)
+        if not waits:
+            self._need_reader()
+
+    # -- waiting --------------------------------------------------------------------------------------------------------
+
+    def _wait(self, call: ClientCall, shielded: bool) -> None:
+        me = None
+        with self._lock:
+            if call.ended:
+                return
+            if self._leader == _NOBODY:
+                self._leader = get_ident()
+                self._leader_call = call
+            else:
+                me = _Sleeper(call)
+                self._followers[me] = None
+                if call.waiters is None:
+                    call.waiters = []
+                call.waiters.append(me)
+        if me is None or self._follow(me, call, shielded):
+            self._lead(call, shielded)
+
+    def _lead(self, call: ClientCall, shielded: bool) -> None:
+        """Read for everybody until the call has ended."""
+        try:
+            while True:
+                ready = self._line.poll(self._slice_ms(call.due))
+                with self._lock:
+                    self._serve(ready)
+                    if call.ended or (shielded and self._interrupted):
+                        self._step_down()
+                        return
+        except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
+            with self._lock:
+                if self._leader == get_ident():
+                    self._step_down()
+            raise
+
+    def _follow(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
+        """Sleep until the call has ended; True when this thread has become the leader instead."""
+        if shielded:
+            self._main_sleeper = me
+        try:
+            while True:
+                # A Ctrl-C that came before `_main_sleeper` was set woke nobody.
+                slice_s = 0.0 if shielded and self._interrupted else SLICE_S
+                me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
+                with self._lock:
+                    if self._decide(me, call, shielded):
+                        return me.promoted
+        except BaseException:  # as in _lead
+            with self._lock:
+                self._withdraw(me, call)
+            raise
+        finally:
+            if shielded:
+                self._main_sleeper = None
+
+    def _decide(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
+        """R6: whether this follower's sleep is over. It leads then, if `promoted` is still set."""
+        asleep = me in self._followers
+        if call.ended or (shielded and self._interrupted):
+            self.stalls += call.ended and asleep
+            self._withdraw(me, call)
+            return True
+        if me.promoted:
+            return True
+        if self._leader == _NOBODY:
+            self.stalls += asleep
+            self._promote(me)
+            return True
+        self._line.expire(monotonic())
+        self._tell()
+        if not call.ended and not asleep:  # woken by a Ctrl-C that was taken back
+            self._followers[me] = None
+        return call.ended
+
+    def _withdraw(self, me: _Sleeper, call: ClientCall) -> None:
+        self._followers.pop(me, None)
+        if call.waiters is not None and me in call.waiters:
+            call.waiters.remove(me)
+        if me.promoted:
+            me.promoted = False
+            if self._leader == me.thread:
+                self._step_down()
+
+    def _promote(self, follower: _Sleeper) -> None:
+        follower.promoted = True
+        self._leader = follower.thread
+        self._leader_call = follower.call
+        _release(self._followers, follower)
+
+    def _step_down(self) -> None:
+        """R4."""
+        self._leader = _NOBODY
+        self._leader_call = None
+        if self._followers:
+            self._promote(next(reversed(self._followers)))
+        elif self._closed:
+            self._line.close(LINGER_S)
+        elif self._parked and self._reader_needed():
+            self._wake_reader()
+
+    def _slice_ms(self, due: float) -> float:
+        """How long a leader may sleep: to the deadline, to the next step of connecting, at most a slice."""
+        line_due = self._line.due
+        if line_due is not None and line_due < due:
+            due = line_due
+        if due == inf:
+            return SLICE_S * 1000
+        return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
+
+    # -- under the lock ---------------------------------------------------------------------------------------------------
+
+    def _serve(self, ready: list[tuple[int, int]]) -> None:
+        """What the leader does after each poll."""
+        line = self._line
+        if self._closed:
+            return
+        tend = not line.table.incarnation
+        for fd, _ in ready:
+            if fd == self._wake_fd:
+                os.eventfd_read(fd)
+            elif fd == line.monitor_fd:
+                tend = True
+        unannounced = not ready and not line.poll(0)
+        if line.arrived():
+            self.stalls += unannounced
+            line.drain()
+        now = self._looked_at = monotonic()
+        if tend:
+            line.tend(now)
+        line.expire(now)
+        if line.ended:
+            self._tell(self._leader)
+
+    def _look(self, now: float) -> None:
+        """The same for somebody who does not lead and will not wait."""
+        self._looked_at = now
+        line = self._line
+        line.settle()
+        if not line.table.incarnation or line.poll(0):
+            line.tend(now)
+
+    def _tell(self, reader: int = _NOBODY) -> None:
+        """Wake whoever waits for the calls that have ended. `reader` is the leader, when that is who calls this."""
+        ended = self._line.ended
+        for call in ended:
+            if call is self._leader_call and self._leader != reader:
+                os.eventfd_write(self._wake_fd, 1)  # R2
+            if call.waiters is not None:
+                for follower in call.waiters:
+                    _release(self._followers, follower)
+                call.waiters = None
+            if call.callbacks is not None:
+                self._to_call += [(fn, call) for fn in call.callbacks]
+                call.callbacks = None
+                self._with_callbacks -= 1
+                self._need_reader()
+        ended.clear()
+
+    # -- the reader thread ------------------------------------------------------------------------------------------------
+
+    def _owes_callbacks(self) -> bool:
+        return bool(self._with_callbacks or self._to_call)
+
+    def _reader_needed(self) -> bool:
+        return bool(self._with_callbacks or self._to_call or self._line.table.waiting)
+
+    def _need_reader(self) -> None:
+        if self._reader is None:
+            self._reader = threading.Thread(
+                target=_read_for_others, args=(weakref.ref(self),), name=f"zmqdist-reader-{self.address}", daemon=True
+            )
+            self._reader.start()
+        else:
+            self._wake_reader()
+
+    def _wake_reader(self) -> None:
+        for sleeper in tuple(self._parked):
+            _release(self._parked, sleeper)
+
+    def _reader_turn(self) -> bool:
+        """One slice of the reader thread; False: it is not needed any more."""
+        with self._lock:
+            to_call, self._to_call = self._to_call, []
+        for fn, call in to_call:
+            try:
+                fn(call)
+            except Exception:
+                log.exception("a callback of a call to %s raised", self.address)
+        to_call.clear()
+        me = _Sleeper(None)
+        with self._lock:
+            if self._to_call:
+                return True
+            if self._closed:
+                self._reader = None
+                return False
+            lead = self._leader == _NOBODY and self._reader_needed()
+            if lead:
+                self._leader = me.thread
+            else:
+                self._parked[me] = None
+        if lead:
+            self._lead_a_slice()
+            return True
+        me.lock.acquire(True, max(0.0, min(SLICE_S, self._line.table.deadline - monotonic())))
+        with self._lock:
+            self._line.expire(monotonic())
+            self._tell()
+            if self._parked.pop(me, me) is me or self._reader_needed():
+                return True
+            self._reader = None
+            return False
+
+    def _lead_a_slice(self) -> None:
+        try:
+            ready = self._line.poll(self._slice_ms(self._line.table.deadline))
+            with self._lock:
+                self._serve(ready)
+        finally:
+            with self._lock:
+                self._step_down()
+
+    # -- Ctrl-C (R7) ------------------------------------------------------------------------------------------------------
+
+    def _shield(self) -> bool:
+        """Before anything that takes the lock: hold back Ctrl-C; whether that was done."""
+        if self._process is not this_process():
+            raise FailedPreconditionError(
+                None, None, f"the client of {self.address} was made before a fork: make a new one in this process"
+            )
+        if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
+            return False
+        _signal.signal(_SIGINT, self._on_sigint)
+        return True
+
+    def _unshield(self) -> None:
+        _signal.signal(_SIGINT, _signal.default_int_handler)
+        if self._interrupted:
+            self._interrupted = False
+            raise KeyboardInterrupt
+
+    def _on_sigint(self, signum: int, frame: object) -> None:
+        self._interrupted = True
+        os.eventfd_write(self._wake_fd, 1)
+        sleeper = self._main_sleeper
+        if sleeper is not None:
+            _release(self._followers, sleeper)
+
+
+def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:
+    """The reader thread. It keeps the channel alive for a slice at a time, and longer only while callbacks are owed."""
+    owed: Channel | None = None  # keeps it alive between two slices
+    while (channel := owed or channel_ref()) is not None and channel._reader_turn():
+        owed = channel if channel._owes_callbacks() else None
+        del channel

@@ -1,0 +1,279 @@
+"""One client's calls, table and socket together, without any threads: what channel.py does under its lock.
+
+Rules
+    One thread at a time; nothing here waits.
+    Calls that end are gathered in `ended`; the owner tells whoever waits for them, and empties the list.
+    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the one exception is there).
+    What has arrived is read before a connection that has gone is let go.
+
+Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (link.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from _thread import allocate_lock
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, Final
+
+import zmq
+
+from zmqdist.core.calls import ClientCall, ClientCalls
+from zmqdist.errors import OpError, WireError, from_code
+from zmqdist.limits import WAIT_LOG_S
+from zmqdist.messages import Call, Goodbye, Refused, Reply
+from zmqdist.net.dealer import receive_payload
+from zmqdist.net.link import Link
+from zmqdist.net.monitor import Down, Up
+from zmqdist.net.security import ClientSecurity
+from zmqdist.wire import headers
+from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
+
+log = logging.getLogger("zmqdist.net")
+
+SOCKETS_MAX: Final = 65_536
+
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+_RCVMORE: Final = int(zmq.RCVMORE)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+
+class Process:
+    """What all clients of a process share: one context. A forked child starts anew, and refuses its parent's clients."""
+
+    def __init__(self) -> None:
+        self.main_thread = threading.main_thread().ident
+        self._lock = allocate_lock()
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    def context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        with self._lock:
+            if self._context is None:
+                self._context = zmq.Context()
+                self._context.max_sockets = SOCKETS_MAX
+            return self._context
+
+
+_process = Process()
+
+
+def this_process() -> Process:
+    """The one of the running process: another one after a fork."""
+    return _process
+
+
+def _forked() -> None:
+    global _process
+    _process = Process()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Line:
+    """See the module's docstring.
+
+    Attributes:
+      table: the calls.
+      ended: calls that have ended and whose waiters were not told yet.
+      poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
+      monitor_fd: the one of them after which `tend` must be called.
+      strays: messages that were not understood or not expected, and dropped.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
+        """Raises InvalidArgumentError: not an address."""
+        self.address = address
+        self.table = ClientCalls(address)
+        self.ended: list[ClientCall] = []
+        self.strays = 0
+        self._hello = encode_hello(hello)
+        self._wake_fd = wake_fd
+        self._turned_away = False
+        self._log_at = monotonic() + WAIT_LOG_S
+        self._link = Link(_process.context(), address, security, opened=self._opened, closing=self._closing)
+        self._closing()
+
+    # -- the socket of the present attempt --------------------------------------------------------------------------------
+
+    def _opened(self) -> None:
+        socket, monitor = self._link.socket, self._link.monitor
+        assert socket is not None
+        assert monitor is not None
+        # link.py reconnects, not ZeroMQ; but with -1 ZeroMQ would also throw away what has arrived and was not read yet.
+        socket.setsockopt(zmq.RECONNECT_IVL, 2**31 - 1)
+        backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
+        self._get: Callable[[int], Any] = backend.get
+        self._send: Callable[..., Any] = backend.send
+        self._recv: Callable[..., Any] = backend.recv
+        self.monitor_fd = int(monitor.getsockopt(zmq.FD))
+        self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
+
+    def _closing(self) -> None:
+        self._get = lambda option: 0
+        self.monitor_fd = -1
+        self._watch()
+
+    def _watch(self, *fds: int) -> None:
+        poller = select.poll()
+        for fd in (self._wake_fd, *fds):
+            poller.register(fd, select.POLLIN)
+        self.poll = poller.poll
+
+    @property
+    def due(self) -> float | None:
+        """When `tend` must be called, besides after input; None: only input matters."""
+        return self._link.due
+
+    def close(self, linger_s: float) -> None:
+        """End the connection. Calls are not touched."""
+        self._link.close(linger_s)
+
+    # -- out --------------------------------------------------------------------------------------------------------------
+
+    def submit(self, call: ClientCall, now: float) -> None:
+        """A new call: sent now, or kept until there is a server. It may have ended after this, refused by the table."""
+        message = self.table.asked(call, now)
+        if message is not None:
+            self._transmit(call, message)
+            if self._get(_EVENTS) & _POLLIN:
+                self.drain()
+        elif not call.ended:
+            call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
+
+    def cancel(self, call: ClientCall) -> None:
+        """The caller gives up; a call that has ended is fine."""
+        if not call.ended:
+            message = self.table.cancelled(call)
+            self.ended.append(call)
+            if message is not None:
+                self._put(headers.encode(message))
+                self.settle()
+
+    def fail(self, code: int, message: str) -> None:
+        """End all calls."""
+        self.ended += self.table.failed(code, message)
+
+    def _transmit(self, call: ClientCall, message: Call) -> None:
+        if self._put(headers.encode(message), call.frames):
+            call.body = b""
+            call.frames = ()
+        else:
+            self.table.undelivered(call)
+
+    def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
+        """Send a message now; its frames are copied. False: there is no connection that takes it."""
+        try:
+            if not frames:
+                self._send(header, _NOBLOCK)
+                return True
+            self._send(header, _MORE)
+            for frame in frames[:-1]:
+                self._send(frame, _MORE)
+            self._send(frames[-1], _NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    # -- in ---------------------------------------------------------------------------------------------------------------
+
+    def arrived(self) -> bool:
+        """Whether there is something to `drain`."""
+        return bool(self._get(_EVENTS) & _POLLIN)
+
+    def settle(self) -> None:
+        """Read what has arrived, if anything."""
+        if self._get(_EVENTS) & _POLLIN:
+            self.drain()
+
+    def drain(self) -> None:
+        """Read all that has arrived; something has."""
+        table, get = self.table, self._get
+        while True:
+            header = self._recv(_NOBLOCK)
+            frames = receive_payload(self._link.socket) if get(_RCVMORE) else ()  # type: ignore[arg-type]
+            try:
+                if frames is None:
+                    raise WireError(self.address, "a message of too many frames")
+                self._take(header, frames)
+            except WireError as error:
+                self.strays += 1
+                log.warning("message dropped: %s", error)
+            if (not table.in_flight and table.incarnation) or not get(_EVENTS) & _POLLIN:
+                return
+
+    def _take(self, header: bytes, frames: Sequence[Any]) -> None:
+        if is_hello(header):
+            self._greeted(header)
+            return
+        message = headers.decode(header, self.address)
+        if type(message) is Reply:
+            call = self.table.answered(message, frames)
+            if call is not None:
+                self.ended.append(call)
+        elif type(message) is Goodbye:
+            self.table.server_leaving()
+        elif type(message) is not Refused:
+            self.strays += 1
+        elif self.table.incarnation:
+            self.strays += 1
+            log.warning("%s refused a message: %s", self.address, message.message)
+        else:
+            self._turn_away(from_code(message.code, message.message))  # it did not take our hello
+
+    def _greeted(self, header: bytes) -> None:
+        try:
+            hello = decode_hello(header, self.address)
+        except WireError:
+            raise
+        except OpError as error:  # another major version
+            self._turn_away(error)
+            return
+        for call, message in self.table.server_up(hello.incarnation, monotonic()):
+            self._transmit(call, message)
+
+    def _turn_away(self, error: OpError) -> None:
+        self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it
+        self.fail(error.error_code, error.message)
+
+    # -- the connection -----------------------------------------------------------------------------------------------------
+
+    def tend(self, now: float) -> None:
+        """See to what has happened to the connection, and whether it is time to try again. May change `poll`."""
+        link, table = self._link, self.table
+        if self._turned_away:
+            self._turned_away = False
+            link.close()
+        if link.socket is None and link.due is None and table.waiting:
+            link.retry(now)  # it was refused before; somebody asks again
+        refused = link.tick(now)
+        if refused is not None:
+            self.fail(refused.error.error_code, refused.error.message)
+        # After the tick: also what a new socket and its monitor have must be asked for once before they are polled.
+        for change in link.read(now):
+            if isinstance(change, Up):
+                self._get(_EVENTS)  # has the socket learn of its connection
+                self._put(self._hello)
+            elif isinstance(change, Down):
+                self.settle()  # first what the connection brought while it was there
+                self.ended += table.connection_lost()
+                self._log_at = now + WAIT_LOG_S
+                link.retry(now)
+            else:
+                self.fail(change.error.error_code, change.error.message)
+        self.settle()
+        if table.waiting and now >= self._log_at:
+            self._log_at = now + WAIT_LOG_S
+            trouble = link.trouble or "it has not answered our hello yet"
+            log.warning("%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble)
+
+    def expire(self, now: float) -> None:
+        """End the calls whose time has passed."""
+        if now >= self.table.deadline:
+            self.ended += self.table.ticked(now)

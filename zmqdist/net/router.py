@@ -1,0 +1,443 @@
+"""The one listening socket of a server: who is connected, and messages from and to them.
+
+Rules
+    A peer is one connection. Its routing id is chosen by ZeroMQ and never seen again; name and incarnation are in its hello.
+    A connection speaks first with a hello and is answered with ours. Until then, and after a hello of another major
+    version, nothing it says is taken. Its role comes from the handshake (zap.py), never from what it says.
+    A message is given to the handler of its kind, if the peer's role may send that kind; `admin` may send everything.
+    Nothing a peer sends raises here: it is counted in `dropped`, answered with Refused a bounded number of times, and
+    logged once per peer.
+    A send never waits. False means that it was not sent; True does not promise that it arrives.
+
+Who has gone
+    The monitor tells a descriptor, and descriptors are used again at once: so its word, and a new connection on a known
+    descriptor, only name suspects. A suspect is sent a Ping; ZeroMQ's "host unreachable" is the truth. The end of a
+    connection takes a moment to reach the socket, so the question is repeated for SUSPECT_S.
+
+Not here: what the messages mean, and pending calls (their bound is the business of who answers them).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket as sockets
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import zmq
+
+from zmqdist.errors import (
+    FAILED_PRECONDITION,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    InvalidArgumentError,
+    ProtocolMismatchError,
+    UnknownError,
+    WireError,
+)
+from zmqdist.limits import FRAME_BYTES_MAX, MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.messages import Goodbye, Message, Ping, Refused
+from zmqdist.net.address import is_ipv6, join, split
+from zmqdist.net.dealer import Buffer, receive_payload
+from zmqdist.net.loop import Loop, Watched
+from zmqdist.net.monitor import DISCONNECTED, SERVER_EVENTS, decode_event, open_monitor
+from zmqdist.net.security import NONE, ServerSecurity
+from zmqdist.net.zap import ADMIN
+from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
+
+log = logging.getLogger("zmqdist.net")
+
+SUSPECT_S: Final = 0.03
+"""So long a suspect is asked again."""
+SUSPECT_STEP_S: Final = 0.003
+RECENT_S: Final = 1.0
+"""So long a descriptor without a peer that was reported gone is remembered: its first message may still be unread."""
+REFUSALS_MAX: Final = 32
+"""Answers of Refused for one peer: one that does not read must not fill our memory."""
+LINGER_S: Final = 0.2
+"""So long the last answers have to leave when the server stops."""
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps for us until they are accepted: a cluster starts all at once."""
+NAME_CHARS_MAX: Final = 100
+
+_NOBLOCK: Final = int(zmq.NOBLOCK)
+_MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+_RCVMORE: Final = int(zmq.RCVMORE)
+_PING: Final = encode(Ping())
+
+Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
+
+
+class Peer:
+    """One connection.
+
+    Attributes:
+      routing_id: ZeroMQ's name for it.
+      fd: its descriptor number; -1 where that cannot be told.
+      role: "client", "submit", "worker" or "admin".
+      hello: None until it came; without one the peer is shown to nobody.
+      name: for people, with its address until the hello.
+      session: whatever the owner of the router keeps with it.
+      gone: it was found out that it has gone; nothing can be sent to it.
+    """
+
+    __slots__ = ("blamed", "fd", "gone", "hello", "name", "refusals", "role", "routing_id", "session", "shut")
+
+    def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
+        self.routing_id = routing_id
+        self.fd = fd
+        self.role = role
+        self.name = name
+        self.hello: Hello | None = None
+        self.session: Any = None
+        self.gone = False
+        self.blamed = False
+        self.refusals = 0
+        self.shut = False
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, {self.role}{', gone' if self.gone else ''})"
+
+
+class Router:
+    """See the module's docstring. All methods are called in the loop's thread, or before the loop starts.
+
+    Attributes:
+      on_hello: called with a peer whose hello came, after ours was sent.
+      on_gone: called with a peer that was shown by `on_hello` and has gone; once.
+      dropped: messages that were not taken, by reason.
+      refused_handshakes: connections that did not get as far as a first message.
+      peers_max: connections that are served.
+    """
+
+    def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
+        """Args:
+        hello: what this server says of itself.
+        """
+        self.on_hello: Callable[[Peer], None] | None = None
+        self.on_gone: list[Callable[[Peer], None]] = []
+        self.dropped: dict[str, int] = {}
+        self.refused_handshakes = 0
+        self.peers_max = PEERS_MAX
+        self._loop = loop
+        self._security = security
+        self._hello = encode_hello(hello)
+        self._peers: dict[bytes, Peer] = {}
+        self._by_fd: dict[int, Peer] = {}
+        self._suspects: dict[Peer, float] = {}
+        self._recent: dict[int, float] = {}
+        self._closed = False
+        self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
+        loop.run(self._open)
+
+    def _open(self) -> None:
+        self._security.install(self._loop)
+        socket = self._loop.context.socket(zmq.ROUTER)
+        self._socket = socket
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, round(LINGER_S * 1000))
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        self._security.apply(socket)
+        self._send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
+        self._recv: Callable[[int], bytes] = super(zmq.Socket, socket).recv
+        self._monitor = open_monitor(socket, SERVER_EVENTS)
+        self._watched: Watched = self._loop.add_socket(socket, self._read)
+        self._loop.add_socket(self._monitor, self._read_monitor)
+        self._loop.on_stop(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._socket.disable_monitor()
+        for socket in (self._monitor, self._socket):
+            self._loop.remove_socket(socket)
+            socket.close()
+
+    # -- addresses ----------------------------------------------------------------------------------------------------
+
+    def bind(self, address: str) -> str:
+        """Listen on `host:port`; port 0 takes a free one.
+
+        Returns:
+          The real `host:port`.
+
+        Raises:
+          UnknownError: it could not be bound: in use, not an address of this machine, not allowed.
+          FailedPreconditionError: the security does not cover the address (security.py).
+          InvalidArgumentError: not an address.
+        """
+        host, port = split(address)
+        self._security.check_bind(host)
+        number = _look_up(host)
+        self._security.check_bind(number)
+        return join(host, self._loop.run(self._bind, number, port))
+
+    def bind_fd(self, fd: int) -> str:
+        """Serve a TCP socket that is bound and listens already; the descriptor is ZeroMQ's from then on.
+
+        Returns, raises: as `bind`.
+        """
+        with sockets.socket(fileno=fd) as given:
+            name = given.getsockname()
+            given.detach()
+        if not isinstance(name, tuple):
+            raise InvalidArgumentError(None, None, f"descriptor {fd} is not a TCP socket")
+        self._security.check_bind(name[0])
+        return join(name[0], self._loop.run(self._bind, name[0], name[1], fd))
+
+    def _bind(self, host: str, port: int, fd: int = -1) -> int:
+        socket = self._socket
+        self._watched.dirty = True
+        socket.setsockopt(zmq.IPV6, 1 if is_ipv6(host) else 0)
+        socket.setsockopt(zmq.USE_FD, fd)
+        address = join(host, port)
+        try:
+            socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
+        except zmq.ZMQError as error:
+            raise UnknownError(None, None, f"could not bind {address}: {_why(error)}") from None
+        finally:
+            socket.setsockopt(zmq.USE_FD, -1)
+        bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        return split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
+
+    # -- out ----------------------------------------------------------------------------------------------------------
+
+    def on(
+        self,
+        kind: type[Message],
+        fn: Callable[[Peer, Any, list[memoryview]], None],
+        roles: frozenset[str] | None = None,
+    ) -> None:
+        """Give messages of a kind to `fn(peer, message, frames)`; the frames are its own to keep and to write to.
+
+        Args:
+          roles: who may send this kind, besides `admin`; None: everybody. Others are answered PERMISSION_DENIED.
+        """
+        self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
+
+    def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        """Send without waiting.
+
+        Args:
+          frames: payload; not copied when large, so they must not change until they are out.
+
+        Returns:
+          False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
+        """
+        return self._send_raw(peer, encode(message), frames)
+
+    def _send_raw(self, peer: Peer, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
+        if peer.gone or self._closed:
+            return False
+        self._watched.dirty = True
+        try:
+            self._send(peer.routing_id, _MORE)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                self._mark_gone(peer)
+            elif error.errno != zmq.EAGAIN:
+                raise
+            return False
+        last = len(frames)
+        self._send(header, _MORE if last else _NOBLOCK)
+        for number, frame in enumerate(frames, 1):
+            self._socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
+        return True
+
+    # -- in -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> list[Peer]:
+        """Those whose hello was taken."""
+        return [peer for peer in self._peers.values() if peer.hello is not None]
+
+    def _read(self) -> bool:
+        """Take what is there, up to the bound; True when stopped at the bound."""
+        events, recv, peers = self._watched.events, self._recv, self._peers
+        for _ in range(MESSAGES_PER_WAKE_MAX):
+            if not events(_EVENTS) & _POLLIN:
+                return False
+            routing_id = recv(_NOBLOCK)
+            peer = peers.get(routing_id)
+            if peer is None:
+                frame = self._socket.recv(_NOBLOCK, copy=False)
+                header, more = frame.bytes, frame.more
+                peer = self._meet(routing_id, frame)
+            else:
+                header = recv(_NOBLOCK)
+                more = bool(events(_RCVMORE))
+            frames = receive_payload(self._socket) if more else []
+            try:
+                self._take(peer, header, frames)
+            except WireError as error:
+                self._count("not a message")
+                if not peer.blamed:
+                    peer.blamed = True
+                    log.warning("%s (further ones of it are only counted)", error)
+            except Exception:
+                self._loop.fault(f"handler of a message from {peer.name}")
+        return True
+
+    def _meet(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
+        """The first message of a connection that we do not know."""
+        role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
+        try:
+            fd = int(frame.get(zmq.SRCFD))
+        except (zmq.ZMQError, ValueError, TypeError):
+            fd = -1
+        peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
+        if len(self._peers) >= self.peers_max:
+            peer.shut = True
+            self._refuse(peer, RESOURCE_EXHAUSTED, f"this server has its {self.peers_max} connections already")
+            return peer
+        self._peers[routing_id] = peer
+        if fd >= 0:
+            displaced = self._by_fd.get(fd)
+            self._by_fd[fd] = peer
+            if displaced is not None:
+                self._suspect(displaced)
+            if self._loop.now() - self._recent.pop(fd, float("-inf")) < RECENT_S:
+                self._ask_later(peer)  # after our hello, which must be the first that it hears
+        return peer
+
+    def _take(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
+        if peer.shut:
+            self._count("refused peer")
+            return
+        if frames is None:
+            self._count("too many frames")
+            return
+        if is_hello(header):
+            self._greet(peer, header)
+            return
+        if peer.hello is None:
+            peer.shut = True
+            self._count("before the hello")
+            self._refuse(peer, FAILED_PRECONDITION, "the first message of a connection must be a hello")
+            return
+        message = decode(header, peer.name)
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            if not isinstance(message, (Ping, Goodbye, Refused)):
+                self._count("not served here")
+                self._refuse(peer, UNIMPLEMENTED, f"{type(message).__name__} is not served here")
+            return
+        fn, roles = handler
+        if roles is not None and peer.role not in roles:
+            self._count("not allowed")
+            text = f"role {peer.role} may not send {type(message).__name__} (allowed: {', '.join(sorted(roles))})"
+            self._refuse(peer, PERMISSION_DENIED, text)
+            return
+        fn(peer, message, frames)
+
+    def _greet(self, peer: Peer, header: bytes) -> None:
+        if peer.hello is not None:
+            self._count("second hello")
+            return
+        try:
+            hello = decode_hello(header, peer.name)
+        except ProtocolMismatchError as error:
+            peer.shut = True
+            self._count("other protocol version")
+            log.warning("refused: %s", error)
+            self._send_raw(peer, self._hello)  # it names both versions on the other side too
+            return
+        except WireError:
+            peer.shut = True
+            raise
+        peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
+        if not self._send_raw(peer, self._hello):  # it has gone while its hello lay here
+            return
+        peer.hello = hello
+        if self.on_hello is not None:
+            self.on_hello(peer)
+
+    def _refuse(self, peer: Peer, code: int, text: str) -> None:
+        if peer.refusals < REFUSALS_MAX:
+            peer.refusals += 1
+            self._send_raw(peer, encode(Refused(code, text)))
+
+    def _count(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    # -- who has gone ---------------------------------------------------------------------------------------------------
+
+    def _read_monitor(self) -> bool:
+        for _ in range(MESSAGES_PER_WAKE_MAX):
+            if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
+                return False
+            event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            if event != DISCONNECTED:
+                self.refused_handshakes += 1
+            elif (peer := self._by_fd.get(fd)) is not None:
+                self._suspect(peer)
+            else:
+                self._recent[fd] = self._loop.now()
+        return True
+
+    def _suspect(self, peer: Peer) -> None:
+        if not peer.gone and not self._is_gone(peer):
+            self._ask_later(peer)
+
+    def _ask_later(self, peer: Peer) -> None:
+        self._suspects[peer] = self._loop.now() + SUSPECT_S
+        self._loop.set_timer(self, self._loop.now() + SUSPECT_STEP_S, self._ask_suspects)
+
+    def _ask_suspects(self) -> None:
+        now = self._loop.now()
+        for peer, until in tuple(self._suspects.items()):
+            if peer.gone or self._is_gone(peer) or now >= until:
+                del self._suspects[peer]
+        if self._suspects:
+            self._loop.set_timer(self, now + SUSPECT_STEP_S, self._ask_suspects)
+
+    def _is_gone(self, peer: Peer) -> bool:
+        self._watched.events(_EVENTS)  # makes the socket take note of connections that have ended
+        self._send_raw(peer, _PING)
+        return peer.gone
+
+    def _mark_gone(self, peer: Peer) -> None:
+        peer.gone = True
+        self._peers.pop(peer.routing_id, None)
+        if self._by_fd.get(peer.fd) is peer:
+            del self._by_fd[peer.fd]
+        if peer.hello is not None:
+            for fn in self.on_gone:
+                self._loop.call_soon(fn, peer)
+
+
+def _look_up(host: str) -> str:
+    """The number of a host name, IPv4 first; what cannot be looked up is left to ZeroMQ, which knows interface names."""
+    try:
+        found = sockets.getaddrinfo(host, None, type=sockets.SOCK_STREAM)
+    except OSError:
+        return host
+    numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
+    return numbers[0]
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""
+
+
+def _printable(text: str) -> str:
+    """A peer's own words, fit for a log line."""
+    return "".join(char if char.isprintable() else "?" for char in text[:NAME_CHARS_MAX])
+
+
+def _why(error: zmq.ZMQError) -> str:
+    if error.errno == zmq.EADDRINUSE:
+        return "the port is in use; stop what listens there, or take port 0 for a free one"
+    if error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return "this machine does not have that address"
+    return str(error.strerror).lower()

@@ -1,0 +1,142 @@
+"""The user's token: what proves on loopback that two processes belong to the same user.
+
+It is made at first use in `$XDG_STATE_HOME/zmqdist/token` (`~/.local/state/zmqdist/token`); the folder is 0700, the file 0600.
+The environment variable ZMQDIST_TOKEN_FILE, or an argument, names another file.
+
+A token is read only from a file that belongs to this user and that nobody else can read: else somebody else knows it, or
+has put it there. Its text never appears in an error.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Final
+
+from zmqdist.errors import FailedPreconditionError
+
+ENVIRONMENT: Final = "ZMQDIST_TOKEN_FILE"
+TOKEN_BYTES_MIN: Final = 32
+TOKEN_BYTES_MAX: Final = 255
+"""ZeroMQ's own bound on a password."""
+
+
+def user_token(path: str | Path | None = None) -> tuple[bytes, Path]:
+    """The token and the file it came from: `path`, else the one of ZMQDIST_TOKEN_FILE, else the user's own, made if needed.
+
+    Raises:
+      FailedPreconditionError: the file is missing (only the user's own is made), not private, damaged, or cannot be made.
+    """
+    named = path or os.environ.get(ENVIRONMENT)
+    if named:
+        return load(named), Path(named)
+    own = default_path()
+    if not own.exists():
+        create(own)
+    _check_folder(own.parent)
+    return load(own), own
+
+
+def default_path() -> Path:
+    """Where the user's own token is."""
+    base = os.environ.get("XDG_STATE_HOME")
+    if base and os.path.isabs(base):
+        return Path(base, "zmqdist", "token")
+    try:
+        return Path.home() / ".local" / "state" / "zmqdist" / "token"
+    except RuntimeError:
+        raise FailedPreconditionError(
+            None, None, f"this user has no home folder for a token: set {ENVIRONMENT} to a file of your own"
+        ) from None
+
+
+def create(path: str | Path) -> None:
+    """Make a new token file, and its folder. One that is there already is left as it is, also in a race.
+
+    Raises:
+      FailedPreconditionError: the folder is not private, or cannot be written.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_folder(path.parent)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with open(fd, "wb") as file:
+                file.write(secrets.token_urlsafe(32).encode() + b"\n")
+            os.link(part, path)  # never replaces: whoever comes second takes the token of the first
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(part)
+    except OSError as error:
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"cannot make the token file {path}: {error.strerror}; set {ENVIRONMENT} to a file of your own",
+        ) from None
+
+
+def load(path: str | Path) -> bytes:
+    """Read a token file.
+
+    Raises:
+      FailedPreconditionError: missing, not this user's, open to others, or not a token. The folder is not looked at.
+    """
+    path = Path(path)
+    text = read_private(path, "token file").strip()
+    if not TOKEN_BYTES_MIN <= len(text) <= TOKEN_BYTES_MAX or not text.isascii() or b"\n" in text:
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"{path} is not a token: wanted one line of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} characters; remove it",
+        )
+    return text
+
+
+def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bits: int = 0o077) -> bytes:
+    """The content of a small file that only its owner may touch.
+
+    Args:
+      what: for errors: "token file".
+      owners: user ids besides our own that may own it.
+      mode_bits: permissions that must not be set.
+
+    Raises:
+      FailedPreconditionError: it cannot be read, is not a plain file, or is somebody else's or open to others.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            problem = _problem(status, owners, mode_bits)
+            if problem is None and not stat.S_ISREG(status.st_mode):
+                problem = "is not a plain file"
+            if problem is None:
+                return file.read(1 << 20)
+    except OSError as error:
+        raise FailedPreconditionError(None, None, f"cannot read the {what} {path}: {error.strerror}") from None
+    raise FailedPreconditionError(None, None, f"the {what} {path} {problem}")
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise FailedPreconditionError(None, None, f"cannot look at the folder {folder}: {error.strerror}") from None
+    problem = _problem(status, (), 0o077)
+    if problem:
+        raise FailedPreconditionError(None, None, f"the folder of the token, {folder}, {problem}")
+
+
+def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:
+    if status.st_uid != os.geteuid() and status.st_uid not in owners:
+        return f"belongs to user {status.st_uid}, this process runs as {os.geteuid()}: use a file of your own"
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & mode_bits:
+        wanted = mode & ~mode_bits
+        return f"is open to other users (mode {mode:04o}): make it private with `chmod {wanted:o}`"
+    return None

@@ -1,0 +1,17 @@
+"""Questions with answers between processes.
+
+    server = Server.create("zmq", "127.0.0.1:0")
+    server.register("multiply", lambda a, b: a * b)
+    server.start()
+    client = Client.create("zmq", server.address)
+    client.multiply_blocking(2, 3)      # 6
+    client.multiply(2, 3).get_value()   # the same, and other things can be done before get_value
+
+Not here: work that may run on any of several workers (coordinator), and anything that sends code: values only.
+"""
+
+from zmqdist.rpc.client import Client, ZmqClient
+from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.server import Server, ZmqServer
+
+__all__ = ["Server", "Client", "StatusOrResult", "ZmqServer", "ZmqClient"]

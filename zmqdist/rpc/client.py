@@ -1,0 +1,227 @@
+"""The client of an RPC server.
+
+Rules
+    `client.m(...)` and `call` never wait for the answer, `client.m_blocking(...)` does. Any number of threads may use one client.
+    A call made while the server is away waits for it, up to its deadline, and is sent when it is there. A call that was in
+    flight when the connection went ends with UNAVAILABLE and is never sent again.
+    A mistake that can be seen here - another structure of the arguments, a value that cannot travel - is raised by the call
+    itself; all else is the outcome of the call.
+
+Not here: threads and the socket (net/channel.py).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from math import inf
+from time import monotonic
+from typing import Any, Final
+
+from zmqdist import nest
+from zmqdist.core.calls import ClientCall
+from zmqdist.net.channel import Channel
+from zmqdist.net.security import ClientSecurity, client_security
+from zmqdist.rpc import payload
+from zmqdist.rpc.result import StatusOrResult, as_leaves, as_returned, as_specified, outcome
+from zmqdist.rpc.service import METHODS
+from zmqdist.rpc.signatures import check_structure, is_flat
+from zmqdist.wire.hello import our_hello
+
+LAYER: Final = "zmq"
+_CONTAINERS: Final = (list, tuple, dict)
+
+
+def check_layer(rpc_layer: str) -> None:
+    """Raises ValueError for anything but "zmq"."""
+    if rpc_layer != LAYER:
+        raise ValueError(f'Only the "{LAYER}" backend is supported at the moment, given {rpc_layer!r}')
+
+
+def new_incarnation() -> int:
+    """A random number for one life of a client or server, 1 to 2**63 - 1."""
+    return int.from_bytes(os.urandom(8), "big") >> 1 or 1
+
+
+class Client:
+    """What `Client.create` gives. Close it, use it in a with-statement, or drop it: pending calls then end with CANCELLED.
+
+    Each method that the server had when the client was made is an attribute: `m(*args, timeout_in_ms=0)` gives a
+    StatusOrResult, `m_blocking(*args, timeout_in_ms=0)` the value, or raises. A method whose name is taken by this class, or
+    is no identifier, is reached by `call`.
+
+    Attributes:
+      address: "host:port" of the server.
+      name: for people; need not be unique.
+    """
+
+    address: str
+    name: str
+
+    @staticmethod
+    def create(
+        rpc_layer: str,
+        address: str,
+        name: str = "",
+        timeout_in_ms: int = 0,
+        *,
+        keys_dir: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+    ) -> ZmqClient:
+        """Connect and ask for the list of methods: waits until the server is up.
+
+        Args:
+          rpc_layer: "zmq".
+          address: "host:port"; "zmq://host:port" is fine too.
+          timeout_in_ms: default deadline of each call, of this one too; 0 or less for none: then it waits for ever, and
+            logs whom it waits for.
+          keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token, or ZMQDIST_KEYS_DIR.
+
+        Raises:
+          ValueError: another layer.
+          DeadlineExceededError: no server within the time.
+          UnauthenticatedError: it refused the key or token, or is not who it should be.
+          FailedPreconditionError: it speaks another protocol or security.
+        """
+        check_layer(rpc_layer)
+        return ZmqClient(address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file)
+
+    def call(
+        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0
+    ) -> StatusOrResult:
+        """Call any method by its name; see ZmqClient."""
+        raise NotImplementedError("made by Client.create")
+
+
+class ZmqClient(Client):
+    """The class form of `Client.create`; without the list of methods it returns at once, server or not."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str = "",
+        list_registered_methods: bool = False,
+        timeout_in_ms: int = 0,
+        *,
+        keys_dir: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        security: ClientSecurity | None = None,
+    ) -> None:
+        """See `Client.create`; with `list_registered_methods` it waits and raises as that does.
+
+        `security` stands above `keys_dir` and `token_file`: for another role than "client".
+        """
+        self.address = address.removeprefix(f"{LAYER}://")
+        self.name = name
+        self._timeout_in_ms = timeout_in_ms
+        if security is None:
+            security = client_security(self.address, "client", keys_dir=_path(keys_dir), token_file=_path(token_file))
+        hello = our_hello("client", new_incarnation(), name or f"{socket.gethostname()}:{os.getpid()}")
+        self._channel = Channel(self.address, security, hello)
+        if list_registered_methods:
+            try:
+                self._offer(self.methods())
+            except BaseException:
+                self.close()
+                raise
+
+    def call(
+        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0
+    ) -> StatusOrResult:
+        """Ask; does not wait.
+
+        Args:
+          args: None, one value, or any structure of them; only its leaves count, from left to right.
+          output_specs: a structure of TensorSpec that the value is packed into, as arrays. None: the value is the flat list
+            of what the function returned, None when that was nothing.
+          timeout_in_ms: deadline of this call; 0 or less: the client's default.
+
+        Raises:
+          InvalidArgumentError: something in `args` cannot travel.
+          TypeError: `method_name` is not a str.
+        """
+        if not isinstance(method_name, str):
+            raise TypeError(f"a method's name is a str, not {type(method_name).__name__}")
+        read = as_leaves if output_specs is None else as_specified(output_specs)
+        body, frames = payload.pack([] if args is None else nest.flatten(args))
+        call = ClientCall(method_name, body, frames, _due(timeout_in_ms, self._timeout_in_ms))
+        self._channel.call(call)
+        return StatusOrResult(self._channel, call, read)
+
+    def methods(self) -> dict[str, tuple[Any, Any]]:
+        """Ask the server for its methods, and wait: name -> (input signature, output signature), None where it has none.
+
+        Raises:
+          OpError: what the call ended with.
+        """
+        body, _ = payload.pack([])
+        call = ClientCall(METHODS, body, (), _due(0, self._timeout_in_ms))
+        self._channel.ask(call)
+        return {name: (given, result) for name, given, result in outcome(call, self.address, as_returned)}
+
+    def close(self) -> None:
+        """End the connection; pending calls end with CANCELLED. Idempotent."""
+        self._channel.close()
+
+    def __enter__(self) -> ZmqClient:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name + ' ' if self.name else ''}of {self.address}>"
+
+    def _offer(self, methods: dict[str, tuple[Any, Any]]) -> None:
+        for name, (signature, _) in methods.items():
+            if not name.isidentifier() or hasattr(type(self), name) or name in ("address", "name"):
+                continue
+            start, wait = _convenience(self._channel, name, signature, self._timeout_in_ms)
+            setattr(self, name, start)
+            if f"{name}_blocking" not in methods:
+                setattr(self, f"{name}_blocking", wait)
+
+
+def _convenience(
+    channel: Channel, name: str, signature: Any, default_in_ms: int
+) -> tuple[Callable[..., StatusOrResult], Callable[..., Any]]:
+    """`client.m` and `client.m_blocking`. They hold the channel, not the client: no cycle keeps a dropped client alive."""
+    flat = signature is not None and is_flat(signature)
+    count = len(signature) if flat else -1
+
+    def ask(args: tuple[Any, ...], timeout_in_ms: int) -> ClientCall:
+        due = _due(timeout_in_ms, default_in_ms)
+        if signature is not None and not (flat and len(args) == count):
+            check_structure(signature, args)
+        body, frames = payload.pack(args)
+        return ClientCall(name, body, frames, due)
+
+    def start(*args: Any, timeout_in_ms: int = 0) -> StatusOrResult:
+        call = ask(args, timeout_in_ms)
+        channel.call(call)
+        return StatusOrResult(channel, call, as_returned)
+
+    def wait(*args: Any, timeout_in_ms: int = 0) -> Any:
+        call = ask(args, timeout_in_ms)
+        try:
+            channel.ask(call)
+        except KeyboardInterrupt:
+            channel.cancel(call)
+            raise
+        return outcome(call, channel.address, as_returned)
+
+    for function, function_name in ((start, name), (wait, f"{name}_blocking")):
+        function.__name__ = function.__qualname__ = function_name
+        function.__doc__ = f"RPC Call for {name} method to server {channel.address}"
+    return start, wait
+
+
+def _due(timeout_in_ms: float, default_in_ms: float) -> float:
+    if timeout_in_ms <= 0:
+        timeout_in_ms = default_in_ms
+    return monotonic() + timeout_in_ms / 1000 if timeout_in_ms > 0 else inf
+
+
+def _path(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)

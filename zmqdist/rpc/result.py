@@ -1,0 +1,111 @@
+"""What a call that was not waited for gives: its outcome, now or later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist import nest
+from zmqdist.core.calls import ClientCall
+from zmqdist.errors import InvalidArgumentError, from_code
+from zmqdist.net.channel import Channel
+from zmqdist.rpc import payload
+from zmqdist.specs import convert
+
+
+class StatusOrResult:
+    """The outcome of one call. From any thread, in any order, again and again; the answers stay the same.
+
+    What waits has the call's own deadline; without one it waits until the server answers or its connection goes, or for a
+    server to appear. It may be dropped unread: the remote function runs all the same. It is true, whatever the outcome.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_channel", "_read", "_value")
+
+    def __init__(self, channel: Channel, call: ClientCall, read: Callable[[ClientCall, str], Any]) -> None:
+        self._channel = channel
+        self._call = call
+        self._read = read
+        self._value: tuple[Any] | None = None
+
+    def is_ok(self) -> bool:
+        """Wait for the end; whether the call gave a value."""
+        self._channel.wait(self._call)
+        return self._call.code == 0
+
+    def get_error(self) -> tuple[int, str]:
+        """Wait for the end; (code, message), (0, "") for a value."""
+        self._channel.wait(self._call)
+        return self._call.code, self._call.message
+
+    def get_value(self) -> Any:
+        """Wait for the end; the value, the same object each time.
+
+        Raises:
+          OpError: the class of the call's code, with its message.
+          InvalidArgumentError: the value does not fit the `output_specs` of the call.
+        """
+        self._channel.wait(self._call)
+        if self._value is None:
+            self._value = (outcome(self._call, self._channel.address, self._read),)
+        return self._value[0]
+
+    def done(self) -> bool:
+        """Whether the call has ended. Never waits."""
+        return self._channel.poll(self._call)
+
+    def cancel(self) -> bool:
+        """End the call with CANCELLED, and have the server not start it if it has not yet; False: it had ended before."""
+        return self._channel.cancel(self._call)
+
+    def add_done_callback(self, fn: Callable[[StatusOrResult], object]) -> None:
+        """Have `fn(self)` called when the call has ended: in a thread of the client, or here when it has already.
+
+        What it raises in the client's thread is logged. The client stays alive until then.
+        """
+        self._channel.add_done_callback(self._call, lambda call: fn(self))
+
+    def __repr__(self) -> str:
+        call = self._call
+        state = "pending" if not call.ended else "ok" if call.code == 0 else f"error {call.code}"
+        return f"<StatusOrResult of {call.method!r} at {self._channel.address}: {state}>"
+
+
+def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], Any]) -> Any:
+    """The value of a call that has ended, or its error raised."""
+    if call.code:
+        raise from_code(call.code, call.message)
+    return read(call, address)
+
+
+def as_returned(call: ClientCall, address: str) -> Any:
+    """The value as the function returned it."""
+    return payload.unpack(call.body, call.frames, address)
+
+
+def as_leaves(call: ClientCall, address: str) -> list[Any] | None:
+    """The flat list of its leaves; None when the function returned nothing."""
+    value = as_returned(call, address)
+    return None if value is None else nest.flatten(value)
+
+
+def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
+    """The leaves as arrays, in the structure of `specs`."""
+    wanted = nest.flatten(specs)
+
+    def read(call: ClientCall, address: str) -> Any:
+        leaves = as_leaves(call, address) or []
+        if len(leaves) != len(wanted):
+            raise InvalidArgumentError(
+                None, None, f"{call.method} returned {len(leaves)} values, the output_specs have {len(wanted)}"
+            )
+        arrays = []
+        for number, (leaf, spec) in enumerate(zip(leaves, wanted, strict=True)):
+            try:
+                arrays.append(convert(leaf, spec))
+            except InvalidArgumentError as error:
+                text = f"value {number} of {call.method} does not fit its output_specs: {error.message}"
+                raise InvalidArgumentError(None, None, text) from None
+        return nest.pack_sequence_as(specs, arrays)
+
+    return read

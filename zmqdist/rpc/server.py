@@ -1,0 +1,153 @@
+"""An RPC server of its own: a loop, a router and the methods behind it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist.errors import FailedPreconditionError
+from zmqdist.limits import GRACE_S
+from zmqdist.messages import Goodbye
+from zmqdist.net.address import split
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Router
+from zmqdist.net.security import server_security
+from zmqdist.rpc.client import LAYER, check_layer, new_incarnation
+from zmqdist.rpc.service import RpcService, log
+from zmqdist.wire.hello import our_hello
+
+
+class Server:
+    """What `Server.create` gives. Stop it, use it in a with-statement, or drop it: that stops it in the background."""
+
+    @staticmethod
+    def create(
+        rpc_layer: str,
+        address: str,
+        *,
+        keys_dir: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+    ) -> ZmqServer:
+        """A server that will listen on `address`. Opens no port and waits for nothing.
+
+        Args:
+          rpc_layer: "zmq".
+          address: "host:port"; port 0 takes a free one at `start`.
+          keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
+
+        Raises:
+          ValueError: another layer.
+          InvalidArgumentError: not an address.
+        """
+        check_layer(rpc_layer)
+        return ZmqServer(address, keys_dir=keys_dir, token_file=token_file)
+
+    def register(self, name: str, fn: Callable[..., Any]) -> None:
+        """Offer a function; see ZmqServer."""
+        raise NotImplementedError("made by Server.create")
+
+    def start(self) -> None:
+        """Listen; see ZmqServer."""
+        raise NotImplementedError("made by Server.create")
+
+
+class ZmqServer(Server):
+    """The class form of `Server.create`."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys_dir: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """See `Server.create`."""
+        self._address = address.removeprefix(f"{LAYER}://")
+        self._host, _ = split(self._address)
+        self._keys_dir = None if keys_dir is None else os.fspath(keys_dir)
+        self._token_file = None if token_file is None else os.fspath(token_file)
+        self._service = RpcService()
+        self._loop: Loop | None = None
+        self._stopped = False
+
+    @property
+    def address(self) -> str:
+        """ "host:port", after `start` with the real port."""
+        return self._address
+
+    def register(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        input_signature: Any = None,
+        output_signature: Any = None,
+        *,
+        inline: bool = False,
+    ) -> None:
+        """Offer a function under a name, to everybody who is let in. Arguments and errors: `RpcService.register`.
+
+        It runs here, in threads, many calls at a time, and what it captures is shared by all callers: guard its state.
+        """
+        self._service.register(name, fn, input_signature, output_signature, inline=inline)
+
+    def start(self) -> None:
+        """Listen, and serve in the background. A second start does nothing.
+
+        Raises:
+          UnknownError: the address could not be bound, for instance because the port is in use.
+          FailedPreconditionError: the address needs keys, or the server was stopped before.
+        """
+        if self._stopped:
+            raise FailedPreconditionError(None, None, "this server was stopped: make a new one")
+        if self._loop is not None:
+            return
+        security = server_security(self._host, keys_dir=self._keys_dir, token_file=self._token_file)
+        loop = Loop("zmqdist-rpc-server")
+        try:
+            incarnation = new_incarnation()
+            router = Router(loop, security, our_hello("server", incarnation, f"rpc server {self._address}"))
+            address = router.bind(self._address)
+            self._service.attach(router, loop, incarnation)
+            loop.start()
+        except BaseException:
+            loop.stop()
+            raise
+        self._loop, self._router, self._address = loop, router, address
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Refuse new calls, wait for those that run (at most `grace_s` seconds), answer them, free the port. Idempotent.
+
+        A handler that runs longer cannot be cut off: its callers get UNAVAILABLE, its thread ends when it does. Not to be
+        called by a handler.
+        """
+        loop, self._loop = self._loop, None
+        self._stopped = True
+        if loop is not None:
+            _stop(self._service, loop, self._router, grace_s, self._address)
+
+    def __enter__(self) -> ZmqServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        loop = self.__dict__.get("_loop")
+        if loop is not None:  # in a thread: this may be the loop's own, or any that the garbage collector has borrowed
+            given = (self._service, loop, self._router, GRACE_S, self._address)
+            threading.Thread(target=_stop, args=given, name="zmqdist-rpc-stop", daemon=True).start()
+
+
+def _stop(service: RpcService, loop: Loop, router: Router, grace_s: float, address: str) -> None:
+    loop.run(_say_goodbye, router)  # their new calls wait for the next server instead of failing
+    if not service.stop(grace_s):
+        log.warning("rpc server %s stops although handlers still run after %.1f s", address, grace_s)
+    loop.stop()
+
+
+def _say_goodbye(router: Router) -> None:
+    for peer in router.peers:
+        router.send(peer, Goodbye("the server stops"))

@@ -1,0 +1,278 @@
+"""Methods behind a router: the server's end of questions and answers.
+
+Rules
+    A handler runs in the loop when it is registered inline (microseconds of work, or everybody waits), else in a pool of
+    threads. There is no order between calls, not even of one client.
+    Whatever a handler raises becomes the call's error and nothing else: an OpError keeps its code and its text, anything
+    else gets a code by its class, and a text with class and traceback.
+    Arguments are checked against the signature before the handler sees them, results after it.
+    Values travel by the safe codec: nothing is unpickled here.
+
+On the wire (the body of Call)
+    a tuple   the arguments, each with its structure
+    a list    the leaves of the arguments, as `Client.call` sends them: packed into the signature's structure here
+
+Not here: when a call is taken, dropped or answered (core/calls.py), sockets (net).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from zmqdist import errors
+from zmqdist.core.calls import ServedCall, ServerCalls
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, WireError
+from zmqdist.limits import HANDLER_THREADS_MAX
+from zmqdist.messages import Call, CancelCall, Reply
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Peer, Router
+from zmqdist.rpc import payload
+from zmqdist.rpc.pool import Pool
+from zmqdist.rpc.signatures import Arity, convert_args, convert_leaves, fit
+from zmqdist.specs import Function, convert, function
+
+log = logging.getLogger("zmqdist.rpc")
+
+METHODS: Final = "zmqdist.methods"
+"""The reserved method that lists the others: [[name, input signature or None, output signature or None], ...]."""
+
+_CODES: Final = (
+    (NotImplementedError, errors.UNIMPLEMENTED),
+    ((ValueError, TypeError), errors.INVALID_ARGUMENT),
+    (MemoryError, errors.RESOURCE_EXHAUSTED),
+    (StopIteration, errors.OUT_OF_RANGE),
+)
+
+
+class Method:
+    """One registered function.
+
+    Attributes:
+      roles: who may call it, besides `admin`; None: everybody who was let in.
+    """
+
+    def __init__(
+        self, name: str, fn: Callable[..., Any], input_signature: Any, output_signature: Any, inline: bool, roles: Any
+    ) -> None:
+        self.name = name
+        self.fn = fn
+        self.inline = inline
+        self.roles = None if roles is None else frozenset(roles) | {"admin"}
+        self.input_signature = input_signature
+        self.output_signature = output_signature
+        self._arity = Arity(fn)
+
+    def run(self, body: bytes, frames: Any, peer: str) -> Any:
+        """Call the function with the arguments in a body."""
+        given = payload.unpack(body, frames, peer)
+        signature = self.input_signature
+        try:
+            if type(given) not in (tuple, list):
+                raise WireError(peer, "the arguments are neither a tuple nor a list")
+            if signature is not None:
+                args = convert_args(signature, given) if type(given) is tuple else convert_leaves(signature, given)
+            else:
+                args = given
+                problem = self._arity.problem(len(args))
+                if problem is not None:
+                    raise ValueError(problem)
+        except (TypeError, ValueError, OpError) as error:
+            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
+        result = self.fn(*args)
+        if self.output_signature is None:
+            return result
+        try:
+            return fit(self.output_signature, result, convert, "result")
+        except (TypeError, ValueError, OpError) as error:
+            raise errors.UnknownError(
+                None, None, f"{self.name} returned something else than its output_signature says: {error}"
+            ) from None
+
+
+class RpcService:
+    """Methods that are answered on a router, after `attach`. One service may share its router with other conversations."""
+
+    def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
+        self._methods: dict[str, Method] = {}
+        self._name = name
+        self._pool = Pool(f"zmqdist-{name}-handler", threads_max)
+        self._attached = False
+        self._stopping = False
+        self._add(Method(METHODS, self._list, [], None, True, None))
+
+    def register(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        input_signature: Any = None,
+        output_signature: Any = None,
+        *,
+        inline: bool = False,
+        roles: frozenset[str] | None = None,
+    ) -> None:
+        """Offer a function under a name.
+
+        Args:
+          name: an identifier, or several with dots between (those are reached by `Client.call` only).
+          fn: made by `zmqdist.function`, or any callable; called with positional arguments.
+          input_signature: a structure of TensorSpec for each argument; stands above the one of `fn`. Without one, arguments
+            arrive as they were given; with one, as arrays.
+          output_signature: the same for the result.
+          inline: run it in the loop, not in a thread: for functions that take microseconds and never wait.
+          roles: who may call it, besides `admin`; None: everybody.
+
+        Raises:
+          FailedPreconditionError: the server has started.
+          InvalidArgumentError: not a name, or registered already.
+          ValueError: made by `function`, takes arguments, and has no input signature.
+          TypeError: `name` is not a str, or `fn` not callable.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"a method's name is a str, not {type(name).__name__}")
+        if self._attached:
+            raise FailedPreconditionError(
+                None, None, "All methods must be registered before starting the server: this one has been started"
+            )
+        if name in self._methods:
+            raise InvalidArgumentError(None, None, f"{name} is already registered.")
+        if not all(map(str.isidentifier, name.split("."))) or name.startswith("zmqdist."):
+            raise InvalidArgumentError(
+                None, None, f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)"
+            )
+        if not callable(fn):
+            raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
+        self._add(_method(name, fn, input_signature, output_signature, inline, roles))
+
+    def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
+        """Answer calls on a router from now on. Before its loop starts, or in its thread.
+
+        Args:
+          incarnation: the one in the router's hello.
+        """
+        self._attached = True
+        self._router = router
+        self._loop = loop
+        self._calls = ServerCalls(incarnation)
+        router.on(Call, self._called)
+        router.on(CancelCall, lambda peer, message, frames: self._calls.cancelled(peer, message.id))
+        router.on_gone.append(self._calls.peer_gone)
+
+    def stop(self, grace_s: float) -> bool:
+        """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
+
+        Returns:
+          False: some were still running after `grace_s`. They cannot be cut off.
+        """
+        self._stopping = True
+        if not self._attached:
+            return True
+        idle = self._pool.wait_idle(grace_s)
+        self._pool.stop()
+        return idle
+
+    # -- in the loop ------------------------------------------------------------------------------------------------------
+
+    def _called(self, peer: Peer, call: Call, frames: list[memoryview]) -> None:
+        parts: list[Any] = []
+        method = self._methods.get(call.method)
+        reply = self._calls.stale(call) or self._refusal(peer, call, method)
+        if reply is None:
+            assert method is not None
+            if method.inline:
+                reply, parts = _answer(method, call.id, call.body, frames, peer.name)
+            else:
+                served = self._calls.called(peer, call, time.monotonic())
+                if isinstance(served, ServedCall):
+                    self._pool.submit(self._serve, served, peer, method, call.body, frames)
+                    return
+                reply = served
+        self._router.send(peer, reply, parts)
+
+    def _refusal(self, peer: Peer, call: Call, method: Method | None) -> Reply | None:
+        if method is None:
+            return Reply(call.id, errors.INVALID_ARGUMENT, f"{call.method} is not registered.", b"")
+        if method.roles is not None and peer.role not in method.roles:
+            allowed = ", ".join(sorted(method.roles))
+            text = f"role {peer.role} may not call {call.method} (allowed: {allowed})"
+            return Reply(call.id, errors.PERMISSION_DENIED, text, b"")
+        if self._stopping:
+            return Reply(call.id, errors.UNAVAILABLE, "the server is stopping; the call was not carried out", b"")
+        return None
+
+    def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, frames: list[Any]) -> None:
+        if self._calls.finished(served) and reply is not None:
+            self._router.send(peer, reply, frames)
+
+    def _list(self) -> list[Any]:
+        methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
+        return [[method.name, method.input_signature, method.output_signature] for method in methods]
+
+    def _add(self, method: Method) -> None:
+        self._methods[method.name] = method
+
+    # -- in a thread of the pool --------------------------------------------------------------------------------------------
+
+    def _serve(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[memoryview]) -> None:
+        reply: Reply | None = None
+        parts: list[Any] = []
+        if served.wanted(time.monotonic()):
+            reply, parts = _answer(method, served.id, body, frames, peer.name)
+        try:
+            self._loop.call_soon(self._finished, served, peer, reply, parts)
+        except FailedPreconditionError:  # the server was stopped, and did not wait
+            pass
+
+
+def _method(
+    name: str, fn: Callable[..., Any], input_signature: Any, output_signature: Any, inline: bool, roles: Any
+) -> Method:
+    given = fn if isinstance(fn, Function) else None
+    if given is not None:
+        input_signature = given.input_signature if input_signature is None else input_signature
+        output_signature = given.output_signature if output_signature is None else output_signature
+    arity = Arity(fn)
+    if given is not None and input_signature is None:
+        if arity.most != 0:
+            raise ValueError(
+                f"Input signature not specified for {name}: write @zmqdist.function(input_signature=[...]) above it, "
+                "or register a plain function"
+            )
+        input_signature = []
+    checked = function(fn, input_signature, output_signature)
+    if input_signature is not None:
+        problem = arity.problem(len(input_signature))
+        if problem is not None:
+            raise ValueError(f"the input signature of {name} does not fit the function: it {problem}")
+    return Method(name, fn, checked.input_signature, checked.output_signature, inline, roles)
+
+
+def _answer(method: Method, id: int, body: bytes, frames: Any, peer: str) -> tuple[Reply, list[Any]]:
+    """Run a method. Never raises: whatever happens is in the reply."""
+    try:
+        body, parts = payload.pack(method.run(body, frames, peer))
+        # The handler may go on using its arrays, and the socket sends later.
+        return Reply(id, errors.OK, "", body), [bytes(part) for part in parts]
+    except OpError as error:
+        return Reply(id, error.error_code, error.message, b""), []
+    except BaseException as error:
+        return Reply(id, _code(error), _told(error), b""), []
+
+
+def _code(error: BaseException) -> int:
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
+
+
+def _told(error: BaseException) -> str:
+    """Class, text and traceback, without the frames of this file."""
+    try:
+        head = f"{type(error).__name__}: {error}"
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        return f"{head}\n\nTraceback at the server:\n{''.join(traceback.format_exception(type(error), error, trace))}"
+    except Exception:  # a __str__ that raises
+        return f"{type(error).__name__} (its text could not be made)"

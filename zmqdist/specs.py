@@ -1,0 +1,268 @@
+"""What an array is expected to look like, and functions that say what they take and give.
+
+Rules
+    A `TensorSpec` never changes. `function` attaches specs to a callable and does nothing else: no tracing, no checks when
+    it is called. Whoever sends or receives the arguments checks them (`convert`, `TensorSpec.problem`).
+
+    Python's numbers are weak: they have no dtype of their own and take the spec's, where their value survives. What has a
+    dtype is never cast.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import reprlib
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from zmqdist import nest
+from zmqdist.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class TensorSpec:
+    """Shape, dtype and name that an array shall have.
+
+    Attributes:
+      shape: tuple of sizes, with None where any size will do; None where any number of dimensions will do.
+      dtype: a numpy dtype. `str` and `bytes` mean strings of any length.
+      name: for error messages; None where it has none.
+    """
+
+    shape: tuple[int | None, ...] | None
+    dtype: np.dtype[Any]
+    name: str | None
+
+    def __init__(self, shape: Any, dtype: DTypeLike = np.float32, name: str | None = None) -> None:
+        """Raises ValueError for a negative size or an object dtype, TypeError for what is no shape or dtype at all."""
+        kept = np.dtype(dtype)
+        if kept.hasobject:
+            raise ValueError(f"dtype {kept} holds Python objects, which do not travel as arrays")
+        object.__setattr__(self, "shape", _shape(shape))
+        object.__setattr__(self, "dtype", kept)
+        object.__setattr__(self, "name", name)
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self.shape}, dtype={self.dtype}, name={self.name!r})"
+
+    def is_compatible_with(self, array: NDArray[Any] | np.generic) -> bool:
+        """Whether `array` has this dtype, and a shape that fits."""
+        return self.problem(array) is None
+
+    def problem(self, array: NDArray[Any] | np.generic) -> str | None:
+        """What is wrong with `array`: "expected int32 of shape (2, None), given ..."; None when it fits."""
+        if self._fits_dtype(array.dtype) and self._fits_shape(array.shape):
+            return None
+        where = "" if self.shape is None else f" of shape {self.shape}"
+        name = f"{self.name}: " if self.name else ""
+        return f"{name}expected {self.dtype}{where}, given {array.dtype} of shape {array.shape}"
+
+    def _fits_dtype(self, dtype: np.dtype[Any]) -> bool:
+        if self.dtype == dtype:
+            return True
+        return self.dtype.itemsize == 0 and self.dtype.kind == dtype.kind and dtype.kind in "SU"
+
+    def _fits_shape(self, shape: tuple[int, ...]) -> bool:
+        if self.shape is None:
+            return True
+        if len(self.shape) != len(shape):
+            return False
+        return all(wanted is None or wanted == size for wanted, size in zip(self.shape, shape, strict=True))
+
+
+def _shape(shape: Any) -> tuple[int | None, ...] | None:
+    if shape is None:
+        return None
+    sizes = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    kept = tuple(None if size is None else operator.index(size) for size in sizes)
+    if any(size is not None and size < 0 for size in kept):
+        raise ValueError(f"a shape has no negative sizes (None for any size), given {kept}")
+    return kept
+
+
+class Function:
+    """A callable with the specs of its arguments and of its result; made by `function`.
+
+    Attributes:
+      input_signature: structure of `TensorSpec`, one item for each argument; None where it was not given.
+      output_signature: structure of `TensorSpec` in the form of the result; None where it was not given.
+
+    Both are copies that nobody changes. It pickles by name where its module has it under its name, else with the function.
+    """
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __init__(self, func: Callable[..., Any], input_signature: Any, output_signature: Any) -> None:
+        functools.update_wrapper(self, func)
+        self.input_signature = _signature("input_signature", input_signature)
+        self.output_signature = _signature("output_signature", output_signature)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__wrapped__(*args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<zmqdist.function {getattr(self, '__qualname__', self.__wrapped__)}>"
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # The name belongs to this object, not to the wrapped function: by name is right only where it leads here.
+        module = getattr(self, "__module__", None)
+        name = getattr(self, "__qualname__", None)
+        if name is not None and module not in (None, "__main__"):
+            found: Any = sys.modules.get(module)
+            for part in name.split("."):
+                found = getattr(found, part, None)
+            if found is self:
+                return str(name)
+        return object.__reduce_ex__(self, 2)
+
+
+def function(
+    func: Callable[..., Any] | None = None, input_signature: Any = None, output_signature: Any = None
+) -> Any:  # Function, or the decorator that makes one
+    """Say what a function takes and gives: `@function(input_signature=[TensorSpec((), np.int32)])`.
+
+    Args:
+      func: the function; without it the result is a decorator.
+      input_signature: list or tuple with a structure of `TensorSpec` for each argument.
+      output_signature: structure of `TensorSpec` in the form of the result.
+
+    Raises:
+      TypeError: something in a signature is not a TensorSpec, or `func` is not callable.
+    """
+    if func is None:
+        return lambda func: function(func, input_signature, output_signature)
+    if not callable(func):
+        raise TypeError(f"function() wraps a callable, not {type(func).__name__}; signatures go by keyword")
+    if input_signature is not None and not isinstance(input_signature, (list, tuple)):
+        raise TypeError(
+            f"input_signature is a list or tuple with one item for each argument, not {type(input_signature).__name__}"
+        )
+    return Function(func, input_signature, output_signature)
+
+
+def _signature(what: str, signature: Any) -> Any:
+    if signature is None:
+        return None
+    for spec in nest.flatten(signature):
+        if not isinstance(spec, TensorSpec):
+            raise TypeError(f"{what} holds TensorSpecs only, not {spec!r}")
+    return nest.map_structure(lambda spec: spec, signature)
+
+
+def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
+    """`value` as the array that `spec` describes.
+
+    Python's bool, int, float, complex, str and bytes, alone or in nested lists and tuples, take the spec's dtype where
+    their value survives: an int that fits, a float that does not overflow (it is rounded), never a float for an int.
+    Everything else keeps the dtype that `np.asarray` finds in it.
+
+    Returns:
+      An array that may share memory with `value`.
+
+    Raises:
+      InvalidArgumentError: it does not fit; the message names what was expected and what was given.
+    """
+    array: NDArray[Any] | None
+    if type(value) in (int, float) and (spec.shape is None or spec.shape == ()):
+        array = _weak_number(value, spec)  # what small calls are made of: a tenth of the general way's time
+        if array is not None:
+            return array
+    if not isinstance(value, (np.ndarray, np.generic)) and _is_weak(value):
+        array = _weak_array(value, spec)
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # lists of unequal length
+            raise InvalidArgumentError(None, None, f"{spec.name or 'value'}: not an array: {error}") from error
+    problem = spec.problem(array)
+    if problem is not None:
+        raise InvalidArgumentError(None, None, problem)
+    return array
+
+
+_WEAK_RANKS = {bool: 0, int: 1, float: 2, complex: 3}
+_DTYPE_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
+    """The easy cases: an int for an int dtype, a float of ordinary size for a float dtype; None for all others."""
+    dtype = spec.dtype
+    if type(value) is int:
+        if dtype.kind not in "iu":
+            return None
+        try:
+            array = np.array(value, dtype)
+        except OverflowError:
+            return None
+        return array if array.item() == value else None
+    if dtype.kind == "f" and dtype.itemsize >= 4 and -3e38 < value < 3e38:
+        return np.array(value, dtype)
+    return None
+
+
+def _is_weak(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_weak, value))
+    return type(value) in _WEAK_RANKS or type(value) in (str, bytes)
+
+
+def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
+    """Every leaf is compared with what became of it: numpy wraps, cuts off and rounds without a word."""
+    name = f"{spec.name}: " if spec.name else ""
+    for leaf in _leaves(value):
+        if not _keeps_kind(leaf, spec.dtype):
+            raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, given {_show(leaf)}")
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = np.array(value, dtype=spec.dtype)
+    except (OverflowError, ValueError, TypeError, UnicodeEncodeError) as error:
+        raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, but {error}") from None
+    for given, kept in zip(_leaves(value), array.reshape(-1), strict=True):
+        if not _survived(given, kept):
+            raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, which cannot hold {_show(given)}")
+    return array
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for child in value for leaf in _leaves(child)]
+    return [value]
+
+
+def _show(leaf: Any) -> str:
+    try:
+        return f"{type(leaf).__name__} {reprlib.repr(leaf)}"
+    except ValueError:  # an int of more digits than Python likes to print
+        return f"{type(leaf).__name__} of {leaf.bit_length()} bits"
+
+
+def _keeps_kind(leaf: Any, dtype: np.dtype[Any]) -> bool:
+    if isinstance(leaf, (str, bytes)):
+        return dtype.kind == ("U" if isinstance(leaf, str) else "S")
+    rank = _DTYPE_RANKS.get(dtype.kind)
+    if rank is None and dtype.isbuiltin == 2:  # added by another package: bfloat16 knows halves, int4 does not
+        rank = 2 if dtype.type(0.5) == 0.5 else 1
+    return rank is not None and _WEAK_RANKS[type(leaf)] <= rank
+
+
+def _survived(given: Any, kept: Any) -> bool:
+    if isinstance(given, (float, complex)):
+        return bool(np.isfinite(kept)) or not np.isfinite(given)
+    if isinstance(given, int):  # compared as Python's ints: numpy would round `given` first
+        part = kept.real if isinstance(kept, np.complexfloating) else kept
+        try:
+            return int(part) == given
+        except OverflowError:  # it became infinite
+            return False
+    return bool(given == kept)

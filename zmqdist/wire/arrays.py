@@ -1,0 +1,229 @@
+"""Arrays as bytes: a description (dtype, shape, order) and one buffer.
+
+Rules
+    A dtype travels as plain data, never as a pickle: the string that numpy gives it ("<f4", ">M8[ns]"), the name of one of
+    ml_dtypes' ("bfloat16"), or, when it has fields, a list of them with their offsets. A long double also tells its bits,
+    because two machines that call it "<f16" may mean different numbers.
+
+    What is described by bytes alone can travel: bool, numbers, fixed strings, times, raw and structured data. What holds
+    pointers (object, numpy's variable strings) cannot.
+
+    Everything about a received description is checked before memory is touched; what is wrong with it is a `BadArray`,
+    which the caller turns into an error that names the peer. Sizes are Python's integers, so nothing wraps around.
+
+Not here: which peer sent it, and where the buffer travels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.limits import ARRAY_BYTES_MAX, DEPTH_MAX, NDIM_MAX
+
+DTypeTold: TypeAlias = "str | list[Any]"
+"""A dtype as plain data, as `tell_dtype` gives it."""
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+"""What holds the bytes of an array. Any other object with the buffer protocol does as well."""
+
+
+class BadArray(ValueError):
+    """A description that no array has, or an array that has no description; the text says why."""
+
+
+_PLAIN = re.compile(
+    r"\|b1|[|<>][iu]1|[<>][iu][248]|[<>]f[248]|[<>]c(8|16)|\|[SV]\d{1,10}|[<>]U\d{1,10}"
+    r"|[<>][mM]8(\[\d{0,10}(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?"
+)
+_LONG = re.compile(r"[<>][fc]\d{1,2}/\d{1,4}")
+_ML = re.compile(r"(bfloat|float|int|uint|complex|bcomplex)\d{1,3}(_[a-z0-9]+)?")
+
+
+# -- dtypes ---------------------------------------------------------------------------------------------------------
+
+
+def tell_dtype(dtype: np.dtype[Any]) -> DTypeTold:
+    """A dtype as plain data.
+
+    Raises:
+      BadArray: it holds pointers, or is of a package that zmqdist does not know.
+    """
+    told = _KNOWN_DTYPES.get(dtype)
+    return told if told is not None else _tell_any(dtype)
+
+
+def _tell_any(dtype: np.dtype[Any]) -> DTypeTold:
+    if dtype.hasobject or dtype.kind in "OT":
+        raise BadArray(f"dtype {dtype} holds Python objects, whose bytes mean nothing elsewhere")
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return ["array", tell_dtype(base), list(shape)]
+    if dtype.names is not None:
+        fields = [[name, *_tell_field(dtype.fields[name])] for name in dtype.names]  # type: ignore[index]
+        return ["fields", fields, dtype.itemsize, dtype.isalignedstruct]
+    if dtype.type.__module__.partition(".")[0] == "ml_dtypes" and _ML.fullmatch(dtype.name):
+        return str(dtype.name)
+    if dtype.char in "gG":
+        return f"{dtype.str}/{_long_bits()}"
+    if _PLAIN.fullmatch(dtype.str) and dtype.isbuiltin != 2:
+        return str(dtype.str)
+    raise BadArray(f"dtype {dtype} is not one that zmqdist knows")
+
+
+def _tell_field(field: tuple[Any, ...]) -> tuple[Any, ...]:
+    dtype, offset, *title = field
+    if title and not isinstance(title[0], str):
+        raise BadArray(f"the title {title[0]!r} of a field is not a str")
+    return (tell_dtype(dtype), offset, title[0] if title else None)
+
+
+@lru_cache(maxsize=1)
+def _long_bits() -> int:
+    return int(np.finfo(np.longdouble).nmant)
+
+
+def read_dtype(told: Any) -> np.dtype[Any]:
+    """The dtype that `tell_dtype` told.
+
+    Raises:
+      BadArray: nothing that it would have told, or of ml_dtypes where that is not installed.
+    """
+    dtype = _KNOWN_NAMES.get(told) if type(told) is str else None
+    return dtype if dtype is not None else _read_any(told, DEPTH_MAX)
+
+
+def _read_any(told: Any, depth_left: int) -> np.dtype[Any]:
+    if depth_left == 0:
+        raise BadArray(f"a dtype nested deeper than {DEPTH_MAX}")
+    try:
+        match told:
+            case str():
+                return _read_name(told)
+            case ["array", base, [*shape]]:
+                return np.dtype((_read_any(base, depth_left - 1), _read_shape(shape)))
+            case ["fields", [*fields], int(itemsize), bool(aligned)]:
+                return _read_fields(fields, itemsize, aligned, depth_left - 1)
+    except BadArray:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:  # numpy's own checks
+        raise BadArray(f"no such dtype: {error}") from None
+    raise BadArray("no such dtype")
+
+
+@lru_cache(maxsize=256)
+def _read_name(name: str) -> np.dtype[Any]:
+    if _PLAIN.fullmatch(name):
+        return np.dtype(name)
+    if _LONG.fullmatch(name):
+        told, _, bits = name.partition("/")
+        dtype = np.dtype(told[0] + ("g" if told[1] == "f" else "G"))
+        if dtype.str != told or int(bits) != _long_bits():
+            raise BadArray(f"a long double {name}, which this machine does not have (its own: {tell_dtype(dtype)})")
+        return dtype
+    if _ML.fullmatch(name):
+        return _read_ml(name)
+    raise BadArray(f"no such dtype: {name[:40]!r}")
+
+
+def _read_ml(name: str) -> np.dtype[Any]:
+    try:
+        found = getattr(importlib.import_module("ml_dtypes"), name, None)
+    except ImportError:
+        raise BadArray(f"an array of {name}: install ml_dtypes here to receive it") from None
+    if not (isinstance(found, type) and issubclass(found, np.generic)):
+        raise BadArray(f"no such dtype: {name}")
+    return np.dtype(found)
+
+
+def _read_fields(fields: list[Any], itemsize: int, aligned: bool, depth_left: int) -> np.dtype[Any]:
+    names, formats, offsets, titles = [], [], [], []
+    for field in fields:
+        match field:
+            case [str(name), told, int(offset), str() | None as title]:
+                names.append(name)
+                formats.append(_read_any(told, depth_left))
+                offsets.append(offset)
+                titles.append(title)
+            case _:
+                raise BadArray("no such field in a dtype")
+    if not 0 <= itemsize <= ARRAY_BYTES_MAX:
+        raise BadArray(f"a dtype of {itemsize} bytes")
+    spec: dict[str, Any] = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
+    if any(title is not None for title in titles):
+        spec["titles"] = titles
+    dtype = np.dtype(spec, align=aligned)  # type: ignore[call-overload]
+    if dtype.itemsize != itemsize:
+        raise BadArray(f"a dtype of {dtype.itemsize} bytes that is said to have {itemsize}")
+    return dtype  # type: ignore[no-any-return]
+
+
+def _common_dtypes() -> dict[np.dtype[Any], str]:
+    letters = ["?", *"bhilqBHILQefdFD"]
+    return {dtype: dtype.str for dtype in map(np.dtype, letters)}
+
+
+_KNOWN_DTYPES = _common_dtypes()
+_KNOWN_NAMES = {told: dtype for dtype, told in _KNOWN_DTYPES.items()}
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def is_fortran(array: NDArray[Any]) -> bool:
+    """Whether the bytes of the array travel first index fastest; anything but a Fortran array goes last index fastest."""
+    return array.flags.fnc
+
+
+def bytes_of(array: NDArray[Any]) -> memoryview:
+    """The bytes of an array in the order that `is_fortran` tells.
+
+    They are the array's own memory where it is contiguous, so a later change of the array shows in them; else a copy.
+    """
+    if array.nbytes == 0:
+        return memoryview(b"")
+    flat = np.ascontiguousarray(array.T if is_fortran(array) else array).reshape(-1)
+    return memoryview(flat.view(np.uint8))  # type: ignore[arg-type]
+
+
+def rebuild(dtype: np.dtype[Any], shape: Any, fortran: bool, buffer: Any) -> NDArray[Any]:
+    """The array over `buffer`, without a copy: writable when the buffer is.
+
+    Args:
+      shape: list of sizes, as it was received.
+
+    Raises:
+      BadArray: sizes that no array has, or another number of bytes than they need.
+    """
+    sizes = _read_shape(shape)
+    count = 1
+    for size in sizes:
+        count *= size
+    if max(count * dtype.itemsize, count) > ARRAY_BYTES_MAX:
+        raise BadArray(f"an array of shape {_cut(sizes)} and dtype {dtype} is larger than {ARRAY_BYTES_MAX} bytes")
+    have = memoryview(buffer).nbytes
+    if count * dtype.itemsize != have:
+        raise BadArray(f"shape {_cut(sizes)} of {dtype} needs {count * dtype.itemsize} bytes, {have} came")
+    try:
+        array: NDArray[Any] = np.ndarray(sizes, dtype, buffer, order="F" if fortran else "C")
+    except (ValueError, TypeError, OverflowError) as error:  # numpy's own bound on sides beside a 0
+        raise BadArray(f"no array has shape {_cut(sizes)} and dtype {dtype}: {error}") from None
+    return array
+
+
+def _read_shape(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, (list, tuple)) or len(shape) > NDIM_MAX:
+        raise BadArray(f"a shape is a list of at most {NDIM_MAX} sizes")
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= ARRAY_BYTES_MAX:
+            raise BadArray(f"a shape has sizes from 0 to {ARRAY_BYTES_MAX}")
+    return tuple(shape)
+
+
+def _cut(sizes: tuple[int, ...]) -> str:
+    return str(sizes) if len(sizes) <= 8 else f"({', '.join(map(str, sizes[:8]))}, ... {len(sizes)} in all)"

@@ -1,0 +1,177 @@
+"""Which functions have to be pickled again: those that capture something that may have changed.
+
+Rule (promises.md, Memory)
+    One that captures nothing mutable: nothing but None, numbers, str, bytes, tuples and frozensets of those, importable
+    modules and classes, and functions for which the same holds. Captured is what cloudpickle puts into the pickle: closure
+    cells, the globals that the code names, defaults, attributes, the `self` of a method, the parts of a partial. It is
+    pickled again when one of them was rebound: the key is the identity of all of them, and the cache holds on to them, so
+    that no identity is used twice. Whatever this module does not know counts as mutable.
+
+The way of a hit costs a few microseconds: no value is compared or hashed, only identities.
+
+Not here: pickling itself (trusted.py), and which function has which number at the other side.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from zmqdist.limits import FUNCTIONS_KEPT_MAX
+from zmqdist.specs import Function
+from zmqdist.wire.trusted import (
+    ATOMS,
+    UNSET,
+    cell_content,
+    global_names,
+    goes_by_name,
+    is_importable_module,
+    pack_function,
+)
+
+
+class FunctionCache:
+    """Functions that were pickled and have not changed since. Not thread-safe: its owner locks.
+
+    Attributes:
+      pickles: how often a function was pickled.
+    """
+
+    def __init__(self, kept_max: int = FUNCTIONS_KEPT_MAX) -> None:
+        """`kept_max` functions are kept, the longest unused go first."""
+        self.pickles = 0
+        self._kept_max = kept_max
+        # The captured objects are kept with the blob: while they live, nothing else has their ids.
+        self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
+
+    def lookup(self, fn: Callable[..., Any]) -> tuple[bytes, bool]:
+        """The pickle of `fn` as it is now, and whether it captures nothing mutable.
+
+        With True, the same blob object comes back until something that `fn` captures is rebound. With False it was
+        pickled just now, and will be next time.
+
+        Raises:
+          InvalidArgumentError: as `pack_function`; nothing is kept.
+        """
+        captured: list[Any] = []
+        if not _collect(fn, captured, {}):
+            return self._pickle(fn), False
+        key = tuple(map(id, captured))
+        kept = self._kept.get(key)
+        if kept is not None:
+            self._kept.move_to_end(key)
+            return kept[0], True
+        blob = self._pickle(fn)
+        self._kept[key] = (blob, captured)
+        if len(self._kept) > self._kept_max:
+            self._kept.popitem(last=False)
+        return blob, True
+
+    def _pickle(self, fn: Callable[..., Any]) -> bytes:
+        blob = pack_function(fn)
+        self.pickles += 1
+        return blob
+
+
+class _Mark:
+    """Separates the parts of a key, so that two different functions cannot give the same one."""
+
+
+_NEXT, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(4))
+
+_OWN_ATTRIBUTES = frozenset(
+    ("__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "input_signature", "output_signature")
+) | set(functools.WRAPPER_ASSIGNMENTS)
+
+
+def _collect(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
+    """Append everything whose identity decides about the pickle of `value`; False at the first mutable thing.
+
+    Args:
+      seen: number of each function that was met, by id: functions refer to themselves.
+    """
+    cls = type(value)
+    if cls in ATOMS:
+        captured.append(value)
+        return True
+    if cls is FunctionType:
+        return _collect_function(value, captured, seen)
+    if cls is tuple or cls is frozenset:
+        captured.append(value)
+        return ATOMS.issuperset(map(type, value)) or all(_collect(item, captured, seen) for item in value)
+    if isinstance(value, ModuleType):
+        captured.append(value)
+        return is_importable_module(value)
+    if isinstance(value, (np.number, np.bool_)):
+        captured.append(value)
+        return True
+    if isinstance(value, type):
+        captured.append(value)
+        return goes_by_name(value)
+    return _collect_callable(value, captured, seen)
+
+
+def _collect_callable(value: Any, captured: list[Any], seen: dict[int, int]) -> bool:
+    cls = type(value)
+    if cls is Function and not goes_by_name(value):
+        captured += (_WITH_SPECS, value.input_signature, value.output_signature)
+        return value.__dict__.keys() <= _OWN_ATTRIBUTES and _collect(value.__wrapped__, captured, seen)
+    if cls is MethodType:
+        captured.append(_METHOD)
+        return _collect(value.__func__, captured, seen) and _collect(value.__self__, captured, seen)
+    if cls is BuiltinFunctionType:
+        captured.append(value)
+        return value.__self__ is None or _collect(value.__self__, captured, seen)
+    if cls is functools.partial:
+        captured += (_PARTIAL, len(value.args), *value.keywords, _NEXT)
+        parts = (value.func, *value.args, *value.keywords.values())
+        return not value.__dict__ and all(_collect(part, captured, seen) for part in parts)
+    captured.append(value)
+    return goes_by_name(value) and _reduces_to_name(value)
+
+
+def _reduces_to_name(value: Any) -> bool:
+    """Functions of other kinds (numpy's, cached ones, those with specs): their own rule for pickles says what it is."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        return isinstance(reduce(value) if reduce else value.__reduce_ex__(4), str)
+    except Exception:  # pickling it will say why
+        return False
+
+
+def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int]) -> bool:
+    if goes_by_name(fn):
+        captured.append(fn)
+        return True
+    number = seen.get(id(fn))
+    if number is not None:
+        captured += (_NEXT, number)
+        return True
+    seen[id(fn)] = len(seen)
+    code, names = fn.__code__, fn.__globals__
+    captured += (code, fn.__qualname__, fn.__module__)
+    parts: list[Any] = []
+    if fn.__closure__:
+        parts += map(cell_content, fn.__closure__)
+    for name in global_names(code):
+        parts.append(names.get(name, UNSET))
+    for named in (fn.__kwdefaults__, fn.__dict__):
+        if named:
+            captured += named
+            parts += named.values()
+        captured.append(_NEXT)
+    if fn.__defaults__:
+        parts += fn.__defaults__
+    for part in parts:
+        if part is UNSET:
+            captured.append(UNSET)
+        elif not _collect(part, captured, seen):
+            return False
+    captured.append(_NEXT)
+    return True

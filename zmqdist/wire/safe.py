@@ -1,0 +1,525 @@
+"""Values as bytes, for peers that may not send code: what RPC speaks.
+
+Rules
+    A closed set of types: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy's
+    scalars and arrays, TensorSpec. Types come back exactly; only bytearray and memoryview become bytes, a namedtuple a
+    generic one with the same name and fields, and np.memmap an array. Subclasses are refused: they would come back as less.
+
+    Any bytes give a value or a WireError, nothing else, and no class of the sender's choosing is made. A decoded value takes
+    at most about 80 times its body (a list of empty dicts does), and the body is bounded.
+
+Form
+    The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are themselves, a dict whose keys are all str
+    is a map; everything else is an array that starts with a tag of `_READERS`. What is large (arrays, and in a large body str
+    and bytes) lies in the frames, in the order in which a walk from left to right meets it.
+
+Not here: functions and objects (trusted.py), the limit on a frame's size (whoever sends splits them).
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from keyword import iskeyword
+from types import NoneType
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from zmqdist.errors import InvalidArgumentError, WireError
+from zmqdist.limits import (
+    DEPTH_MAX,
+    FRAMES_MAX,
+    HEADER_BYTES_MAX,
+    INLINE_BYTES_MAX,
+    NAMEDTUPLE_FIELDS_MAX,
+    NAMEDTUPLE_KINDS_KEPT_MAX,
+    NAMEDTUPLE_KINDS_MAX,
+    SAFE_BODY_BYTES_MAX,
+)
+from zmqdist.specs import TensorSpec
+from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, read_dtype, rebuild, tell_dtype
+
+ALLOWED = (
+    "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
+)
+
+_TUPLE, _LIST, _DICT, _NAMED, _ARRAY, _SCALAR, _COMPLEX, _BIG_INT, _TEXT, _BYTES, _SPEC = range(11)
+
+_PLAIN = frozenset({NoneType, bool, int, float, str, bytes})
+_ALWAYS_PLAIN = frozenset({NoneType, bool, float})
+_STR = frozenset({str})
+
+_CAREFUL_BYTES = 2**20
+"""A body above this is made again with long str and bytes in frames, which are not copied on the way."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+# -- encoding -------------------------------------------------------------------------------------------------------
+
+
+class _Refused(Exception):
+    """A value that does not travel; the text goes on after the place where it stands."""
+
+
+class _TooDeep(_Refused):
+    pass
+
+
+class _Writer:
+    """State of one encoding.
+
+    Attributes:
+      frames: large parts so far.
+      plain: types that MessagePack takes as they are. The careful way looks at each int, str and bytes.
+    """
+
+    __slots__ = ("careful", "frames", "plain")
+
+    def __init__(self, careful: bool) -> None:
+        self.frames: list[Any] = []
+        self.careful = careful
+        self.plain = _ALWAYS_PLAIN if careful else _PLAIN
+
+
+def encode(value: Any) -> tuple[bytes, list[Any]]:
+    """`value` as a body and frames.
+
+    The frames of contiguous arrays are views on the arrays' own memory: send or copy them before the owner of the value
+    goes on. The body is a copy.
+
+    Raises:
+      InvalidArgumentError: something in the value has another type (the message says where), is nested too deeply or is
+        too large beside its arrays.
+    """
+    out = _Writer(careful=False)
+    try:
+        try:
+            body = _pack(_node(value, out, 0))
+        except (OverflowError, ValueError):  # an int of more than 64 bits, half of a surrogate pair, 4 GiB of bytes
+            body = None
+        if body is None or len(body) > _CAREFUL_BYTES:
+            out = _Writer(careful=True)
+            body = _pack(_node(value, out, 0))
+    except _Refused as refused:
+        _explain(value, refused)
+    if len(body) > SAFE_BODY_BYTES_MAX:
+        _invalid(
+            f"a value of {len(body)} bytes beside its large arrays, at most {SAFE_BODY_BYTES_MAX} travel in one call: "
+            "send long lists of numbers as arrays, or in several calls"
+        )
+    if len(out.frames) >= FRAMES_MAX:
+        _invalid(
+            f"a value with {len(out.frames)} arrays above {INLINE_BYTES_MAX} bytes, at most {FRAMES_MAX - 1} travel in one "
+            "call: join them, or send several calls"
+        )
+    return body, out.frames
+
+
+def _node(value: Any, out: _Writer, depth: int) -> Any:
+    """What MessagePack gets for a value."""
+    cls = type(value)
+    if cls in out.plain:
+        return value
+    write = _WRITERS.get(cls) or _writer_of(value)
+    return write(value, out, depth)
+
+
+def _writer_of(value: Any) -> Callable[[Any, _Writer, int], Any]:
+    if isinstance(value, np.generic) and value.dtype.type is type(value):
+        return _write_scalar
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _write_named
+    hint = "; np.asarray makes a plain array of it" if isinstance(value, np.ndarray) else ""
+    raise _Refused(f"is a {type(value).__module__}.{type(value).__qualname__}: only {ALLOWED} travel by RPC{hint}")
+
+
+def _deeper(depth: int) -> int:
+    if depth >= DEPTH_MAX:
+        raise _TooDeep(f"is nested deeper than {DEPTH_MAX} containers, or contains itself")
+    return depth + 1
+
+
+def _write_tuple(value: tuple[Any, ...], out: _Writer, depth: int) -> Any:
+    depth = _deeper(depth)
+    if out.plain.issuperset(map(type, value)):
+        return (_TUPLE, *value)
+    return (_TUPLE, *[_node(item, out, depth) for item in value])
+
+
+def _write_list(value: list[Any], out: _Writer, depth: int) -> Any:
+    depth = _deeper(depth)
+    if out.plain.issuperset(map(type, value)):
+        return (_LIST, *value)
+    return (_LIST, *[_node(item, out, depth) for item in value])
+
+
+def _write_dict(value: dict[Any, Any], out: _Writer, depth: int) -> Any:
+    depth = _deeper(depth)
+    if not out.careful and _STR.issuperset(map(type, value)):
+        if out.plain.issuperset(map(type, value.values())):
+            return value
+        return {key: _node(item, out, depth) for key, item in value.items()}
+    items: list[Any] = [_DICT]
+    for key, item in value.items():
+        if not _is_key(key):
+            raise _Refused(
+                f"has a key of type {type(key).__qualname__}: keys are scalars, str, bytes and tuples of these"
+            )
+        items.append(_node(key, out, depth))
+        items.append(_node(item, out, depth))
+    return items
+
+
+def _is_key(key: Any) -> bool:
+    cls = type(key)
+    if cls in _PLAIN or cls is complex:
+        return True
+    if cls is tuple:
+        return all(map(_is_key, key))
+    return isinstance(key, np.generic) and not isinstance(key, np.void)
+
+
+def _write_named(value: Any, out: _Writer, depth: int) -> Any:
+    depth = _deeper(depth)
+    name, fields = type(value).__name__, value._fields
+    if not _is_kind(name, fields) or len(fields) != len(value):
+        raise _Refused(f"is a {type(value).__qualname__}, which has no proper names for its fields")
+    return (_NAMED, name, fields, *[_node(item, out, depth) for item in value])
+
+
+def _write_array(value: Any, out: _Writer, depth: int) -> Any:
+    try:
+        told = tell_dtype(value.dtype)
+    except BadArray as error:
+        raise _Refused(f"is an array that cannot travel by RPC: {error}") from None
+    fortran = is_fortran(value)
+    if value.nbytes > INLINE_BYTES_MAX:
+        out.frames.append(bytes_of(value))
+        return (_ARRAY, told, value.shape, fortran, None)
+    return (_ARRAY, told, value.shape, fortran, value.tobytes("F" if fortran else "C"))
+
+
+def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
+    # As an array of one, a string would lose the zeros at its end; so it would in str(value).
+    if isinstance(value, np.str_):
+        return (_SCALAR, "U", str.encode(value, "utf-8", "surrogatepass"))
+    if isinstance(value, np.bytes_):
+        return (_SCALAR, "S", bytes(value))
+    _, told, _, _, data = _write_array(np.asarray(value), _Writer(careful=False), depth)
+    if data is None:
+        raise _Refused(f"is a scalar of {value.nbytes} bytes: make it an array")
+    return (_SCALAR, told, data)
+
+
+def _write_complex(value: complex, out: _Writer, depth: int) -> Any:
+    return (_COMPLEX, value.real, value.imag)
+
+
+def _write_int(value: int, out: _Writer, depth: int) -> Any:
+    if -(2**63) <= value < 2**64:
+        return value
+    return (_BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+
+
+def _write_str(value: str, out: _Writer, depth: int) -> Any:
+    data = value.encode("utf-8", "surrogatepass")  # file names may hold halves of surrogate pairs
+    if len(data) > INLINE_BYTES_MAX:
+        out.frames.append(data)
+        return (_TEXT, None)
+    return (_TEXT, data)
+
+
+def _write_bytes(value: Any, out: _Writer, depth: int) -> Any:
+    data = value if type(value) is bytes else bytes(value)
+    if out.careful and len(data) > INLINE_BYTES_MAX:
+        out.frames.append(data)
+        return (_BYTES, None)
+    return data
+
+
+def _write_spec(value: TensorSpec, out: _Writer, depth: int) -> Any:
+    return (_SPEC, value.shape, tell_dtype(value.dtype), value.name)
+
+
+_WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
+    tuple: _write_tuple,
+    list: _write_list,
+    dict: _write_dict,
+    np.ndarray: _write_array,
+    np.memmap: _write_array,
+    complex: _write_complex,
+    int: _write_int,
+    str: _write_str,
+    bytes: _write_bytes,
+    bytearray: _write_bytes,
+    memoryview: _write_bytes,
+    TensorSpec: _write_spec,
+}
+
+
+def _explain(value: Any, refused: _Refused) -> NoReturn:
+    """Find the place by trying the parts one by one: encoding itself keeps no track of it, because that takes time."""
+    path = "value"
+    searching = not isinstance(refused, _TooDeep)
+    while searching:
+        searching = False
+        for where, part in _parts(value):
+            try:
+                _node(part, _Writer(careful=True), 0)
+            except _Refused as deeper:
+                path, value, refused, searching = path + where, part, deeper, True
+                break
+    _invalid(f"{path} {refused}")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return ((f"[{key!r}]", item) for key, item in value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return ((f".{field}", item) for field, item in zip(value._fields, value, strict=False))
+    if isinstance(value, (list, tuple)):
+        return ((f"[{index}]", item) for index, item in enumerate(value))
+    return iter(())
+
+
+def _invalid(message: str) -> NoReturn:
+    raise InvalidArgumentError(None, None, message)
+
+
+# -- decoding -------------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """State of one decoding: frames that were used, kinds of namedtuple that were met."""
+
+    __slots__ = ("_frames", "_kinds", "frames_left")
+
+    def __init__(self, frames: Sequence[Any]) -> None:
+        self._frames = iter(frames)
+        self.frames_left = len(frames)
+        self._kinds: dict[tuple[str, tuple[str, ...]], type] = {}
+
+    def frame(self) -> Any:
+        """The next frame; each is used once, so that no two arrays share memory."""
+        if self.frames_left == 0:
+            raise ValueError("it lacks a frame")
+        self.frames_left -= 1
+        return next(self._frames)
+
+    def kind(self, name: Any, fields: Any) -> Any:
+        """The namedtuple class of that name. Making one takes a third of a millisecond, so a value may not ask for many."""
+        if type(fields) is not list or not _STR.issuperset(map(type, [name, *fields])):
+            raise ValueError("a namedtuple without proper names")
+        key = (name, tuple(fields))
+        kind = self._kinds.get(key)
+        if kind is None:
+            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not _is_kind(*key):
+                raise ValueError(f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or one without proper names")
+            kind = self._kinds[key] = _kind(*key)
+        return kind
+
+
+def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
+    """The value in a body and its frames.
+
+    Arrays are private to the caller and writable. A frame that is writable becomes the memory of its array without a copy:
+    give only frames that nobody else uses. A read-only one is copied.
+
+    Args:
+      frames: objects with the buffer protocol, as many as `encode` gave.
+      peer: whom to blame in an error.
+
+    Raises:
+      WireError: not the encoding of any value.
+    """
+    if len(body) > HEADER_BYTES_MAX:
+        raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
+    try:
+        reader = _Reader(frames)
+        value = _value(_unpack(body), reader, 0)
+        if reader.frames_left:
+            raise ValueError(f"{reader.frames_left} frames too many")
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(peer, f"not a value of the safe codec: {error}") from None
+    return value
+
+
+def _value(node: Any, reader: _Reader, depth: int) -> Any:
+    cls = type(node)
+    if cls in _PLAIN:
+        return node
+    if cls is list and node:
+        read = _READERS.get(node[0]) if type(node[0]) is int else None
+        if read is not None:
+            return read(node, reader, depth)
+    elif cls is dict:
+        return _read_map(node, reader, depth)
+    raise ValueError("an unknown tag")
+
+
+def _step(depth: int) -> int:
+    if depth >= DEPTH_MAX:
+        raise ValueError(f"nested deeper than {DEPTH_MAX} containers")
+    return depth + 1
+
+
+def _read_map(node: dict[Any, Any], reader: _Reader, depth: int) -> Any:
+    depth = _step(depth)
+    if not _STR.issuperset(map(type, node)):
+        raise ValueError("a map with keys that are no str")
+    if not _PLAIN.issuperset(map(type, node.values())):
+        for key, item in node.items():
+            node[key] = _value(item, reader, depth)
+    return node
+
+
+def _read_list(node: list[Any], reader: _Reader, depth: int) -> Any:
+    depth = _step(depth)
+    if _PLAIN.issuperset(map(type, node)):
+        del node[0]
+        return node
+    return [_value(item, reader, depth) for item in node[1:]]
+
+
+def _read_tuple(node: list[Any], reader: _Reader, depth: int) -> Any:
+    return tuple(_read_list(node, reader, depth))
+
+
+def _read_dict(node: list[Any], reader: _Reader, depth: int) -> Any:
+    items = _read_list(node, reader, depth)
+    keys = items[::2]
+    if not all(map(_is_key, keys)):
+        raise ValueError("a dict with a key of a type that keys do not have")
+    return dict(zip(keys, items[1::2], strict=True))
+
+
+def _read_named(node: list[Any], reader: _Reader, depth: int) -> Any:
+    depth = _step(depth)
+    _, name, fields, *items = _at_least(node, 3)
+    kind = reader.kind(name, fields)
+    if len(items) != len(fields):
+        raise ValueError("a namedtuple with another number of items than fields")
+    return kind._make([_value(item, reader, depth) for item in items])
+
+
+def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
+    _, told, shape, fortran, data = _exactly(node, 5)
+    if type(fortran) is not bool:
+        raise ValueError("an array without an order")
+    if data is None:
+        data = reader.frame()
+        if memoryview(data).readonly:
+            data = bytearray(data)
+    else:
+        data = bytearray(_bytes_in(data))
+    return rebuild(read_dtype(told), shape, fortran, data)
+
+
+def _read_scalar(node: list[Any], reader: _Reader, depth: int) -> Any:
+    _, told, data = _exactly(node, 3)
+    data = _bytes_in(data)
+    if told == "U":
+        return np.str_(data.decode("utf-8", "surrogatepass"))
+    if told == "S":
+        return np.bytes_(data)
+    return rebuild(read_dtype(told), [], False, bytearray(data))[()]
+
+
+def _read_complex(node: list[Any], reader: _Reader, depth: int) -> Any:
+    _, real, imag = _exactly(node, 3)
+    if type(real) is not float or type(imag) is not float:
+        raise ValueError("a complex number of other things than floats")
+    return complex(real, imag)
+
+
+def _read_big_int(node: list[Any], reader: _Reader, depth: int) -> Any:
+    return int.from_bytes(_bytes_in(_exactly(node, 2)[1]), "little", signed=True)
+
+
+def _read_text(node: list[Any], reader: _Reader, depth: int) -> Any:
+    data = _exactly(node, 2)[1]
+    return (bytes(reader.frame()) if data is None else _bytes_in(data)).decode("utf-8", "surrogatepass")
+
+
+def _read_bytes(node: list[Any], reader: _Reader, depth: int) -> Any:
+    if _exactly(node, 2)[1] is not None:
+        raise ValueError("short bytes in a long form")
+    return bytes(reader.frame())
+
+
+def _read_spec(node: list[Any], reader: _Reader, depth: int) -> Any:
+    _, shape, told, name = _exactly(node, 4)
+    if not (shape is None or type(shape) is list) or not (name is None or type(name) is str):
+        raise ValueError("a TensorSpec without a proper shape or name")
+    return TensorSpec(shape, read_dtype(told), name)
+
+
+_READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {
+    _TUPLE: _read_tuple,
+    _LIST: _read_list,
+    _DICT: _read_dict,
+    _NAMED: _read_named,
+    _ARRAY: _read_array,
+    _SCALAR: _read_scalar,
+    _COMPLEX: _read_complex,
+    _BIG_INT: _read_big_int,
+    _TEXT: _read_text,
+    _BYTES: _read_bytes,
+    _SPEC: _read_spec,
+}
+
+
+def _exactly(node: list[Any], count: int) -> list[Any]:
+    if len(node) != count:
+        raise ValueError(f"a part of {len(node)} items where {count} belong")
+    return node
+
+
+def _at_least(node: list[Any], count: int) -> list[Any]:
+    if len(node) < count:
+        raise ValueError(f"a part of {len(node)} items where at least {count} belong")
+    return node
+
+
+def _bytes_in(data: Any) -> bytes:
+    if type(data) is not bytes:
+        raise ValueError("something else where bytes belong")
+    return data
+
+
+# -- namedtuples ----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
+def _is_kind(name: str, fields: tuple[str, ...]) -> bool:
+    """Whether a namedtuple can have these names; `_0`, `_1`, ... are what namedtuple(rename=True) gives bad ones."""
+    if not isinstance(fields, tuple) or len(fields) > NAMEDTUPLE_FIELDS_MAX or len(set(fields)) != len(fields):
+        return False
+    if not _is_name(name):
+        return False
+    return all(field == f"_{i}" or (_is_name(field) and field[0] != "_") for i, field in enumerate(fields))
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= 255 and name.isidentifier() and not iskeyword(name)
+
+
+@lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
+def _kind(name: str, fields: tuple[str, ...]) -> Any:
+    kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
+    kind.__reduce__ = _reduce_kind  # type: ignore[method-assign]
+    return kind
+
+
+def _reduce_kind(self: Any) -> tuple[Any, ...]:
+    """A pickle would find no such class by its name."""
+    return _make_kind, (type(self).__name__, self._fields, tuple(self))
+
+
+def _make_kind(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
+    return _kind(name, fields)._make(items)

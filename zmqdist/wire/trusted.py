@@ -1,0 +1,430 @@
+"""Functions and any values as bytes, for peers that may run code here. The only module that pickles.
+
+Rules
+    Unpickling runs what the sender wrote: call `unpack*` only on what came from an authenticated peer that may send code.
+
+    Plain pickle goes first, because it is ten times faster; cloudpickle comes in for what plain pickle cannot do (lambdas,
+    closures) and for everything that refers to `__main__`, which is another module at the receiver. Functions and classes
+    of importable modules go by name, unless `cloudpickle.register_pickle_by_value` says otherwise for their module.
+
+    What is packed is a snapshot: the sender may change its arrays as soon as `pack` returns. What is unpacked is private and
+    writable, also where the sender's array was read-only. In between each array is copied once; large ones lie beside the
+    pickle, so that they move without another copy.
+
+Not here: which functions need to be pickled again (functions.py), and the bytes' way to the other side.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dis
+import functools
+import io
+import os
+import pickle
+import platform
+import sys
+import traceback
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
+from typing import Any, NoReturn, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError, UnknownError
+from zmqdist.limits import DEPTH_MAX, ERROR_BYTES_MAX, FRAMES_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
+from zmqdist.specs import Function
+from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, read_dtype, rebuild, tell_dtype
+
+Packed: TypeAlias = "bytes | list[Any]"
+"""One blob of at most INLINE_BYTES_MAX, or a list of buffers, the pickle first: a value for `unpack` or `unpack_parts`."""
+
+ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
+
+_PART_BYTES_MIN = 4096
+"""Smaller arrays stay in the pickle: a part of its own costs more than the copy."""
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+
+
+def pack(value: Any) -> Packed:
+    """A snapshot of `value`: bytes when it is small, else a list of buffers that belong to the caller.
+
+    Raises:
+      InvalidArgumentError: something in it cannot be pickled; the message says what and where, the cause is the original.
+    """
+    cls = type(value)
+    if cls in ATOMS or (cls is tuple and ATOMS.issuperset(map(type, value))):
+        blob = pickle.dumps(value, 5)
+        return blob if len(blob) <= INLINE_BYTES_MAX else [blob]
+    return _pack(value, (("value", value),))
+
+
+def unpack(blob: bytes | bytearray | memoryview) -> Any:
+    """The value of one blob. Its arrays are private and writable.
+
+    Raises:
+      FailedPreconditionError: a module or a name in it does not exist here.
+      Exception: what a class in the pickle raises while it is rebuilt.
+    """
+    return _loads(blob, ())
+
+
+def unpack_parts(parts: Sequence[Any]) -> Any:
+    """The value of a list of buffers, in the order in which `pack` gave them. Raises as `unpack`.
+
+    Writable buffers become the memory of the arrays without a copy: give only buffers that nobody else uses. Read-only ones
+    are copied.
+    """
+    buffers = [bytearray(part) if memoryview(part).readonly else part for part in parts[1:]]
+    return _loads(parts[0], buffers)
+
+
+def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
+    """The pair (args, kwargs) of one call, for `unpack` or `unpack_parts`. As `pack`; errors say `args[0]`, `kwargs['x']`."""
+    if not kwargs and ATOMS.issuperset(map(type, args)):
+        blob = pickle.dumps((args, kwargs), 5)
+        return blob if len(blob) <= INLINE_BYTES_MAX else [blob]
+    return _pack((args, kwargs), (("args", args), ("kwargs", kwargs)))
+
+
+def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
+    parts: list[Any] = []
+    try:
+        blob = _dumps(value, parts)
+    except Exception as error:
+        _blame(roots, error)
+    if not parts and len(blob) <= INLINE_BYTES_MAX:
+        return blob
+    return [blob, *parts]
+
+
+class _Dump:
+    """One run of a pickler: its rule for arrays, and what it lays beside the pickle.
+
+    The first INLINE_BYTES_MAX bytes of arrays stay in the pickle, so that a small value is one blob.
+    """
+
+    def __init__(self, parts: list[Any] | None) -> None:
+        self._parts = parts
+        self._inline_left = INLINE_BYTES_MAX
+        self._fresh: pickle.PickleBuffer | None = None
+        self.file = io.BytesIO()
+        self.callback = None if parts is None else self._keep
+
+    def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
+        try:
+            told = tell_dtype(array.dtype)
+        except BadArray:  # objects, and dtypes of other packages: numpy's own way
+            return array.__reduce_ex__(5)
+        fortran = is_fortran(array)
+        self._fresh = pickle.PickleBuffer(bytes_of(array.copy("F" if fortran else "C")))
+        if array.nbytes == 0:  # an empty constant would be read-only
+            self._fresh = pickle.PickleBuffer(bytearray())
+        return _array, (told, array.shape, fortran, self._fresh)
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """Whether this buffer stays in the pickle."""
+        raw = buffer.raw()
+        inline = raw.nbytes < _PART_BYTES_MIN or raw.nbytes <= self._inline_left
+        assert self._parts is not None
+        if inline or len(self._parts) >= FRAMES_MAX - 2:
+            self._inline_left -= raw.nbytes
+            return True
+        # Another package's buffer may be its live memory; an array's is the copy that was made above.
+        self._parts.append(raw if buffer is self._fresh else bytearray(raw))
+        return False
+
+
+class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, dump: _Dump) -> None:
+        self.dispatch_table = ChainMap({np.ndarray: dump.reduce_array}, cloudpickle.Pickler.dispatch_table)
+        super().__init__(dump.file, protocol=5, buffer_callback=dump.callback)
+
+
+def _dumps(value: Any, parts: list[Any] | None) -> bytes:
+    """The pickle of `value`; with `parts`, large arrays go there."""
+    dump = _Dump(parts)
+    pickler = pickle.Pickler(dump.file, 5, buffer_callback=dump.callback)
+    pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: dump.reduce_array}
+    try:
+        pickler.dump(value)
+        blob = dump.file.getvalue()
+        if b"__main__" not in blob and not _names_by_value_module(blob):
+            return blob
+    except Exception:  # cloudpickle may know better; if not, its own error is raised below
+        pass
+    if parts is not None:
+        parts.clear()
+    dump = _Dump(parts)
+    _CloudPickler(dump).dump(value)
+    return dump.file.getvalue()
+
+
+def _names_by_value_module(blob: bytes) -> bool:
+    return any(module.encode() in blob for module in cloudpickle.list_registry_pickle_by_value())
+
+
+def _array(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
+    """What the pickle of an array calls; the name is part of the protocol."""
+    return rebuild(read_dtype(told), shape, fortran, buffer)
+
+
+def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
+    try:
+        return pickle.loads(blob, buffers=buffers)
+    except ModuleNotFoundError as error:
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"module {error.name!r} is not importable in {_here()}: functions and classes of importable modules go by name; "
+            "put it on the workers' PYTHONPATH",
+        ) from error
+    except AttributeError as error:
+        if not str(error).startswith("Can't get attribute"):
+            raise
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"{error} in {_here()}: functions and classes of importable modules go by name; put the sender's version of the "
+            "module on the workers' PYTHONPATH",
+        ) from error
+
+
+def _here() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+# -- who is to blame ------------------------------------------------------------------------------------------------
+
+
+def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
+    """Go down to the smallest part that cannot be pickled on its own, and say where it is."""
+    path, culprit = roots[0]
+    parts: Iterator[tuple[str, Any]] = iter(roots)
+    seen: list[Any] = []
+    while len(seen) < DEPTH_MAX:
+        for where, part in parts:
+            fault = None if any(part is other for other in seen) else _fault(part)
+            if fault is not None:
+                path, culprit, error = (where if not seen else path + where), part, fault
+                seen.append(part)
+                parts = _parts(part)
+                break
+        else:
+            break
+    raise InvalidArgumentError(
+        None, None, f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
+    ) from error
+
+
+def _fault(value: Any) -> Exception | None:
+    try:
+        _dumps(value, None)
+    except Exception as error:
+        return error
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    match value:
+        case dict():
+            yield from ((f"[{key!r}]", item) for key, item in list(value.items()))
+        case list() | tuple() | set() | frozenset():
+            yield from ((f"[{index}]", item) for index, item in enumerate(value))
+        case np.ndarray() if value.dtype.hasobject and value.dtype.names is None:
+            yield from ((f"[{index}]", item) for index, item in enumerate(value.reshape(-1)))
+        case Function():
+            yield from _parts(value.__wrapped__)
+        case FunctionType():
+            yield from ((f", which captures {name!r}", item) for name, item in _captured_by_name(value))
+        case MethodType():
+            yield (".__self__", value.__self__)
+            yield ("", value.__func__)
+        case functools.partial():
+            yield (".func", value.func)
+            yield from ((f".args[{index}]", item) for index, item in enumerate(value.args))
+            yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
+        case _:
+            yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _captured_by_name(fn: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        yield name, cell_content(cell)
+    yield from ((name, fn.__globals__[name]) for name in global_names(fn.__code__) if name in fn.__globals__)
+    yield from (("a default", item) for item in fn.__defaults__ or ())
+    yield from (fn.__kwdefaults__ or {}).items()
+    yield from fn.__dict__.items()
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+# -- functions ------------------------------------------------------------------------------------------------------
+
+
+def describe(fn: Any) -> str:
+    """`module.name` of a function, method, partial, class or callable object, for messages."""
+    if isinstance(fn, functools.partial):
+        return describe(fn.func)
+    if getattr(fn, "__qualname__", None) is None:
+        fn = type(fn)
+    return f"{fn.__module__}.{fn.__qualname__}"
+
+
+def pack_function(fn: Callable[..., Any]) -> bytes:
+    """A function for `unpack`: by name where it is importable, else with its code and a snapshot of what it captures.
+
+    Raises:
+      InvalidArgumentError: it captures something that cannot be pickled; the message says what.
+    """
+    try:
+        return _dumps(fn, None)
+    except Exception as error:
+        _blame(((describe(fn), fn),), error)
+
+
+class _Unset:
+    """Stands for a captured variable that has no value yet."""
+
+
+UNSET = _Unset()
+
+
+def cell_content(cell: Any) -> Any:
+    """What a closure cell holds; UNSET when nothing was assigned to its variable yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return UNSET
+
+
+_names_of_code: dict[int, tuple[CodeType, tuple[str, ...]]] = {}
+
+
+def global_names(code: CodeType) -> tuple[str, ...]:
+    """The globals that a function's code names, inner functions included: those that cloudpickle takes along."""
+    known = _names_of_code.get(id(code))  # by id, because comparing code objects is slow; the entry holds the code
+    if known is not None:
+        return known[1]
+    names = {i.argval: None for i in dis.get_instructions(code) if i.opname in _GLOBAL_OPS}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names.update(dict.fromkeys(global_names(constant)))
+    if len(_names_of_code) >= 4 * FUNCTIONS_KEPT_MAX:
+        _names_of_code.clear()
+    _names_of_code[id(code)] = (code, tuple(names))
+    return tuple(names)
+
+
+_GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
+
+
+def goes_by_name(value: Any) -> bool:
+    """Whether a function or class is found under its name in an importable module, so that its pickle is the name."""
+    name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if name is None or path is None or name == "__main__":
+        return False
+    found: Any = sys.modules.get(name)
+    if found is None or not is_importable_module(found):
+        return False
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def is_importable_module(module: ModuleType) -> bool:
+    """Whether a module goes by its name: it is not `__main__`, not made by hand, not registered to be pickled by value."""
+    name = getattr(module, "__name__", None)
+    if name == "__main__" or name is None or sys.modules.get(name) is not module:
+        return False
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    return not by_value or not any(name == other or name.startswith(other + ".") for other in by_value)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------------
+
+
+class RemoteTraceback(Exception):
+    """The traceback of another process, as text; it is the `__cause__` of an error that came from there."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception with its traceback, at most a few times ERROR_BYTES_MAX. Never raises.
+
+    It keeps its class and attributes where these can be pickled *and* rebuilt, which is tried here; else it arrives as an
+    UnknownError with its class's name and its text. A StopIteration, which would end the receiver's own loops, becomes an
+    OutOfRangeError.
+    """
+    told = traceback.format_exception(error)
+    text = _cut("".join(told))
+    if isinstance(error, StopIteration):
+        error = OutOfRangeError(None, None, f"StopIteration: {_text(error)}")
+    return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text), 5)
+
+
+def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
+    """A fresh copy of the exception, with a `RemoteTraceback` as its `__cause__`."""
+    pickled, type_name, text, remote = pickle.loads(blob)
+    error: BaseException | None = None
+    if pickled:
+        try:
+            error = _loads(pickled, ())
+        except Exception:  # its class is not importable here: the name and the text have to do
+            error = None
+    if not isinstance(error, BaseException):
+        error = UnknownError(None, None, f"{type_name}: {text}")
+    error.__cause__ = RemoteTraceback(remote)
+    return error
+
+
+class _Bare:
+    """An exception that is rebuilt without its constructor, whose arguments `args` often are not."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_bare, (type(self.error), self.error.args, self.error.__dict__)
+
+
+def _rebuild_bare(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+def _pickled_error(error: BaseException) -> bytes:
+    """Empty when no way gives the same class again. A copy whose text differs was rebuilt from the wrong arguments."""
+    for form, is_last in ((error, False), (_Bare(error), True)):
+        try:
+            blob = _dumps(form, None)
+            copy = pickle.loads(blob)
+        except Exception:
+            continue
+        if type(copy) is type(error) and (is_last or _text(copy) == _text(error)):
+            return blob if len(blob) <= ERROR_BYTES_MAX else b""
+    return b""
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _cut(str(error))
+    except Exception as broken:
+        return f"(its own str() raised {type(broken).__name__})"
+
+
+def _cut(text: str) -> str:
+    """The end of a long text, which for a traceback is the place and the error. Without halves of surrogate pairs."""
+    if len(text) > ERROR_BYTES_MAX // 4:
+        text = f"({len(text)} characters, the last of them:) ..." + text[-ERROR_BYTES_MAX // 8 :]
+    return text.encode("utf-8", "backslashreplace").decode()
