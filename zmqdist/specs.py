@@ -17,7 +17,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -114,7 +114,7 @@ class Function:
     def __repr__(self) -> str:
         return f"<zmqdist.function {getattr(self, '__qualname__', self.__wrapped__)}>"
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         # The name belongs to this object, not to the wrapped function: by name is right only where it leads here.
         module = getattr(self, "__module__", None)
         name = getattr(self, "__qualname__", None)
@@ -124,7 +124,7 @@ class Function:
                 found = getattr(found, part, None)
             if found is self:
                 return str(name)
-        return object.__reduce_ex__(self, 2)
+        return super().__reduce_ex__(protocol)
 
 
 def function(

@@ -116,6 +116,10 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         TOP + "jobs:\n  dispatcher:\n    address: 127.0.0.1:0\n    lease_s: -1\n",
         "c.yaml:6: jobs.dispatcher.lease_s: expected a number of seconds above 0, got -1",
     ),
+    "a lease of no time": (
+        TOP + "jobs:\n  dispatcher: {lease_s: 0}\n",
+        "c.yaml:4: jobs.dispatcher.lease_s: expected a number of seconds above 0, got 0",
+    ),
     "a duration with a unit": (
         TOP + "jobs:\n  dispatcher: {lease_s: 5s}\n",
         "c.yaml:4: jobs.dispatcher.lease_s: expected a number of seconds above 0, got '5s'",
@@ -250,6 +254,10 @@ MEANING: dict[str, tuple[str, str]] = {
             "c.yaml:4: jobs.worker.tasks[1]: address node-b:1 is not on loopback and security.curve is false: "
             "anybody could connect (write curve: auto, or use 127.0.0.1)"
         ),
+    ),
+    "too many addresses": (
+        TOP + "jobs:\n  worker:\n    tasks: [" + ",".join(f"a:{port}" for port in range(1, 10_002)) + "]\n",
+        "c.yaml:5: jobs.worker.tasks: has 10001 tasks, at most 10000 are allowed",
     ),
     "two chiefs": (
         TOP + "jobs:\n  chief: {count: 2}\n",

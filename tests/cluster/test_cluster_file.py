@@ -47,6 +47,14 @@ def test_a_mistake_names_its_file_line_and_key(text: str, told: str) -> None:
     assert str(caught.value).replace("found undefined alias 'x'", "found undefined alias") == told
 
 
+@pytest.mark.usefixtures("folder")
+def test_half_a_character_is_refused_where_the_parser_lets_it_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_LOADER", yaml.SafeLoader)
+    with pytest.raises(ConfigError) as caught:
+        read('name: c\nprogram: "\\ud800"\n')
+    assert str(caught.value) == "c.yaml:2: program: has a character that no text can have"
+
+
 @pytest.mark.usefixtures("_both_parsers", "folder")
 @pytest.mark.parametrize("text", RIGHT.values(), ids=RIGHT.keys())
 def test_what_is_right_survives_dict_json_and_yaml(text: str) -> None:

@@ -251,9 +251,7 @@ def test_cancel_ends_the_call_here_and_tells_the_server(serve: Serve, open_chann
 
     held = Held(serve())
     cancelled: list[int] = []
-    held.served.loop.run(
-        held.served.router.on, CancelCall, lambda peer, message, frames: cancelled.append(message.id)
-    )
+    held.served.loop.run(held.served.router.on, CancelCall, lambda peer, message, frames: cancelled.append(message.id))
     channel = open_channel(held.served.address)
     ask(channel, within_s=0.05)
     call = start(channel)

@@ -60,6 +60,17 @@ def test_nothing_handed_in_by_many_threads_is_lost_or_left_lying(loop: Loop) -> 
     assert len(seen) == 1200
 
 
+def test_what_was_handed_in_just_before_it_goes_to_sleep_is_seen(loop: Loop) -> None:
+    seen: list[float] = []
+    loop._turn()  # played by hand, to have the very moment
+    assert not loop._busy
+    loop.call_soon(lambda: seen.append(loop.now()))
+    loop.set_timer("alarm", began := loop.now() + 2.0, lambda: None)
+    loop._turn()
+    assert seen
+    assert seen[0] < began
+
+
 def test_run_returns_the_result_and_raises_the_error(loop: Loop) -> None:
     assert loop.run(lambda: 1) == 1  # before the start: directly
     loop.start()

@@ -106,7 +106,6 @@ def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
         (PLAIN, 0, True, None, FailedPreconditionError, "does not use the user's token (PLAIN), as this side does"),
         (PLAIN, 3, False, "", FailedPreconditionError, "is not a zmqdist server: is the port right?"),
         (PLAIN, 3, False, "GSSAPI", FailedPreconditionError, "is not a zmqdist server: is the port right?"),
-        (PLAIN, 0, False, "CURVE", FailedPreconditionError, "uses CURVE keys, this side the user's token"),
     ],
 )
 def test_the_greeting_has_the_last_word(
@@ -121,8 +120,8 @@ def test_the_greeting_has_the_last_word(
 
 @pytest.mark.parametrize(
     ("closes", "mismatch", "greeting"),
-    [(3, False, None), (0, False, "PLAIN"), (2, False, "PLAIN"), (0, True, "PLAIN")],
-    ids=["gone since", "only slow", "not yet three", "restarted with ours since"],
+    [(3, False, None), (0, True, "PLAIN"), (2, True, "PLAIN")],
+    ids=["gone since", "restarted with ours since", "the same after two closed handshakes"],
 )
 def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: bool, greeting: str | None) -> None:
     assert doubted(PLAIN, closes, mismatch).judge(greeting) is None

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,10 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAMES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
+from zmqdist.net.greeting import GreetingProbe
 from zmqdist.net.link import configure
 from zmqdist.net.loop import Loop
-from zmqdist.net.router import REFUSALS_MAX, Router
+from zmqdist.net.router import REFUSALS_MAX, Peer, Router
 from zmqdist.net.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import PROTOCOL, Hello, decode_hello, encode_hello, our_hello
@@ -80,8 +82,10 @@ sys.stdin.read()
 class Raw:
     """A bare DEALER that says what it likes."""
 
-    def __init__(self, served: Served, *, insecure: bool = False) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    def __init__(
+        self, served: Served, *, insecure: bool = False, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         configure(self.socket)
         client_security(served.address, "client", insecure=insecure).apply(self.socket, served.address)
@@ -102,7 +106,7 @@ class Raw:
 def connect() -> Iterator[Callable[..., Raw]]:
     made: list[Raw] = []
 
-    def make(served: Served, **options: bool) -> Raw:
+    def make(served: Served, **options: Any) -> Raw:
         made.append(Raw(served, **options))
         return made[-1]
 
@@ -361,36 +365,95 @@ def test_what_a_server_said_before_it_died_is_read_before_the_end_is_reported(se
     dialled.expect("down")
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["after its hello was read", "while its hello is unread"])
-def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(
-    serve: Serve, connect: Connect, known: bool
-) -> None:
+class Held:
+    """Keeps a loop from running between `with` and `release`."""
+
+    def __init__(self, loop: Loop) -> None:
+        entered, self._hold = threading.Event(), threading.Event()
+        loop.call_soon(lambda: (entered.set(), self._hold.wait(10.0)))
+        assert entered.wait(5.0)
+
+    def release(self) -> None:
+        self._hold.set()
+
+
+def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(serve: Serve, connect: Connect) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))  # no handler: handshakes go on while the loop is held
-    entered, hold = threading.Event(), threading.Event()
+    first = connect(served, insecure=True)
+    first.send(encode_hello(Hello("client", 1, "first")))
+    first.receive()
+    open_fds = len(os.listdir("/proc/self/fd"))
+    held = Held(served.loop)
+    first.socket.close(linger=0)
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds - 3)  # the socket's own, and both ends of the connection
+    second = connect(served, insecure=True, context=first.context)  # takes the same numbers in the same order
+    second.send(encode_hello(Hello("client", 1, "second")))
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds)
+    held.release()
+    decode_hello(second.receive(), "server")
+    second.send(encode(Call(1, "echo", 0, 0, b"")))
+    until(lambda: served.gone)
+    assert served.shown[0].fd == served.shown[1].fd, "the descriptor was not used again: this test shows nothing"
+    assert [peer.name for peer in served.gone] == ["first"]
+    assert [peer.name for peer in served.loop.run(lambda: served.router.peers)] == ["second"]
+
+
+@pytest.mark.parametrize("answered", [False, True], ids=["unreachable at once", "unreachable a moment later"])
+def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))
+    router = served.router
+    held = Held(served.loop)
+    served.loop.call_soon(router._read_monitor)  # the worst order: the monitor's word comes before the hello
+    if answered:
+        send, skipped = router._send_raw, []
+
+        def pretend_once(peer: Peer, header: bytes, frames: Any = ()) -> bool:
+            if not skipped:
+                skipped.append(peer)
+                return True
+            return send(peer, header, frames)
+
+        monkeypatch.setattr(router, "_send_raw", pretend_once)
     open_fds = len(os.listdir("/proc/self/fd"))
     first = connect(served, insecure=True)
-    if known:
-        first.send(encode_hello(Hello("client", 1, "first")))
-        first.receive()
-    served.loop.call_soon(lambda: (entered.set(), hold.wait(10.0)))
-    assert entered.wait(5.0)
-    if not known:
-        first.send(encode_hello(Hello("client", 1, "first")))
+    first.send(encode_hello(Hello("client", 1, "first")))
     first.socket.close(linger=1000)
     first.close()
     until(lambda: len(os.listdir("/proc/self/fd")) == open_fds)
-    second = connect(served, insecure=True)  # the lowest free number is taken: the one that `first` had at the server
+    held.release()
+    second = connect(served, insecure=True)
     second.send(encode_hello(Hello("client", 1, "second")))
-    hold.set()
     decode_hello(second.receive(), "server")
-    second.send(encode(Call(1, "echo", 0, 0, b"")))
-    assert isinstance(decode(second.receive(), "server"), Reply)
-    # Whose hello was unread was shown to nobody, so its end is nobody's business.
-    until(lambda: [peer.name for peer in served.gone] == ["first"] * known)
-    assert [peer.name for peer in served.shown] == ["first"] * known + ["second"]
-    assert [peer.name for peer in served.loop.run(lambda: served.router.peers)] == ["second"]
-    second.close()
-    until(lambda: served.gone and served.gone[-1].name == "second")
+    until(lambda: [peer.name for peer in served.loop.run(lambda: router.peers)] == ["second"])
+    assert [peer.name for peer in served.shown] == ["first"] * answered + ["second"]
+    until(lambda: [peer.name for peer in served.gone] == ["first"] * answered)
+
+
+def test_sends_from_elsewhere_do_not_eat_the_wake_up_for_input(serve: Serve, connect: Connect) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.receive()
+    peer = until(lambda: served.shown and served.shown[0])
+    done = threading.Event()
+
+    def push() -> None:
+        while not done.is_set():
+            served.loop.run(served.router.send, peer, Beat())
+
+    pusher = threading.Thread(target=push)
+    pusher.start()
+    try:
+        for number in range(1500):
+            raw.send(encode(Call(number, "echo", 0, 0, b"")))
+            while not isinstance(answer := decode(raw.receive(), "server"), Reply):
+                pass
+            assert answer.id == number
+    finally:
+        done.set()
+        pusher.join()
 
 
 def test_many_that_come_and_go_at_once_are_all_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
@@ -440,6 +503,19 @@ def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial:
     assert served.router.refused_handshakes > 0
     assert len(served.shown) == 1
     until(lambda: len(os.listdir("/proc/self/fd")) <= open_fds)
+
+
+def test_a_loop_that_does_not_listen_to_the_monitor_does_not_stop_zeromq(serve: Serve) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))
+    held = Held(served.loop)
+    host, port = served.address.split(":")
+    for _ in range(2500):  # more than twice ZeroMQ's default queue
+        with socket.create_connection((host, int(port)), timeout=5.0) as stranger:
+            stranger.sendall(bytes(64))
+    probe = GreetingProbe(served.address, time.monotonic())
+    until(lambda: probe.step(time.monotonic()))
+    assert probe.mechanism == "NULL"
+    held.release()
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _addresses(config: ClusterConfig) -> Iterator[Mistake]:
             yield Mistake(path, f"bad address {shown(address)}: it names no host")
         elif is_task and not port:
             yield Mistake(path, f"bad address {shown(address)}: the other tasks must know the port", "or use count")
-        elif port and (host, port) in first:
+        elif (host, port) in first:
             yield Mistake(path, f"address {address} is there twice", f"first at {dotted(first[host, port])}")
         elif config.security.curve is False and not is_loopback(host):
             yield Mistake(

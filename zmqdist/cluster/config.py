@@ -207,7 +207,7 @@ def _read(path: str) -> str:
     if len(data) > limits.CONFIG_BYTES_MAX:
         raise ConfigError(path, 1, "(file)", f"is larger than {limits.CONFIG_BYTES_MAX} bytes: not a cluster file")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode()
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigError(path, line, "(file)", f"is not UTF-8: byte 0x{data[error.start]:02x}") from None

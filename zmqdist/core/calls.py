@@ -68,7 +68,8 @@ class ClientCall:
         self.waiters: Any = None
         self.callbacks: Any = None
 
-    def _end(self, code: int, message: str, body: bytes = b"", frames: Frames = ()) -> None:
+    def end(self, code: int, message: str, body: bytes = b"", frames: Frames = ()) -> None:
+        """What the tables do; besides them only whoever never gave the call to one may do it."""
         self.code = code
         self.message = message
         self.body = body
@@ -97,7 +98,7 @@ class ClientCalls:
     def asked(self, call: ClientCall, now: float) -> Call | None:
         """A new call: the message to send at once; None when it waits for a server, or has ended here (then `ended` is set)."""
         if len(self.in_flight) + len(self.waiting) >= self._pending_max:
-            call._end(
+            call.end(
                 RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
             )
             return None
@@ -133,7 +134,7 @@ class ClientCalls:
         ended = list(self.in_flight.values())
         self.in_flight.clear()
         for call in ended:
-            call._end(
+            call.end(
                 UNAVAILABLE,
                 f"the connection to {self._address} went while the call of {call.method!r} was in flight; it may have been carried out",
             )
@@ -143,11 +144,7 @@ class ClientCalls:
         """An answer arrived: the call that ended; None when nobody waits for it any more."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
-            call.code = reply.code
-            call.message = reply.message
-            call.body = reply.body
-            call.frames = frames
-            call.ended = True
+            call.end(reply.code, reply.message, reply.body, frames)
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
@@ -155,7 +152,7 @@ class ClientCalls:
         if call.ended:
             return None
         in_flight = self._forget(call)
-        call._end(CANCELLED, f"the call of {call.method!r} was cancelled by its caller")
+        call.end(CANCELLED, f"the call of {call.method!r} was cancelled by its caller")
         return CancelCall(call.id) if in_flight else None
 
     def ticked(self, now: float) -> list[ClientCall]:
@@ -165,7 +162,7 @@ class ClientCalls:
         ended = [call for calls in (self.in_flight, self.waiting) for call in calls.values() if call.due <= now]
         for call in ended:
             waited_for = "an answer" if self._forget(call) else f"a server at {self._address}"
-            call._end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
+            call.end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
         self._due_bound = min(
             (call.due for calls in (self.in_flight, self.waiting) for call in calls.values()), default=inf
         )
@@ -178,7 +175,7 @@ class ClientCalls:
         self.in_flight.clear()
         self.waiting.clear()
         for call in ended:
-            call._end(code, message)
+            call.end(code, message)
         return ended
 
     def _request(self, call: ClientCall, now: float) -> Call:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -107,6 +108,7 @@ class DispatchServer:
         # Lease numbers of two lives must not meet: a worker may still name one of the life before.
         self._broker = Broker(rules, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.undelivered = 0
+        self._watchers: list[Callable[[], None]] = []
         if start:
             self.start()
 
@@ -150,6 +152,26 @@ class DispatchServer:
         """An immutable record of workers, coordinators and queues; what `zmqdist status` shows."""
         assert self._loop is not None
         return self._loop.run(self._broker.snapshot)
+
+    def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
+        """Wait until `ready` says so of the (job, index) of the registered workers; it is asked after each event.
+
+        Returns:
+          False when `timeout_s` passed first.
+        """
+        assert self._loop is not None
+        answered = threading.Event()
+
+        def look() -> None:
+            if ready(frozenset(self._broker.membership.members)):
+                answered.set()
+
+        self._loop.call_soon(self._watchers.append, look)
+        self._loop.call_soon(look)
+        try:
+            return answered.wait(timeout_s)
+        finally:
+            self._loop.call_soon(self._watchers.remove, look)
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Somebody saw a worker's process end, and says so before its connection does. From any thread."""
@@ -202,6 +224,8 @@ class DispatchServer:
         if loop is None:
             return
         self._perform(self._broker.handle(event, loop.now(), watched=watched))
+        for look in self._watchers:
+            look()
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:

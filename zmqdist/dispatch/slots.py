@@ -12,8 +12,6 @@ import logging
 import mmap
 import os
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +25,9 @@ from zmqdist.core.worker_events import (
     SlotReclaimed,
     SlotSeen,
 )
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Work
 from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES, POSITION
-from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN
+from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.net.loop import Loop
 
@@ -50,30 +47,21 @@ class ProcessSlots:
     Args:
       feed: gets what happens to the slots.
       hold: keeps the parts of a bulk result and gives a reference to them.
-      credentials: with which slots fetch large arguments.
+      template: what they are forked from; ended with them.
     """
 
     can_kill = True
 
-    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, credentials: Credentials) -> None:
+    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, template: TemplateProcess) -> None:
         self._loop = loop
         self._feed = feed
         self._hold = hold
         self._slots: list[_SlotProcess | None] = [None] * slots
         self._by_pid: dict[int, _SlotProcess] = {}
         self._watch_s = LEASE_S / 2
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            # In a session of its own: Ctrl-C at a terminal is for the worker, which ends its slots in good order.
-            self._template = subprocess.Popen(
-                [sys.executable, "-m", "zmqdist.dispatch.template", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env=credentials.environment(),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        ours.setblocking(False)
-        self._control = ours
+        self._template = template
+        self._control = template.control
+        self._control.setblocking(False)
         self._closed = False
         self._looking = False
         loop.call_soon(self._open)
@@ -140,14 +128,9 @@ class ProcessSlots:
         self._loop.set_timer((self, "look"), None, self._look)
         self._loop.set_timer((self, "beat"), None, self._beat)
         self._loop.remove_fd(self._control.fileno())
-        self._control.close()  # the template ends its children, then itself
         for process in (*self._by_pid.values(), *filter(None, self._slots)):
             process.close()
-        try:
-            self._template.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._template.kill()
-            self._template.wait()
+        self._template.close()
 
     # -- what the template and the slots tell ----------------------------------------------------------------------
 
@@ -187,7 +170,7 @@ class ProcessSlots:
 
     def _template_died(self) -> None:
         """Somebody killed it, and all slots with it."""
-        code = self._template.wait()
+        code = self._template.wait(1.0)
         self._loop.remove_fd(self._control.fileno())
         log.error("the template process of the slots ended with %s; this worker cannot go on", code)
         for process in list(self._by_pid.values()):

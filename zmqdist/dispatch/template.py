@@ -1,7 +1,8 @@
 """The process that slot processes are forked from.
 
 It has one thread, no ZeroMQ context and everything imported that a slot needs, so that a fork is safe and takes milliseconds. A
-worker starts it by command, which works from scripts and notebooks without a `__main__` guard.
+worker starts it by command, which works from scripts and notebooks without a `__main__` guard, or forks it off itself before it has
+any thread.
 
 On its control socket (a SOCK_SEQPACKET pair) it is asked to
     spawn <slot>   with three descriptors: pipe, page, standard error; answered by: pid <slot> <pid>
@@ -22,7 +23,10 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 
 COMMAND = struct.Struct("<4sqq")
 """A verb and two numbers."""
@@ -123,18 +127,83 @@ class Template:
             pass
 
 
-def main() -> None:
-    """`python -m zmqdist.dispatch.template FD`."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+class TemplateProcess:
+    """The template process from the worker's side: its control socket and its end."""
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self.control = control
+        self._ended: int | None = None
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code, when it has ended within the time."""
+        if self._ended is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                if select.select([pidfd], [], [], timeout_s)[0]:
+                    self._ended = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            finally:
+                os.close(pidfd)
+        return self._ended
+
+    def close(self) -> None:
+        """End it, and with it all slots."""
+        self.control.close()
+        if self.wait(5.0) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait(5.0)
+
+
+def start_template(environment: Mapping[str, str]) -> TemplateProcess:
+    """Start one by command: from any process, whatever its threads do."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        # In a session of its own: Ctrl-C at a terminal is for the worker, which ends its slots in good order.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "zmqdist.dispatch.template", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    process.returncode = 0  # it is waited for here, not by Popen, which would warn
+    return TemplateProcess(process.pid, ours)
+
+
+def fork_template(environment: Mapping[str, str]) -> TemplateProcess:
+    """Fork one off this process: saves it the imports. Only while this process has one thread and no ZeroMQ context."""
+    import zmqdist.dispatch.slot_main  # noqa: F401  before the fork, so that it is shared
+
+    assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gc.collect()
+    gc.freeze()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return TemplateProcess(pid, ours)
+    try:
+        ours.close()
+        os.setsid()
+        os.environ.update(environment)
+        _serve(theirs)
+    finally:
+        os._exit(0)
+
+
+def _serve(control: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import cloudpickle  # noqa: F401  what slots need is imported once, here
-    import numpy  # noqa: F401
-
-    import zmqdist.dispatch.slot_main  # noqa: F401
-
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with its worker, which the signal is for
     gc.collect()
     gc.freeze()  # the collector must not write into pages that the slots share
     Template(control).serve()
+
+
+def main() -> None:
+    """`python -m zmqdist.dispatch.template FD`."""
+    import zmqdist.dispatch.slot_main  # noqa: F401  what slots need is imported once, here
+
+    _serve(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from zmqdist.core.worker_events import (
 from zmqdist.dispatch.bulk import BulkStore, Fetcher, Reference, decode_reference, encode_reference
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.slots import ProcessSlots
+from zmqdist.dispatch.template import TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
 from zmqdist.messages import BULK, Message
 from zmqdist.net.address import join, split
@@ -95,6 +96,7 @@ class WorkerServer:
     Args:
       config: a WorkerConfig.
       start: begin at once; else `start()` does.
+      template: what slot processes are forked from, where the caller has one already.
 
     The dispatcher may be started later: `start` waits for it, and says so in the log. In a program slots are threads unless the
     config asks for processes; the `zmqdist worker` command has processes.
@@ -106,8 +108,9 @@ class WorkerServer:
       UnknownError: its own port could not be bound.
     """
 
-    def __init__(self, config: WorkerConfig, start: bool = True) -> None:
+    def __init__(self, config: WorkerConfig, start: bool = True, *, template: TemplateProcess | None = None) -> None:
         self._config = config
+        self._template = template
         self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
         split(self._dispatcher)
         self._started = False
@@ -214,7 +217,8 @@ class WorkerServer:
             self._fetcher = Fetcher(credentials, "worker")
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:
-                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, credentials)
+                template = self._template or start_template(credentials.environment())
+                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, template)
             else:
                 self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._fetcher)
             self._machine = Worker(

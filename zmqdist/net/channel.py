@@ -17,9 +17,9 @@ Rules
     R4  A leader that leaves, for whatever reason, promotes a follower, if there is one.
     R5  Whoever takes a follower out of `_followers` releases its lock; `dict.pop` decides who that is.
     R6  A follower that wakes decides under the lock: ended? leader now? out of time?
-    R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock. Else an
-        exception in the middle of a receive would lose the message. (Only Python's own handler is replaced so; another one
-        that raises in here may cost the answer that was being read, but no thread is left waiting without a leader.)
+    R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock (gate.py).
+        Another handler than Python's own that raises in here may cost the answer that was being read, but no thread is left
+        waiting without a leader.
     R8  No wait is longer than SLICE_S. What a slice finds that should have been announced is counted in `stalls`: a bug.
 
 A channel must not be used from a signal handler or a finalizer: its lock may be held by the thread that they interrupt.
@@ -29,7 +29,6 @@ Not here: the socket and what arrives by it (line.py), what becomes of a call (c
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal.signal costs 20 times as much
 import logging
 import os
 import threading
@@ -41,8 +40,9 @@ from time import monotonic
 from typing import Final
 
 from zmqdist.core.calls import ClientCall
-from zmqdist.errors import CANCELLED, FAILED_PRECONDITION, FailedPreconditionError
-from zmqdist.net.line import Line, this_process
+from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
+from zmqdist.net.gate import Gate
+from zmqdist.net.line import Line
 from zmqdist.net.security import ClientSecurity
 from zmqdist.wire.hello import Hello
 
@@ -53,7 +53,6 @@ FRESH_S: Final = 0.0002
 """So long after a look at the connection a new call trusts that it is still there: a blocking call has just looked."""
 LINGER_S: Final = 0.5
 """What was sent right before `close` has this long to leave."""
-_SIGINT: Final = int(_signal.SIGINT)
 _NOBODY: Final = 0
 
 
@@ -92,7 +91,6 @@ class Channel:
         """
         self.address = address
         self.stalls = 0
-        self._process = this_process()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._line = Line(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
@@ -104,8 +102,7 @@ class Channel:
         self._to_call: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
         self._with_callbacks = 0
         self._looked_at = 0.0
-        self._interrupted = False
-        self._main_sleeper: _Sleeper | None = None
+        self._gate = Gate(address, self._wake_fd)
         self._closed = False
         self._line.tend(monotonic())
 
@@ -119,103 +116,71 @@ class Channel:
         Raises:
           FailedPreconditionError: the channel was made in another process, before a fork.
         """
-        shielded = self._shield()
-        try:
+        with self._gate:
             self._submit(call, False)
-        finally:
-            if shielded:
-                self._unshield()
 
     def ask(self, call: ClientCall) -> None:
         """Ask, and wait until the call has ended. Raises as `call` does, and KeyboardInterrupt."""
-        shielded = self._shield()
-        try:
+        with self._gate as shielded:
             self._submit(call, True)
             if not call.ended:
                 self._wait(call, shielded)
-        finally:
-            if shielded:
-                self._unshield()
 
     def wait(self, call: ClientCall) -> None:
         """Wait until the call has ended. From any thread, any number of them."""
         if call.ended:
             return
-        shielded = self._shield()
-        try:
+        with self._gate as shielded:
             self._wait(call, shielded)
-        finally:
-            if shielded:
-                self._unshield()
 
     def poll(self, call: ClientCall) -> bool:
         """Whether the call has ended; reads what has arrived, but waits for nothing."""
         if call.ended:
             return True
-        shielded = self._shield()
-        try:
-            with self._lock:
-                now = monotonic()
-                if self._leader == _NOBODY and not self._closed:
-                    self._look(now)
-                self._line.expire(now)
-                self._tell()
-        finally:
-            if shielded:
-                self._unshield()
+        with self._gate, self._lock:
+            now = monotonic()
+            if self._leader == _NOBODY and not self._closed:
+                self._look(now)
+            self._line.expire(now)
+            self._tell()
         return call.ended
 
     def cancel(self, call: ClientCall) -> bool:
         """End the call with CANCELLED and tell the server; False when it had ended before."""
-        shielded = self._shield()
-        try:
-            with self._lock:
-                if call.ended:
-                    return False
-                self._line.cancel(call)
-                self._tell()
-                return True
-        finally:
-            if shielded:
-                self._unshield()
+        with self._gate, self._lock:
+            if call.ended:
+                return False
+            self._line.cancel(call)
+            self._tell()
+            return True
 
     def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
         """Have `fn(call)` called once when the call has ended: by the reader thread, or here when it has ended already."""
-        shielded = self._shield()
-        try:
-            with self._lock:
-                if not call.ended:
-                    if call.callbacks is None:
-                        call.callbacks = []
-                        self._with_callbacks += 1
-                    call.callbacks.append(fn)
-                    self._need_reader()
-                    return
-        finally:
-            if shielded:
-                self._unshield()
+        with self._gate, self._lock:
+            if not call.ended:
+                if call.callbacks is None:
+                    call.callbacks = []
+                    self._with_callbacks += 1
+                call.callbacks.append(fn)
+                self._need_reader()
+                return
         fn(call)
 
     def close(self) -> None:
         """End every pending call with CANCELLED, and the connection. What was just sent has LINGER_S to leave. Idempotent."""
-        if self._process is not this_process():
+        if self._gate.forked:
             return
-        shielded = self._shield()
-        try:
-            with self._lock:
-                if self._closed:
-                    return
-                self._closed = True
-                self._line.fail(CANCELLED, f"the client of {self.address} was closed")
-                self._tell()
-                if self._leader == _NOBODY:
-                    self._line.close(LINGER_S)
-                else:
-                    os.eventfd_write(self._wake_fd, 1)
-                self._wake_reader()
-        finally:
-            if shielded:
-                self._unshield()
+        with self._gate, self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._line.fail(CANCELLED, f"the client of {self.address} was closed")
+            self._tell()
+            if self._leader == _NOBODY:
+                self._line.close(LINGER_S)
+            else:
+                os.eventfd_write(self._wake_fd, 1)
+            self._wake_reader()
 
     @property
     def pending(self) -> int:
@@ -225,7 +190,7 @@ class Channel:
 
     def __del__(self) -> None:
         # Nobody else has a reference, so nobody is inside; and no lock may be taken here (the collector runs anywhere).
-        if self._process is this_process() and "_line" in self.__dict__:
+        if "_gate" in self.__dict__ and not self._gate.forked:
             self._line.close(LINGER_S)
         if "_wake_fd" in self.__dict__:
             os.close(self._wake_fd)
@@ -236,11 +201,7 @@ class Channel:
         now = monotonic()
         with self._lock:
             if self._closed:
-                call.code, call.message, call.ended = (
-                    FAILED_PRECONDITION,
-                    f"the client of {self.address} is closed",
-                    True,
-                )
+                call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
                 return
             line = self._line
             if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not line.table.incarnation):
@@ -286,7 +247,7 @@ class Channel:
                 ready = self._line.poll(self._slice_ms(call.due))
                 with self._lock:
                     self._serve(ready)
-                    if call.ended or (shielded and self._interrupted):
+                    if call.ended or (shielded and self._gate.interrupted):
                         self._step_down()
                         return
         except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
@@ -298,11 +259,12 @@ class Channel:
     def _follow(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
         """Sleep until the call has ended; True when this thread has become the leader instead."""
         if shielded:
-            self._main_sleeper = me
+            followers = self._followers
+            self._gate.wake = lambda: _release(followers, me)
         try:
             while True:
-                # A Ctrl-C that came before `_main_sleeper` was set woke nobody.
-                slice_s = 0.0 if shielded and self._interrupted else SLICE_S
+                # A Ctrl-C that came before `wake` was set woke nobody.
+                slice_s = 0.0 if shielded and self._gate.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
                 with self._lock:
                     if self._decide(me, call, shielded):
@@ -313,12 +275,12 @@ class Channel:
             raise
         finally:
             if shielded:
-                self._main_sleeper = None
+                self._gate.wake = None
 
     def _decide(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
         """R6: whether this follower's sleep is over. It leads then, if `promoted` is still set."""
         asleep = me in self._followers
-        if call.ended or (shielded and self._interrupted):
+        if call.ended or (shielded and self._gate.interrupted):
             self.stalls += call.ended and asleep
             self._withdraw(me, call)
             return True
@@ -481,32 +443,6 @@ class Channel:
         finally:
             with self._lock:
                 self._step_down()
-
-    # -- Ctrl-C (R7) ------------------------------------------------------------------------------------------------------
-
-    def _shield(self) -> bool:
-        """Before anything that takes the lock: hold back Ctrl-C; whether that was done."""
-        if self._process is not this_process():
-            raise FailedPreconditionError(
-                None, None, f"the client of {self.address} was made before a fork: make a new one in this process"
-            )
-        if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
-            return False
-        _signal.signal(_SIGINT, self._on_sigint)
-        return True
-
-    def _unshield(self) -> None:
-        _signal.signal(_SIGINT, _signal.default_int_handler)
-        if self._interrupted:
-            self._interrupted = False
-            raise KeyboardInterrupt
-
-    def _on_sigint(self, signum: int, frame: object) -> None:
-        self._interrupted = True
-        os.eventfd_write(self._wake_fd, 1)
-        sleeper = self._main_sleeper
-        if sleeper is not None:
-            _release(self._followers, sleeper)
 
 
 def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:

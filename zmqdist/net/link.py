@@ -45,8 +45,6 @@ BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
 CONNECT_S: Final = 5.0
 """An attempt without a TCP connection after this long is given up; a name that cannot be looked up gives no event at all."""
-STALL_S: Final = 1.5
-"""A handshake that takes this long makes us look at the greeting: a server that does not speak ZeroMQ stays silent."""
 PROBE_STEP_S: Final = 0.005
 
 
@@ -84,7 +82,6 @@ class Link:
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
         self._probe: GreetingProbe | None = None
-        self._stall_at: float | None = None
         self._waiting = True
 
     @property
@@ -100,13 +97,7 @@ class Link:
             return self._step_probe(self._probe, now)
         if self._waiting:
             return self._begin(now)
-        if self._stall_at is not None:  # TCP stands since a while, and no handshake
-            self._stall_at = None
-            self._start_probe(now)
-        elif self.socket is not None and not self._watch.connected and not self.up:
-            self._fail("no connection was made", now)
-        else:
-            self.due = None
+        self._fail("no connection was made", now)
         return None
 
     def read(self, now: float) -> list[Up | Down | Refused]:
@@ -125,8 +116,9 @@ class Link:
             elif verdict is not None:
                 self._settled(isinstance(verdict, Up))
                 changes.append(verdict)
-            elif self._watch.connected and self._stall_at is None and self._probe is None:
-                self._stall_at = self.due = now + STALL_S
+            elif self._watch.connected:  # from here on ZeroMQ watches the time (HANDSHAKE_IVL)
+                self.trouble = "it is there, but has not finished the handshake"
+                self.due = None
         return changes
 
     def retry(self, now: float) -> None:
@@ -173,8 +165,7 @@ class Link:
             self.trouble = ""
         else:
             self.trouble = "the connection went"
-        self._end_probe()
-        self._stall_at = self.due = None
+        self.due = None
 
     def _fail(self, why: str, now: float) -> None:
         self.trouble = why
@@ -194,8 +185,10 @@ class Link:
 
     def _drop(self, linger_s: float = 0.0) -> None:
         """After this there is no socket, no probe and nothing due."""
-        self._end_probe()
-        self._stall_at = self.due = None
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+        self.due = None
         self._waiting = False
         self._watch.begin()
         socket, monitor = self.socket, self.monitor
@@ -218,18 +211,11 @@ class Link:
             self.due = now + PROBE_STEP_S
             return None
         self._probe = None
-        self.due = None
         refusal = self._watch.judge(probe.mechanism)
         if refusal is not None:
             return self._refuse(refusal)
-        if self.socket is None:
-            self._wait(now)
+        self._wait(now)
         return None
-
-    def _end_probe(self) -> None:
-        if self._probe is not None:
-            self._probe.close()
-            self._probe = None
 
 
 def configure(socket: zmq.Socket[bytes]) -> None:

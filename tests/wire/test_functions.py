@@ -1,0 +1,194 @@
+"""Which functions are pickled once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from tests.wire.test_trusted import in_main
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.specs import TensorSpec, function
+from zmqdist.wire.functions import FunctionCache
+from zmqdist.wire.trusted import unpack
+
+STABLE = {
+    "nothing captured": "def f(x): return x",
+    "a number": "N = 5\ndef f(x): return x + N",
+    "a nested tuple": "N = (1, ('a', b'b', None), frozenset({2.5, 1j}))\ndef f(x): return N",
+    "a module": "import math\nimport os.path\ndef f(x): return math.floor(x), os.path.join",
+    "numpy": "import numpy as np\nzero = np.float64(0)\ndef f(x): return np.sum(x) + zero",
+    "numpy's functions by themselves": "from numpy import add, sum, float64\ndef f(x): return add(sum(x), float64(1))",
+    "an importable class": "from fractions import Fraction\ndef f(x): return Fraction(x)",
+    "another function": "N = 5\ndef g(x): return x + N\ndef f(x): return g(x)",
+    "functions that call each other": "def g(x): return f(x - 1)\ndef f(x): return x and g(x)",
+    "itself in a closure": "def make():\n  def f(x): return x and f(x - 1)\n  return f\nf = make()",
+    "a default": "def f(x=1, *, y=(2,)): return x, y",
+    "a cell": "def make(n):\n  return lambda x: x + n\nf = make(3)",
+    "a cell without a value": "def make():\n  def f(x): return x or late\n  return f\n  late = 1\nf = make()",
+    "a builtin": "def f(x): return len(x)",
+    "a name that is nowhere": "def f(x): return nowhere",
+    "a partial": "import functools\ndef g(a, b, *, c): return a, b, c\nf = functools.partial(g, 1, c=2)",
+    "an inner function's global": "N = 5\ndef f(x):\n  def inner(): return N\n  return inner()",
+    "a comprehension's global": "N = 5\ndef f(x): return [N for _ in x]",
+    "an attribute": "def f(x): return x\nf.limit = 3",
+    "a mutable global with an attribute's name": "data = [1]\ndef f(x): return x.data",
+    "specs": "from zmqdist.specs import *\n@function(input_signature=[{'a': TensorSpec(())}])\ndef f(x): return x",
+    "a method of a str": "f = 'x'.join",
+}
+
+MUTABLE = {
+    "a list": "N = [5]\ndef f(x): return N",
+    "a dict in a tuple": "N = (1, {})\ndef f(x): return N",
+    "an array": "import numpy as np\nN = np.zeros(1)\ndef f(x): return N",
+    "an instance": "class C: pass\nc = C()\ndef f(x): return c",
+    "a class of the main script": "class C: limit = 1\ndef f(x): return C",
+    "the class itself": "class f: limit = 1",
+    "a list in a cell": "def make(n):\n  return lambda x: n\nf = make([3])",
+    "a mutable default": "def f(x=[]): return x",
+    "a mutable keyword default": "def f(*, x={}): return x",
+    "a list behind two functions": "N = [1]\ndef h(): return N\ndef g(): return h()\ndef f(x): return g()",
+    "a bound self": "class C:\n  def run(self, x): return x\nf = C().run",
+    "a bound list": "f = [1].append",
+    "a callable object": "class C:\n  def __call__(self, x): return x\nf = C()",
+    "a list in a partial": "import functools\ndef g(a, b): return a\nf = functools.partial(g, [1])",
+    "a mutable attribute": "def f(x): return x\nf.seen = []",
+    "a module made by hand": "import types\nm = types.ModuleType('m')\ndef f(x): return m",
+    "a list in a wrapped function": "import functools\nN = [1]\ndef g(x): return N\n@functools.wraps(g)\ndef f(x): return g(x)",
+    "a list behind specs": "from zmqdist.specs import *\nN = [1]\n@function\ndef f(x): return N",
+}
+
+
+@pytest.mark.parametrize("source", STABLE.values(), ids=list(STABLE))
+def test_a_function_that_captures_nothing_mutable_is_pickled_once(source: str) -> None:
+    cache, names = FunctionCache(), in_main(source)
+    blob, stable = cache.lookup(names["f"])
+    assert stable
+    assert cache.lookup(names["f"])[0] is blob
+    assert cache.pickles == 1
+    assert callable(unpack(blob))
+
+
+@pytest.mark.parametrize("source", MUTABLE.values(), ids=list(MUTABLE))
+def test_a_function_that_captures_something_mutable_is_pickled_at_every_lookup(source: str) -> None:
+    cache, names = FunctionCache(), in_main(source)
+    assert not cache.lookup(names["f"])[1]
+    assert not cache.lookup(names["f"])[1]
+    assert cache.pickles == 2
+
+
+REBOUND = {
+    "a global": ("N = 5\ndef f(): return N", "N = 6", 6),
+    "an equal number in another object": ("N = 1000\ndef f(): return N", "N = int('1000')", 1000),
+    "a global behind a function": ("N = 5\ndef g(): return N\ndef f(): return g()", "N = 6", 6),
+    "a function": ("def g(): return 1\ndef f(): return g()", "def g(): return 2", 2),
+    "a nonlocal counter": (
+        "def make():\n  n = 0\n  def f(): return n\n  def up():\n    nonlocal n\n    n += 1\n  return f, up\nf, up = make()",
+        "up()",
+        1,
+    ),
+    "a default": ("def f(x=1): return x", "f.__defaults__ = (2,)", 2),
+    "a keyword default": ("def f(*, x=1): return x", "f.__kwdefaults__['x'] = 2", 2),
+    "an attribute": ("def f(): return f.limit\nf.limit = 1", "f.limit = 2", 2),
+    "the code": ("def f(): return 1\ndef g(): return 2", "f.__code__ = g.__code__", 2),
+    "a builtin that is now hidden": ("def f(): return len(())", "def len(x): return 7", 7),
+    "a mutable one": ("N = 5\ndef f(): return N", "N = [6]", [6]),
+    "a partial's keywords": ("import functools\nf = functools.partial(lambda x: x, x=1)", "f.keywords['x'] = 2", 2),
+}
+
+
+@pytest.mark.parametrize(("source", "change", "value"), REBOUND.values(), ids=list(REBOUND))
+def test_a_function_is_pickled_again_when_something_captured_was_rebound(source: str, change: str, value: Any) -> None:
+    cache, names = FunctionCache(), in_main(source)
+    before = cache.lookup(names["f"])[0]
+    exec(change, names)
+    after = cache.lookup(names["f"])[0]
+    assert after is not before
+    assert cache.pickles == 2
+    assert unpack(after)() == value
+
+
+def test_what_is_captured_is_as_it_was_at_the_lookup() -> None:
+    array = np.zeros(3)
+    cache, work = FunctionCache(), lambda: array
+    before = cache.lookup(work)[0]
+    array[:] = 1
+    after = cache.lookup(work)[0]
+    assert unpack(before)().sum() == 0
+    assert unpack(after)().sum() == 3
+
+
+def test_functions_of_one_factory_differ_by_what_they_captured() -> None:
+    def make(n: int) -> Callable[[], int]:
+        return lambda: n
+
+    cache = FunctionCache()
+    blobs = [cache.lookup(make(n))[0] for n in (1, 2, 1)]
+    assert [unpack(blob)() for blob in blobs] == [1, 2, 1]
+    assert blobs[0] is blobs[2]  # the same code and the same captured object
+    assert cache.pickles == 2
+
+
+def test_two_functions_with_the_same_captured_objects_in_other_roles_are_two() -> None:
+    names = in_main(
+        "import functools\ndef g(*a, **k): return a, k\n"
+        "def make(a, b):\n  return lambda: (a(), b if b is None else b())\n"
+        "f1 = make(functools.partial(g, None), None)\nf2 = make(functools.partial(g), None)\n"
+        "def h(*, x=1): return x\ndef h2(*, x): return h2.x\nh2.__code__ = h.__code__\nh2.__kwdefaults__ = None\nh2.x = 1\n"
+    )
+    cache = FunctionCache()
+    assert unpack(cache.lookup(names["f1"])[0])() == (((None,), {}), None)
+    assert unpack(cache.lookup(names["f2"])[0])() == (((), {}), None)
+    assert cache.lookup(names["h"])[0] is not cache.lookup(names["h2"])[0]
+
+
+def test_importable_functions_go_by_name_and_are_pickled_once() -> None:
+    decorated = function(time.monotonic, [TensorSpec(())])  # the name leads to another object: not by name
+    cache = FunctionCache()
+    for fn in (np.linalg.norm, np.sum, np.add, len, time.sleep, functools.reduce, int):
+        blob, stable = cache.lookup(fn)
+        assert stable
+        assert unpack(blob) is fn
+    assert cache.pickles == 7
+    assert cache.lookup(decorated)[1]
+
+
+def test_a_function_of_a_module_that_goes_by_value_is_looked_into() -> None:
+    from tests.wire import wire_values
+
+    cache = FunctionCache()
+    assert cache.lookup(wire_values.same)[1]
+    cloudpickle.register_pickle_by_value(wire_values)
+    try:
+        blob, _ = cache.lookup(wire_values.same)
+    finally:
+        cloudpickle.unregister_pickle_by_value(wire_values)
+    assert cache.pickles == 2
+    assert len(blob) > 500
+
+
+def test_the_longest_unused_function_is_forgotten_first() -> None:
+    def make(n: int) -> Callable[[], int]:
+        return lambda: n
+
+    cache = FunctionCache(kept_max=2)
+    one, two, three = make(1), make(2), make(3)
+    for fn in (one, two, one, three, one):
+        cache.lookup(fn)
+    assert cache.pickles == 3
+    cache.lookup(two)
+    assert cache.pickles == 4
+
+
+def test_a_function_that_cannot_be_pickled_is_refused_and_not_counted() -> None:
+    lock = threading.Lock()
+    cache = FunctionCache()
+    with pytest.raises(InvalidArgumentError, match="captures 'lock'"):
+        cache.lookup(lambda: lock)
+    assert cache.pickles == 0

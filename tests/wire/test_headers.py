@@ -1,0 +1,96 @@
+"""Header frames."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqdist import messages
+from zmqdist.errors import WireError
+from zmqdist.limits import HEADER_BYTES_MAX
+from zmqdist.wire import headers
+from zmqdist.wire.hello import is_hello
+
+
+def fits(message: messages.Message) -> bool:
+    """Whether all its ints are of 64 bits, as a header wants them."""
+    try:
+        return bool(headers.encode(message))
+    except OverflowError:
+        return False
+
+
+some_messages = st.one_of([st.from_type(message) for message in messages.ALL]).filter(fits)
+
+
+def decoded(header: bytes) -> None:
+    """A message or a WireError, in memory that the header's length bounds."""
+    tracemalloc.start()
+    try:
+        assert isinstance(headers.decode(header, "the peer"), messages.Message)
+    except WireError as error:
+        assert error.peer == "the peer"  # noqa: PT017
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 2**16 + 100 * len(header)
+
+
+@given(some_messages)
+def test_every_message_comes_back(message: messages.Message) -> None:
+    header = headers.encode(message)
+    for back in (headers.decode(header, "peer"), headers.decode(memoryview(header), "peer")):
+        assert type(back) is type(message)
+        assert headers.encode(back) == header  # not ==, because of NaN
+    assert not is_hello(header)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_give_a_message_or_a_wire_error(header: bytes) -> None:
+    decoded(header)
+
+
+@given(some_messages, st.integers(0, 80), st.integers(0, 2), st.binary(max_size=3))
+def test_a_damaged_message_gives_a_message_or_a_wire_error(
+    message: messages.Message, place: int, cut: int, put: bytes
+) -> None:
+    header = headers.encode(message)
+    decoded(header[:place] + put + header[place + cut :])
+
+
+SIDES = [0, 2**31, 2**63, 2**64 - 1, -1, -(2**63), 1.5, None, "", b"", [], {}, [[]], [[1]], [[1, 2, 3, 4, b""]]]
+
+
+@given(st.integers(-1, 70), st.lists(st.sampled_from(SIDES), max_size=9))
+def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) -> None:
+    decoded(msgspec.msgpack.encode([tag, *fields]))
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (b"", "not a message"),
+        (b"\x90", "not a message"),
+        (msgspec.msgpack.encode([9999]), "not a message"),
+        (msgspec.msgpack.encode([3, "no number"]), "Expected `int`"),
+        (msgspec.msgpack.encode([3]), "not a message"),
+        (b"\x92\x16\xdd\xff\xff\xff\xff", "truncated"),
+        (b"\xdd\xff\xff\xff\xff\x03", "truncated"),
+        (b"\x93\x05" + b"\x91" * 100_000, "not a message"),
+        (b"\x92\x05\xa1\xff", "not a message"),
+        (bytes(HEADER_BYTES_MAX + 1), "at most"),
+    ],
+    ids=lambda value: "",
+)
+def test_what_is_no_message_is_blamed_on_the_peer(header: bytes, told: str) -> None:
+    with pytest.raises(WireError, match=f"peer the peer: .*{told}"):
+        headers.decode(header, "the peer")
+
+
+def test_a_newer_peers_extra_field_is_passed_over() -> None:
+    assert headers.decode(msgspec.msgpack.encode([3, 7, "new"]), "peer") == messages.CancelCall(7)

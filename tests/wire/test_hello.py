@@ -1,0 +1,99 @@
+"""The first message of each side."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqdist.errors import ProtocolMismatchError, WireError
+from zmqdist.wire import headers
+from zmqdist.wire.hello import (
+    HELLO_BYTES_MAX,
+    MAGIC,
+    PROTOCOL,
+    Hello,
+    decode_hello,
+    encode_hello,
+    host_identity,
+    is_hello,
+    our_hello,
+)
+
+VERSION = bytes(PROTOCOL)
+
+
+def decoded(header: bytes) -> None:
+    """A hello, or one of the two errors for a header that is none."""
+    try:
+        assert isinstance(decode_hello(header, "peer"), Hello)
+    except (WireError, ProtocolMismatchError):
+        pass
+
+
+def test_a_hello_comes_back() -> None:
+    hello = our_hello("worker", 2**64 - 1, "worker:0")
+    assert decode_hello(encode_hello(hello), "peer") == hello
+    assert decode_hello(memoryview(encode_hello(hello)), "peer") == hello  # type: ignore[arg-type]
+    assert (hello.kind, hello.name, hello.protocol) == ("worker", "worker:0", PROTOCOL)
+    assert hello.host == host_identity()
+
+
+def test_fields_that_a_newer_minor_version_added_are_passed_over() -> None:
+    header = (
+        MAGIC
+        + bytes([PROTOCOL[0], 99])
+        + msgspec.msgpack.encode(["client", 7, "n", "h", [3, 12], ["x"], [1, 99], "new", 8])
+    )
+    hello = decode_hello(header, "peer")
+    assert (hello.kind, hello.incarnation, hello.features) == ("client", 7, ("x",))
+    assert hello.protocol == (PROTOCOL[0], 99)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\xff", b"anything of another version", bytes(HELLO_BYTES_MAX)])
+def test_another_major_version_is_named_without_reading_the_rest(rest: bytes) -> None:
+    with pytest.raises(
+        ProtocolMismatchError,
+        match=rf"peer speaks zmqdist protocol {PROTOCOL[0] + 1}\.7, this side {PROTOCOL[0]}\.{PROTOCOL[1]}",
+    ):
+        decode_hello(MAGIC + bytes([PROTOCOL[0] + 1, 7]) + rest, "peer")
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (b"", "not a zmqdist hello"),
+        (MAGIC, "not a zmqdist hello"),
+        (MAGIC + VERSION[:1], "not a zmqdist hello"),
+        (b"GET / HTTP/1.1", "not a zmqdist hello"),
+        (MAGIC + VERSION, "damaged hello"),
+        (MAGIC + VERSION + b"\x90", "damaged hello"),
+        (MAGIC + VERSION + b"\xdd\xff\xff\xff\xff", "damaged hello"),
+        (MAGIC + VERSION + msgspec.msgpack.encode(["client", "no number"]), "damaged hello"),
+        (MAGIC + VERSION + b"\x92\xa1\xff\x01", "damaged hello"),
+        (MAGIC + VERSION + bytes(HELLO_BYTES_MAX), "at most"),
+    ],
+    ids=lambda value: "",
+)
+def test_what_is_no_hello_is_blamed_on_the_peer(header: bytes, told: str) -> None:
+    with pytest.raises(WireError, match=f"peer the peer: .*{told}"):
+        decode_hello(header, "the peer")
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_give_a_hello_or_its_errors(data: bytes) -> None:
+    decoded(data)
+    decoded(MAGIC + VERSION + data)
+
+
+@given(st.integers(0, 80), st.integers(0, 2), st.binary(max_size=3))
+def test_a_damaged_hello_gives_a_hello_or_its_errors(place: int, cut: int, put: bytes) -> None:
+    header = encode_hello(Hello("worker", 5, "worker:0", "host", (3, 10), ("a",)))
+    decoded(header[:place] + put + header[place + cut :])
+
+
+def test_no_other_message_looks_like_a_hello() -> None:
+    assert is_hello(encode_hello(our_hello("client", 1)))
+    with pytest.raises(WireError):
+        headers.decode(encode_hello(our_hello("client", 1)), "peer")

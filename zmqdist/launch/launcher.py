@@ -1,0 +1,232 @@
+"""A whole cluster file on this machine: start every job, run the program, stop all.
+
+The dispatcher runs in this process, workers as children, the program as a child with the terminal to itself. What workers write is
+passed on with a prefix. The exit code is the program's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from zmqdist import errors
+from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
+from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, WorkerJob
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.server import DispatcherConfig, DispatchServer
+from zmqdist.dispatch.worker import WorkerConfig
+from zmqdist.launch.children import Child, Children
+from zmqdist.limits import GRACE_S
+from zmqdist.net import keys, token
+from zmqdist.net.address import is_loopback, split
+
+Say = Callable[[str], object]
+
+
+class Launch:
+    """One run of a cluster file. `run` may be called once.
+
+    Args:
+      config: as loaded; `runtime` is filled in here.
+      arguments: added to the program's command line.
+      say: gets each line that is not the program's: workers' output with its prefix, and what happens to them.
+
+    Raises (from `run`):
+      OpError: the dispatcher could not be started, or no keys were found for an address that others reach.
+      NotImplementedError: the file asks for what this version does not start.
+    """
+
+    def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
+        self._config = config
+        self._command = [*config.command, *arguments]
+        self._say = say
+        self._grace_s = grace_s
+        self._stopping = False
+        self._asked: int | None = None
+        self._program: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def run(self) -> int:
+        """Everything, from start to end. Returns the program's exit code; 128 + n where signal n ended it."""
+        self._check()
+        with contextlib.ExitStack() as stack:
+            folder = Path(tempfile.mkdtemp(prefix="zmqdist-"))  # 0700
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            credentials = self._credentials(folder)
+            self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
+            self._write_config(folder / "cluster.yaml", credentials)
+            environment = {**credentials.environment(), CONFIG_ENV: str(folder / "cluster.yaml")}
+            stack.enter_context(_Signals(self._signalled))
+            children = self._children = Children(self._exited)
+            stack.callback(self._stop_workers, children)
+            self._start_workers(children, credentials, environment)
+            return self._run_program(environment)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Ask for the end: the program is told, then everything is stopped. From any thread."""
+        self._signalled(number)
+
+    # -- before -------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        config = self._config
+        if config.launcher != "local":
+            raise NotImplementedError(
+                f"launcher: {config.launcher} is not there yet; `local` starts everything on this host"
+            )
+        for job in ("ps", "chief", "evaluator"):
+            if getattr(config.jobs, job) is not None:
+                raise NotImplementedError(f"jobs.{job} is not there yet: this version starts a dispatcher and workers")
+        if shutil.which(self._command[0]) is None:
+            raise errors.NotFoundError(
+                None, None, f"program: {self._command[0]!r} is not found, or may not be executed"
+            )
+
+    def _credentials(self, folder: Path) -> Credentials:
+        security = self._config.security
+        host, _ = split(self._dispatcher_section().address)
+        if security.keys is not None:
+            return Credentials(keys_dir=str(Path(security.keys).absolute()))
+        if security.curve is True or (security.curve == "auto" and not is_loopback(host)):
+            keys.keygen(folder / "keys")
+            return Credentials(keys_dir=str(folder / "keys"))
+        token.create(folder / "token")
+        return Credentials(token_file=str(folder / "token"))
+
+    def _dispatcher_section(self) -> DispatcherJob:
+        return self._config.jobs.dispatcher or DispatcherJob()
+
+    def _dispatcher_config(self, credentials: Credentials) -> DispatcherConfig:
+        section = self._dispatcher_section()
+        host, port = split(section.address)
+        return DispatcherConfig(
+            port=port,
+            host=host,
+            lease_s=section.lease_s,
+            reconnect_grace_s=section.reconnect_grace_s,
+            attempts_max=section.attempts_max,
+            cancel_grace_s=self._workers().cancel_grace_s,
+            token_file=credentials.token_file,
+            keys_dir=credentials.keys_dir,
+        )
+
+    def _workers(self) -> WorkerJob:
+        return self._config.jobs.worker or WorkerJob(count=1)
+
+    def _write_config(self, path: Path, credentials: Credentials) -> None:
+        runtime = RuntimeConfig(
+            dispatcher=self._dispatcher.target, token_file=credentials.token_file, keys_dir=credentials.keys_dir
+        )
+        path.write_text(msgspec.structs.replace(self._config, runtime=runtime).to_yaml())
+        path.chmod(0o600)
+
+    def _start_workers(self, children: Children, credentials: Credentials, environment: dict[str, str]) -> None:
+        section = self._workers()
+        for index in section.indices():
+            config = WorkerConfig(
+                self._dispatcher.address,
+                index=index,
+                slots=section.slots_here(),
+                processes=True,
+                orphan_limit_s=section.orphan_limit_s,
+                token_file=credentials.token_file,
+                keys_dir=credentials.keys_dir,
+            )
+            children.start_worker(
+                config, {**environment, **self._importable(environment), **section.env}, self._prefixed(index)
+            )
+
+    def _importable(self, environment: dict[str, str]) -> dict[str, str]:
+        """Modules beside the program's script can be imported by its functions on the workers, as they can by itself."""
+        script = next((word for word in self._command[1:] if word.endswith(".py") and os.path.isfile(word)), None)
+        if script is None:
+            return {}
+        before = environment.get("PYTHONPATH")
+        folder = str(Path(script).absolute().parent)
+        return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
+
+    def _prefixed(self, index: int) -> Say:
+        return lambda line: self._say(f"[worker-{index}] {line}")
+
+    # -- while it runs ------------------------------------------------------------------------------------------
+
+    def _run_program(self, environment: dict[str, str]) -> int:
+        environment = {**environment, "TF_CONFIG": self._config.tf_config("chief", 0)}
+        with self._lock:
+            if self._asked is not None:
+                return 128 + self._asked
+            self._program = subprocess.Popen(self._command, env=environment)
+        code = self._wait_for_program()
+        return 128 - code if code < 0 else code
+
+    def _wait_for_program(self) -> int:
+        """Its end; after a signal it has the grace, then it is killed."""
+        assert self._program is not None
+        killed_at: float | None = None
+        while True:
+            try:
+                return self._program.wait(0.2)
+            except subprocess.TimeoutExpired:
+                if self._asked is None:
+                    continue
+            now = time.monotonic()
+            killed_at = killed_at or now + self._grace_s
+            if now >= killed_at:
+                self._program.kill()
+
+    def _signalled(self, number: int) -> None:
+        """Ctrl-C at a terminal has reached the program already; a signal to us alone is passed on."""
+        with self._lock:
+            first, self._asked = self._asked is None, number
+            if self._program is None or self._program.poll() is not None:
+                return
+            if number != signal.SIGINT or not sys.stdin.isatty():
+                self._program.send_signal(number if first else signal.SIGKILL)
+
+    def _exited(self, child: Child) -> None:
+        job, _, index = child.name.partition(":")
+        self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+        if not self._stopping:
+            how = errors.describe_exit(child.exit_code or 0)
+            self._say(f"[{job}-{index}] ended ({how}); its work runs elsewhere, {self._left()} left")
+
+    def _left(self) -> str:
+        count = len(self._children.running)
+        return "1 worker is" if count == 1 else f"{count} workers are"
+
+    def _stop_workers(self, children: Children) -> None:
+        self._stopping = True
+        children.close(self._grace_s)
+
+
+class _Signals:
+    """SIGINT and SIGTERM go to a function while this is entered; in another thread than the main one nothing is changed."""
+
+    def __init__(self, fn: Callable[[int], object]) -> None:
+        self._fn = fn
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, lambda number, _: self._fn(number))
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = print, grace_s: float = GRACE_S) -> int:
+    """Run a cluster file; see Launch."""
+    return Launch(config, arguments, say, grace_s).run()

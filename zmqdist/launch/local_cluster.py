@@ -1,0 +1,148 @@
+"""A cluster on this machine for a with-statement: dispatcher here, workers as processes or as threads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from typing import Any
+
+from zmqdist import errors
+from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.server import DispatcherConfig, DispatchServer
+from zmqdist.dispatch.worker import WorkerConfig, WorkerServer
+from zmqdist.launch.children import Child, Children
+from zmqdist.net import token
+
+START_LIMIT_S = 30.0
+STOP_GRACE_S = 2.0
+
+
+class local_cluster:
+    """`with zmqdist.local_cluster(workers=2) as cluster:` starts a dispatcher in this process and workers beside it.
+
+    Args:
+      workers: how many.
+      slots: functions that each runs at a time.
+      ps: parameter servers; not there yet.
+      processes: workers and their slots are processes of their own, started by command, so that scripts and notebooks need no `__main__`
+        guard; False: threads of this process, at once there, for examples and debugging.
+      options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
+
+    The cluster has a token of its own: other processes of this user do not get in by accident.
+
+    Attributes:
+      target: "zmq://host:port"; ClusterCoordinator and Executor also take the cluster itself.
+      dispatcher: the DispatchServer.
+      spec: the ClusterSpec with the dispatcher's address.
+
+    Raises:
+      NotImplementedError: for `ps`.
+      UnavailableError: a worker ended before it had registered; with its exit code.
+      InvalidArgumentError: a number that cannot be.
+    """
+
+    def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
+        if ps:
+            raise NotImplementedError("local_cluster(ps=...): parameter servers are not there yet")
+        if workers < 0:
+            raise errors.InvalidArgumentError(None, None, f"workers is {workers}, wants 0 or more")
+        self._slots = slots
+        self._folder = tempfile.mkdtemp(prefix="zmqdist-")  # 0700
+        self.credentials = Credentials(token_file=os.path.join(self._folder, "token"))
+        token.create(os.path.join(self._folder, "token"))
+        self._children: Children | None = None
+        self._processes: list[Child] = []
+        self._threads: list[WorkerServer] = []
+        self._closed = threading.Lock()
+        config = DispatcherConfig(token_file=self.credentials.token_file, **options)
+        self.dispatcher = DispatchServer(config, start=False)
+        try:
+            self.dispatcher.start()
+            if processes:
+                self._start_processes(workers)
+            else:
+                self._threads = [WorkerServer(self._worker(index, False)) for index in range(workers)]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def target(self) -> str:
+        return self.dispatcher.target
+
+    @property
+    def spec(self) -> ClusterSpec:
+        return ClusterSpec({"dispatcher": [self.dispatcher.address]})
+
+    def kill_worker(self, index: int) -> None:
+        """End a worker's process with SIGKILL, as a crash would. Its work runs elsewhere.
+
+        Raises:
+          ValueError: there is no such worker process.
+        """
+        if not 0 <= index < len(self._processes):
+            raise ValueError(f"no worker process {index} here; there are {len(self._processes)}")
+        self._processes[index].process.kill()
+        self._processes[index].ended.wait(5.0)
+
+    def add_worker(self) -> int:
+        """Start one more worker process, and return its index when it has registered."""
+        index = len(self._processes)
+        self._start_processes(1)
+        return index
+
+    def close(self) -> None:
+        """End the workers and the dispatcher. Idempotent."""
+        if not self._closed.acquire(blocking=False):
+            return
+        for worker in self._threads:
+            worker.stop()
+        if self._children is not None:
+            self._children.close(STOP_GRACE_S)
+        self.dispatcher.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> local_cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _worker(self, index: int, processes: bool) -> WorkerConfig:
+        return WorkerConfig(
+            self.dispatcher.address,
+            index=index,
+            slots=self._slots,
+            processes=processes,
+            token_file=self.credentials.token_file,
+        )
+
+    def _start_processes(self, count: int) -> None:
+        if self._children is None:
+            self._children = Children(self._exited)
+        first = len(self._processes)
+        environment = self.credentials.environment()
+        for index in range(first, first + count):
+            self._processes.append(self._children.start_worker(self._worker(index, True), environment))
+        started = self._processes[first:]
+        self._wait_for({("worker", index) for index in range(first, first + count)}, started)
+
+    def _wait_for(self, wanted: set[tuple[str, int]], started: list[Child]) -> None:
+        """Until all have registered, or one has ended before."""
+        if not self.dispatcher.wait_for(
+            lambda present: wanted <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
+        ):
+            raise errors.UnavailableError(None, None, f"not all workers had registered after {START_LIMIT_S:g} s")
+        for child in started:
+            if child.ended.is_set():
+                how = errors.describe_exit(child.exit_code or 0)
+                raise errors.UnavailableError(
+                    None, None, f"{child.name} ended before it had registered ({how}); its reason is on standard error"
+                )
+
+    def _exited(self, child: Child) -> None:
+        job, _, index = child.name.partition(":")
+        self.dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)

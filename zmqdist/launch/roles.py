@@ -1,0 +1,179 @@
+"""One role in the foreground: what `zmqdist dispatcher` and `zmqdist worker` do, and what a launcher starts as a child.
+
+A role ends by SIGINT or SIGTERM, when it is told to by its dispatcher, or when its lifeline breaks: a pipe whose other end the launcher
+holds, so that no child outlives a launcher that was killed. It drains for `grace_s`, and a second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from zmqdist import errors
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.server import DispatcherConfig, DispatchServer
+from zmqdist.dispatch.template import fork_template
+from zmqdist.dispatch.worker import WorkerConfig, WorkerServer
+from zmqdist.limits import GRACE_S
+
+log = logging.getLogger("zmqdist.launch")
+
+OK = 0
+FAILED = 1
+USAGE = 2
+UNAVAILABLE = 3
+REFUSED = 4
+"""Exit codes; the command's page lists them (cli/exit_codes.py has the same)."""
+
+_EXITS = {
+    errors.UNAVAILABLE: UNAVAILABLE,
+    errors.DEADLINE_EXCEEDED: UNAVAILABLE,
+    errors.UNAUTHENTICATED: REFUSED,
+    errors.PERMISSION_DENIED: REFUSED,
+    errors.ALREADY_EXISTS: REFUSED,
+    errors.INVALID_ARGUMENT: USAGE,
+    errors.FAILED_PRECONDITION: USAGE,
+}
+
+Announce = Callable[[str], object]
+
+
+class _Server(Protocol):
+    def join(self, timeout: float | None = None) -> bool: ...
+    def stop(self, grace_s: float = 0.0) -> None: ...
+
+
+def exit_code_for(code: int) -> int:
+    """The process's exit code for an error's code."""
+    return OK if code == errors.OK else _EXITS.get(code, FAILED)
+
+
+def run_dispatcher(
+    config: DispatcherConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
+) -> int:
+    """Serve until told to stop. Returns the exit code; an expected failure is one line on stderr."""
+    with _Signals() as signals:
+        try:
+            server = DispatchServer(config)
+        except errors.OpError as error:
+            return _failed("dispatcher", error)
+        announce(f"dispatcher at {server.target}")
+        _serve(server, signals, lifeline, grace_s=0.0)
+    return OK
+
+
+def run_worker(
+    config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
+) -> int:
+    """Work until told to stop. Returns the exit code; an expected failure is one line on stderr."""
+    template = None
+    if config.processes and threading.active_count() == 1:
+        template = fork_template(Credentials(config.token_file, config.keys_dir, config.insecure).environment())
+    with _Signals() as signals:
+        try:
+            server = WorkerServer(config, start=False, template=template)
+            if not _start(server, signals, lifeline):
+                return OK
+        except errors.OpError as error:
+            return _failed("worker", error)
+        plural = "slot" if config.slots == 1 else "slots"
+        announce(f"{server.name} of {config.dispatcher_address.removeprefix('zmq://')}: {config.slots} {plural}")
+        _serve(server, signals, lifeline, grace_s)
+        ended = server.ended
+        if ended is not None and ended.code:
+            print(f"worker: {ended.error}", file=sys.stderr)
+            return exit_code_for(ended.code)
+    return OK
+
+
+def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
+    """Start, which waits for the dispatcher; False when a signal came first."""
+    failed: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            server.start()
+        except BaseException as error:
+            failed.append(error)
+        signals.wake()
+
+    thread = threading.Thread(target=start, name="zmqdist-start", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        if signals.wait(lifeline):
+            server.stop()
+            return False
+    if failed:
+        raise failed[0]
+    return True
+
+
+def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float) -> None:
+    """Until the server ends by itself, or a signal or the end of the lifeline asks for it."""
+
+    def wake_when_ended() -> None:
+        server.join()
+        signals.wake()
+
+    threading.Thread(target=wake_when_ended, name="zmqdist-joined", daemon=True).start()
+    while not server.join(0):
+        if signals.wait(lifeline):
+            stopping = threading.Thread(target=server.stop, args=(grace_s,), name="zmqdist-stop", daemon=True)
+            stopping.start()
+            while stopping.is_alive():
+                if signals.wait(-1, 0.1):
+                    os._exit(FAILED)  # asked twice: whatever it was waiting for, it is not worth it
+            return
+    server.stop(0.0)
+
+
+class _Signals:
+    """SIGINT and SIGTERM as something to wait for, together with the lifeline."""
+
+    def __enter__(self) -> _Signals:
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._asked = 0
+        self._before = {number: signal.signal(number, self._came) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
+        """True when a signal came or the lifeline broke; False when woken, or after the time-out."""
+        wanted = [self._read] if lifeline < 0 else [self._read, lifeline]
+        ready, _, _ = select.select(wanted, [], [], timeout_s)
+        if self._read in ready:
+            os.read(self._read, 64)
+        asked, self._asked = self._asked, 0
+        return bool(asked) or lifeline in ready
+
+    def wake(self) -> None:
+        os.write(self._write, b"w")
+
+    def _came(self, number: int, _frame: object) -> None:
+        self._asked += 1
+        os.write(self._write, b"s")
+
+
+def _failed(role: str, error: errors.OpError) -> int:
+    print(f"{role}: {error}", file=sys.stderr)
+    return exit_code_for(error.error_code)
+
+
+def main() -> int:
+    """`python -m zmqdist.launch.roles LIFELINE JSON`: a worker for a launcher, without the command's imports."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    return run_worker(WorkerConfig(**json.loads(sys.argv[2])), lifeline=int(sys.argv[1]), announce=log.info)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
