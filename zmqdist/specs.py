@@ -199,16 +199,20 @@ def _weak_number(value: float, spec: TensorSpec) -> NDArray[Any] | None:
     """The easy cases: an int for an int dtype, a float of ordinary size for a float dtype; None for all others."""
     dtype = spec.dtype
     if type(value) is int:
-        if dtype.kind not in "iu":
-            return None
-        try:
-            array = np.array(value, dtype)
-        except OverflowError:
-            return None
-        return array if array.item() == value else None
+        low, high = _int_bounds(dtype)
+        return np.array(value, dtype) if low <= value <= high else None
     if dtype.kind == "f" and dtype.itemsize >= 4 and -3e38 < value < 3e38:
         return np.array(value, dtype)
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _int_bounds(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The smallest and the largest int that an integer dtype holds; for all others an empty range."""
+    if dtype.kind not in "iu":
+        return 1, 0
+    bounds = np.iinfo(dtype)
+    return int(bounds.min), int(bounds.max)
 
 
 def _is_weak(value: Any) -> bool:
@@ -220,9 +224,12 @@ def _is_weak(value: Any) -> bool:
 def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
     """Every leaf is compared with what became of it: numpy wraps, cuts off and rounds without a word."""
     name = f"{spec.name}: " if spec.name else ""
+    low, high = _int_bounds(spec.dtype)
     for leaf in _leaves(value):
         if not _keeps_kind(leaf, spec.dtype):
             raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, given {_show(leaf)}")
+        if spec.dtype.kind in "iu" and not low <= leaf <= high:  # NumPy 1 would wrap around
+            raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, which cannot hold {_show(leaf)}")
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             array = np.array(value, dtype=spec.dtype)

@@ -51,7 +51,9 @@ def connect() -> Iterator[Callable[..., ZmqClient]]:
 
     def make(address: str, *, listing: bool = True, timeout_in_ms: int = 5000, name: str = "") -> ZmqClient:
         made.append(
-            Client.create("zmq", address, name, timeout_in_ms) if listing else ZmqClient(address, name, False, timeout_in_ms)
+            Client.create("zmq", address, name, timeout_in_ms)
+            if listing
+            else ZmqClient(address, name, False, timeout_in_ms)
         )
         return made[-1]
 

@@ -112,7 +112,8 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(serve: Se
         time.sleep(delay_s)  # the work of this handler
         return value
 
-    client = connect(serve(inline=frozenset({"echo"}), echo=lambda value: value, late=late).address)
+    server = serve(inline=frozenset({"echo"}), echo=lambda value: value, late=late)
+    client = connect(server.address)
     wrong: list[Any] = []
 
     def mixed(seed: int) -> None:
@@ -144,7 +145,8 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(serve: Se
         thread.join(40)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
-    until(lambda: client._channel.poll(client.echo(0)._call) or client._channel.pending == 0)
+    until(lambda: client.echo_blocking(0) == client._channel.pending == 0)
+    until(lambda: len(server._service._calls) == 0)
 
 
 def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect) -> None:
@@ -170,9 +172,13 @@ if sys.argv[1] == "follower":  # another thread leads, so that the main thread f
     other.start()
     while not client._channel._leader:
         pass
-def asleep():  # a signal that comes between Python's last look and the system call is seen when that ends only
-    with open(f"/proc/self/task/{os.getpid()}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "S"
+def switches():
+    with open(f"/proc/self/task/{os.getpid()}/status") as file:
+        return [line for line in file if "ctxt_switches" in line or line.startswith("State:")]
+def asleep():  # for a while: Python misses a signal between its last look and the system call, until that has ended
+    before = switches()
+    threading.Event().wait(0.02)
+    return before == switches() and "sleeping" in str(before)
 def interrupt():
     waiting = 2 if sys.argv[1] == "follower" else 1
     while len(client._channel._followers) + bool(client._channel._leader) < waiting or not asleep():
@@ -351,7 +357,9 @@ def test_a_value_that_cannot_travel_is_refused_where_it_stands(serve: Serve, con
 # -- large values -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 1, 2**16, 2**16 + 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES])
+@pytest.mark.parametrize(
+    "size", [0, 1, 2**16, 2**16 + 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES]
+)
 def test_an_array_of_any_size_arrives_whole_and_writable(serve: Serve, connect: Connect, size: int) -> None:
     client = connect(serve(echo=lambda array: array).address, timeout_in_ms=30_000)
     given = np.arange(size, dtype=np.uint8)

@@ -51,6 +51,7 @@ from zmqdist.core.closures import (
 from zmqdist.core.closures import LOST as LOST_KIND
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.dispatch.bulk import BulkStore, encode_reference
+from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.worker import own_host
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Refused
@@ -74,8 +75,9 @@ class ClusterCoordinator:
     Args:
       target: a DispatchServer, a `local_cluster`, "host:port", "zmq://host:port"; None takes the cluster that `zmqdist launch` has put
         into the environment.
-      queue_max: pieces of work that may wait for a worker; then `schedule` blocks.
-      cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off.
+      queue_max: pieces of work that may wait for a worker; then `schedule` blocks. None: what the cluster's file says, or 2**20.
+      cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
+        cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
 
     The constructor does not wait for the dispatcher. Close it, or use it in a with-statement. Any thread may use it; it cannot be
@@ -93,18 +95,21 @@ class ClusterCoordinator:
         self,
         target: Any = None,
         *,
-        queue_max: int = limits.QUEUE_MAX,
-        cancel_grace_s: float = limits.CANCEL_GRACE_S,
+        queue_max: int | None = None,
+        cancel_grace_s: float | None = None,
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
     ) -> None:
-        self._address, credentials = resolve(target)
-        if queue_max < 1:
+        found = resolve(target)
+        self._address = found.address
+        self._queue_max = found.queue_max if queue_max is None else queue_max
+        if self._queue_max < 1:
             raise ValueError(f"queue_max is {queue_max}, wants 1 or more")
-        self._queue_max = queue_max
+        grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
         self._turn = threading.Lock()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._unpacking = threading.RLock()
+        self._memory = MemoryKeeper()
         self._works = itertools.count(1)
         self._fns = itertools.count(1)
         self._functions: OrderedDict[bytes, int] = OrderedDict()
@@ -123,7 +128,7 @@ class ClusterCoordinator:
         self._waiting = 0
         self._closed = False
         self._callbacks: queue.SimpleQueue[tuple[Callable[[RemoteValue], object], RemoteValue] | None] | None = None
-        self._open(credentials, cancel_grace_s, cluster_lost_limit_s)
+        self._open(found.credentials, grace_s, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -506,8 +511,11 @@ class ClusterCoordinator:
                 if value._callbacks:
                     calls += [(fn, value) for fn in value._callbacks]
                     self._kept.discard(value)
+            if not self._values:
+                self._values = {}  # a dict keeps the room that it once needed
             if self._waiting:
                 self._changed.notify_all()
+        self._memory.look(len(self._values), lambda: True)
         self._call_back(calls)
 
     # -- bulk results ---------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from zmqdist import limits
 from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.net.address import split
@@ -11,8 +13,18 @@ from zmqdist.net.address import split
 ACCEPTED = 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", or nothing in a program that `zmqdist launch` started'
 
 
-def resolve(target: Any) -> tuple[str, Credentials]:
-    """ "host:port" and credentials of what a user gave.
+@dataclass(frozen=True)
+class Target:
+    """A dispatcher, and what its cluster's file says about coordinators."""
+
+    address: str
+    credentials: Credentials
+    queue_max: int = limits.QUEUE_MAX
+    cancel_grace_s: float = limits.CANCEL_GRACE_S
+
+
+def resolve(target: Any) -> Target:
+    """The dispatcher that a user means.
 
     Raises:
       ValueError: it is none of what is accepted; the text says what is.
@@ -28,12 +40,18 @@ def resolve(target: Any) -> tuple[str, Credentials]:
     except Exception as error:
         raise ValueError(f"{error}: wanted {ACCEPTED}") from None
     credentials = getattr(target, "credentials", None)
-    return address, credentials if isinstance(credentials, Credentials) else Credentials()
+    return Target(address, credentials if isinstance(credentials, Credentials) else Credentials())
 
 
-def _of_environment() -> tuple[str, Credentials]:
+def _of_environment() -> Target:
     config = ClusterConfig.from_environment()
-    runtime = None if config is None else config.runtime
-    if runtime is None:
+    if config is None or config.runtime is None:
         raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
-    return runtime.dispatcher.removeprefix("zmq://"), Credentials(runtime.token_file, runtime.keys_dir)
+    runtime = config.runtime
+    dispatcher, workers = config.jobs.dispatcher, config.jobs.worker
+    return Target(
+        runtime.dispatcher.removeprefix("zmq://"),
+        Credentials(runtime.token_file, runtime.keys_dir),
+        limits.QUEUE_MAX if dispatcher is None else dispatcher.queue_max,
+        limits.CANCEL_GRACE_S if workers is None else workers.cancel_grace_s,
+    )

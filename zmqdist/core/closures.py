@@ -368,6 +368,8 @@ class Closures:
             if kind in (ERROR, UNAVAILABLE) and self.failed is None:
                 self.failed = work
             resolved.append((work, kind, payload))
+        if not works:
+            self._works = {}  # a dict keeps the room that it once needed
         self._finished += len(resolved)
         if resolved:
             effects.append(Resolve(resolved))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zmqdist.net.security import ClientSecurity, ServerSecurity, client_security, server_security
+if TYPE_CHECKING:
+    from zmqdist.net.security import ClientSecurity, ServerSecurity
 
 TOKEN_FILE_VARIABLE = "ZMQDIST_TOKEN_FILE"
 KEYS_DIR_VARIABLE = "ZMQDIST_KEYS_DIR"
@@ -26,9 +28,13 @@ class Credentials:
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1")
 
     def server(self, host: str) -> ServerSecurity:
+        from zmqdist.net.security import server_security  # with ZeroMQ behind it: not before it is needed
+
         return server_security(host, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure)
 
     def client(self, address: str, role: str) -> ClientSecurity:
+        from zmqdist.net.security import client_security
+
         return client_security(
             address, role, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
         )

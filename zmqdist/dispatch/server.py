@@ -9,14 +9,16 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from zmqdist import errors, limits
+from zmqdist import errors
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.messages import (
     Beat,
     Define,
@@ -43,57 +45,24 @@ FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat)
 FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
 
 
-@dataclass(frozen=True)
-class DispatcherConfig:
-    """Where a dispatcher listens and when it gives up. Durations are seconds.
-
-    Attributes:
-      port: 0 takes a free one.
-      host: address to bind; anything but loopback needs keys (SECURITY.md).
-      lease_s: how long a worker that was lost from sight may go on running what it has.
-      reconnect_grace_s: how long a worker whose connection ended has to come back.
-      cancel_grace_s: how long a function that was told to end has, before its slot is cut off.
-      attempts_max: lost starts after which a piece of work fails with WorkerLost.
-      token_file, keys_dir: where the secrets are, if not in the usual place.
-      insecure: neither token nor keys; everybody who reaches the port can run code. Warns at each start.
-    """
-
-    port: int = 0
-    host: str = "127.0.0.1"
-    lease_s: float = limits.LEASE_S
-    reconnect_grace_s: float = limits.RECONNECT_GRACE_S
-    cancel_grace_s: float = limits.CANCEL_GRACE_S
-    attempts_max: int = limits.ATTEMPTS_MAX
-    token_file: str | None = None
-    keys_dir: str | None = None
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("lease_s", "reconnect_grace_s"):
-            if getattr(self, name) <= 0:
-                raise errors.InvalidArgumentError(None, None, f"{name} is {getattr(self, name)}, wants more than 0 s")
-        if self.cancel_grace_s < 0:
-            raise errors.InvalidArgumentError(None, None, f"cancel_grace_s is {self.cancel_grace_s}, wants 0 s or more")
-        if self.attempts_max < 1:
-            raise errors.InvalidArgumentError(None, None, f"attempts_max is {self.attempts_max}, wants 1 or more")
-        if not 0 <= self.port <= 65535:
-            raise errors.InvalidArgumentError(None, None, f"port is {self.port}, wants 0 to 65535")
-
-
 class DispatchServer:
     """The broker: workers register with it, coordinators schedule on it.
 
     Args:
       config: a DispatcherConfig; None: a free port on loopback.
       start: begin at once; else `start()` does.
+      listener: descriptor of a TCP socket that listens already, in place of the config's address; it is the server's from then on.
 
     Raises (from `start`):
       UnknownError: the port could not be bound (in use, not an address of this machine).
       FailedPreconditionError: the address needs keys; or it was stopped before.
     """
 
-    def __init__(self, config: DispatcherConfig | None = None, start: bool = True) -> None:
+    def __init__(
+        self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None
+    ) -> None:
         self._config = config or DispatcherConfig()
+        self._listener = listener
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._loop: Loop | None = None
@@ -108,6 +77,7 @@ class DispatchServer:
         # Lease numbers of two lives must not meet: a worker may still name one of the life before.
         self._broker = Broker(rules, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.undelivered = 0
+        self._memory = MemoryKeeper()
         self._watchers: list[Callable[[], None]] = []
         if start:
             self.start()
@@ -195,7 +165,10 @@ class DispatchServer:
         try:
             hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             router = self._router = Router(loop, credentials.server(config.host), hello)
-            self._address = router.bind(join(config.host, config.port))
+            if self._listener is None:
+                self._address = router.bind(join(config.host, config.port))
+            else:
+                self._address = router.bind_fd(self._listener)
         except BaseException:
             loop.stop()
             raise
@@ -224,6 +197,8 @@ class DispatchServer:
         if loop is None:
             return
         self._perform(self._broker.handle(event, loop.now(), watched=watched))
+        dispatch = self._broker.dispatch
+        self._memory.look(dispatch.queued, lambda: not any(hands.leases for hands in dispatch.hands.values()))
         for look in self._watchers:
             look()
 

@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from zmqdist import errors, limits
@@ -34,6 +33,7 @@ from zmqdist.core.worker_events import (
     Spawn,
 )
 from zmqdist.dispatch.bulk import BulkStore, Fetcher, Reference, decode_reference, encode_reference
+from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.slots import ProcessSlots
 from zmqdist.dispatch.template import TemplateProcess, start_template
@@ -50,44 +50,6 @@ log = logging.getLogger("zmqdist.dispatch")
 
 SUBMITTERS = frozenset({"submit"})
 FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
-
-
-@dataclass(frozen=True)
-class WorkerConfig:
-    """What a worker is and whom it works for. Durations are seconds.
-
-    Attributes:
-      dispatcher_address: "host:port", with or without "zmq://".
-      port: of its own server, from which large results are fetched; 0 takes a free one.
-      host: address it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
-      job, index: its name; index None takes the lowest that is free.
-      slots: functions it runs at a time.
-      processes: slots are child processes (can be cut off, may crash) instead of threads.
-      orphan_limit_s: it ends itself after so long without a dispatcher.
-      token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
-      insecure: neither token nor keys: for a dispatcher that was started insecure.
-    """
-
-    dispatcher_address: str
-    port: int = 0
-    host: str | None = None
-    job: str = "worker"
-    index: int | None = None
-    slots: int = 1
-    processes: bool = False
-    orphan_limit_s: float = limits.ORPHAN_LIMIT_S
-    token_file: str | None = None
-    keys_dir: str | None = None
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.dispatcher_address:
-            raise errors.InvalidArgumentError(None, None, "Must specify a `dispatcher_address`")
-        if not 1 <= self.slots <= limits.SLOTS_MAX:
-            problem = f"slots is {self.slots}, wants 1 to {limits.SLOTS_MAX}"
-            raise errors.InvalidArgumentError(None, None, problem)
-        if self.index is not None and self.index < 0:
-            raise errors.InvalidArgumentError(None, None, f"index is {self.index}, wants 0 or more, or None")
 
 
 class WorkerServer:

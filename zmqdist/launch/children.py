@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from zmqdist.dispatch.worker import WorkerConfig
+from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 
 Line = Callable[[str], object]

@@ -23,9 +23,9 @@ import msgspec
 from zmqdist import errors
 from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, WorkerJob
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
-from zmqdist.dispatch.server import DispatcherConfig, DispatchServer
-from zmqdist.dispatch.worker import WorkerConfig
+from zmqdist.dispatch.server import DispatchServer
 from zmqdist.launch.children import Child, Children
 from zmqdist.limits import GRACE_S
 from zmqdist.net import keys, token

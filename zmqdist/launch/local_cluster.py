@@ -1,20 +1,28 @@
-"""A cluster on this machine for a with-statement: dispatcher here, workers as processes or as threads."""
+"""A cluster on this machine for a with-statement: dispatcher here, workers as processes or as threads.
+
+The workers are started before this process imports what the dispatcher needs: the imports of both take most of the start, and there is
+more than one core. So the port is taken by a plain socket first, and handed to the dispatcher.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
-from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
-from zmqdist.dispatch.server import DispatcherConfig, DispatchServer
-from zmqdist.dispatch.worker import WorkerConfig, WorkerServer
 from zmqdist.launch.children import Child, Children
 from zmqdist.net import token
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.spec import ClusterSpec
+    from zmqdist.dispatch.server import DispatchServer
+    from zmqdist.dispatch.worker import WorkerServer
 
 START_LIMIT_S = 30.0
 STOP_GRACE_S = 2.0
@@ -57,17 +65,34 @@ class local_cluster:
         self._processes: list[Child] = []
         self._threads: list[WorkerServer] = []
         self._closed = threading.Lock()
+        self._dispatcher: DispatchServer | None = None
         config = DispatcherConfig(token_file=self.credentials.token_file, **options)
-        self.dispatcher = DispatchServer(config, start=False)
         try:
-            self.dispatcher.start()
-            if processes:
-                self._start_processes(workers)
-            else:
-                self._threads = [WorkerServer(self._worker(index, False)) for index in range(workers)]
+            self._listener = socket.create_server((config.host, config.port))
+            self._address = "{}:{}".format(*self._listener.getsockname()[:2])
+            started = self._start_processes(workers) if processes else []
+            self._open(config)
+            self._wait_for(started)
+            if not processes:
+                self._start_threads(workers)
         except BaseException:
             self.close()
             raise
+
+    def _open(self, config: DispatcherConfig) -> None:
+        from zmqdist.dispatch.server import DispatchServer
+
+        self._dispatcher = DispatchServer(config, listener=self._listener.detach())
+
+    def _start_threads(self, count: int) -> None:
+        from zmqdist.dispatch.worker import WorkerServer
+
+        self._threads = [WorkerServer(self._worker(index, False)) for index in range(count)]
+
+    @property
+    def dispatcher(self) -> DispatchServer:
+        assert self._dispatcher is not None
+        return self._dispatcher
 
     @property
     def target(self) -> str:
@@ -75,6 +100,8 @@ class local_cluster:
 
     @property
     def spec(self) -> ClusterSpec:
+        from zmqdist.cluster.spec import ClusterSpec
+
         return ClusterSpec({"dispatcher": [self.dispatcher.address]})
 
     def kill_worker(self, index: int) -> None:
@@ -91,7 +118,7 @@ class local_cluster:
     def add_worker(self) -> int:
         """Start one more worker process, and return its index when it has registered."""
         index = len(self._processes)
-        self._start_processes(1)
+        self._wait_for(self._start_processes(1))
         return index
 
     def close(self) -> None:
@@ -102,7 +129,9 @@ class local_cluster:
             worker.stop()
         if self._children is not None:
             self._children.close(STOP_GRACE_S)
-        self.dispatcher.stop()
+        if self._dispatcher is not None:
+            self._dispatcher.stop()
+        self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> local_cluster:
@@ -113,25 +142,25 @@ class local_cluster:
 
     def _worker(self, index: int, processes: bool) -> WorkerConfig:
         return WorkerConfig(
-            self.dispatcher.address,
+            self._address,
             index=index,
             slots=self._slots,
             processes=processes,
             token_file=self.credentials.token_file,
         )
 
-    def _start_processes(self, count: int) -> None:
+    def _start_processes(self, count: int) -> list[Child]:
         if self._children is None:
             self._children = Children(self._exited)
         first = len(self._processes)
         environment = self.credentials.environment()
         for index in range(first, first + count):
             self._processes.append(self._children.start_worker(self._worker(index, True), environment))
-        started = self._processes[first:]
-        self._wait_for({("worker", index) for index in range(first, first + count)}, started)
+        return self._processes[first:]
 
-    def _wait_for(self, wanted: set[tuple[str, int]], started: list[Child]) -> None:
+    def _wait_for(self, started: list[Child]) -> None:
         """Until all have registered, or one has ended before."""
+        wanted = {("worker", int(child.name.partition(":")[2])) for child in started}
         if not self.dispatcher.wait_for(
             lambda present: wanted <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
         ):
@@ -145,4 +174,5 @@ class local_cluster:
 
     def _exited(self, child: Child) -> None:
         job, _, index = child.name.partition(":")
-        self.dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+        if self._dispatcher is not None:
+            self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)

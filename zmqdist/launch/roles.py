@@ -17,10 +17,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from zmqdist import errors
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
-from zmqdist.dispatch.server import DispatcherConfig, DispatchServer
+from zmqdist.dispatch.server import DispatchServer
 from zmqdist.dispatch.template import fork_template
-from zmqdist.dispatch.worker import WorkerConfig, WorkerServer
+from zmqdist.dispatch.worker import WorkerServer
 from zmqdist.limits import GRACE_S
 
 log = logging.getLogger("zmqdist.launch")

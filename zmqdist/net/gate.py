@@ -2,6 +2,9 @@
 
 While the main thread is inside, Python's own handler of SIGINT is replaced by one that sets a flag and wakes it; on the way
 out the flag becomes a KeyboardInterrupt. An exception in the middle would lose the message that is being read.
+
+A Ctrl-C that comes in the instant between Python's last look for signals and the system call that sleeps is seen when that
+ends: after a slice (channel.py) at the latest.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -136,7 +137,9 @@ class ZmqServer(Server):
 
     def __del__(self) -> None:
         loop = self.__dict__.get("_loop")
-        if loop is not None:  # in a thread: this may be the loop's own, or any that the garbage collector has borrowed
+        if (
+            loop is not None and not sys.is_finalizing()
+        ):  # in a thread: this may be the loop's own, or any that the garbage collector has borrowed
             given = (self._service, loop, self._router, GRACE_S, self._address)
             threading.Thread(target=_stop, args=given, name="zmqdist-rpc-stop", daemon=True).start()
 

@@ -1,0 +1,152 @@
+"""What the commands share: types of options, which dispatcher is meant and with which secret, and asking it.
+
+Nothing heavy is imported here before it is needed: `zmqdist --help` has to be instant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from zmqdist.dispatch.credentials import Credentials
+    from zmqdist.rpc.client import ZmqClient
+
+ANSWER_S: Final = 3.0
+"""Seconds that a command waits for an answer unless it is told otherwise."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.ParamType):
+    """A finite number of seconds; more than 0, or from 0 on."""
+
+    name = "seconds"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not self._zero):
+            wanted = "0 or more" if self._zero else "more than 0"
+            self.fail(f"{value!r} is not a number of seconds: wanted {wanted}", param, ctx)
+        return seconds
+
+
+def secret_options(command: F) -> F:
+    """--token-file, --keys and --insecure: where the secret is, if not in the usual place."""
+    for option in (
+        click.option("--insecure", is_flag=True, help="Neither token nor keys: whoever reaches the port can run code."),
+        click.option("--keys", "keys_dir", metavar="DIR", help="CURVE keys, made by zmqdist keygen."),
+        click.option("--token-file", metavar="FILE", help="Token instead of the user's own."),
+    ):
+        command = option(command)
+    return command
+
+
+def target_options(command: F) -> F:
+    """What every command has that talks to a running dispatcher: secrets and --timeout."""
+    timeout = click.option(
+        "--timeout",
+        "timeout_s",
+        type=Seconds(),
+        default=ANSWER_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait for an answer.",
+    )
+    return timeout(secret_options(command))
+
+
+def place(
+    target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool
+) -> tuple[str, Credentials]:
+    """ "host:port" of a dispatcher, and with what to go there: TARGET, else the cluster of ZMQDIST_CONFIG.
+
+    Raises:
+      click.UsageError: there is none, or it is not an address.
+      ConfigError: the file that ZMQDIST_CONFIG names is wrong.
+    """
+    from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
+    from zmqdist.dispatch.credentials import Credentials
+    from zmqdist.errors import InvalidArgumentError
+    from zmqdist.net.address import split
+
+    given = Credentials(token_file, keys_dir, insecure)
+    if target is None:
+        config = ClusterConfig.from_environment()
+        if config is None or config.runtime is None:
+            raise click.UsageError(f"which TARGET? (host:port of a dispatcher; {CONFIG_ENV} names no running cluster)")
+        target = config.runtime.dispatcher
+        if given == Credentials():
+            given = Credentials(config.runtime.token_file, config.runtime.keys_dir)
+    address = target.removeprefix("zmq://")
+    try:
+        split(address)
+    except InvalidArgumentError as error:
+        raise click.UsageError(error.message) from None
+    return address, given
+
+
+class Dispatcher:
+    """A dispatcher to ask, over one connection; for a with-statement.
+
+    Args:
+      role: what to be there: "client" may look, "submit" may also change things.
+      timeout_s: for each question, the connection included.
+
+    Raises:
+      UnavailableError: nobody answers within `timeout_s`.
+      UnauthenticatedError: it refuses the token or key.
+      FailedPreconditionError: it is no dispatcher; or the secret cannot be read.
+    """
+
+    def __init__(self, address: str, credentials: Credentials, role: str, timeout_s: float) -> None:
+        from zmqdist import errors
+        from zmqdist.rpc.client import ZmqClient
+
+        self.address = address
+        self._timeout_s = timeout_s
+        security = credentials.client(address, role)
+        try:
+            self._client: ZmqClient = ZmqClient(address, "zmqdist", True, round(timeout_s * 1000), security=security)
+        except errors.DeadlineExceededError:
+            raise self._silent() from None
+        if not hasattr(self._client, "status_blocking"):
+            self._client.close()
+            problem = f"what listens at {address} is no dispatcher: ask the address that `zmqdist dispatcher` printed"
+            raise errors.FailedPreconditionError(None, None, problem)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """One question with its answer. Raises OpError."""
+        from zmqdist import errors
+
+        try:
+            return getattr(self._client, f"{method}_blocking")(*arguments)
+        except errors.DeadlineExceededError:
+            raise self._silent() from None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __enter__(self) -> Dispatcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _silent(self) -> Exception:
+        from zmqdist import errors
+
+        return errors.UnavailableError(
+            None,
+            None,
+            f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it running, and is this its address?",
+        )

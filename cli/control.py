@@ -1,0 +1,85 @@
+"""`zmqdist drain` and `zmqdist shutdown`: end one worker, or all of them with their dispatcher, in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Final
+
+import click
+
+from zmqdist import limits
+from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
+from zmqdist_cli.exit_codes import ExitCode
+
+LOOK_S: Final = 0.1
+"""Between two looks whether it has ended."""
+
+ENDS_WITHIN_S: Final = 3.0
+"""What a dispatcher takes beyond the grace."""
+
+_grace = click.option(
+    "--grace",
+    "grace_s",
+    type=Seconds(zero=True),
+    default=limits.GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="What running functions have to end in; then they are cut off.",
+)
+
+
+@click.command(short_help="Have a worker finish what it runs, and leave.")
+@click.argument("target_and_worker", nargs=-1, metavar="[TARGET] WORKER")
+@_grace
+@target_options
+def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: float, **secrets: Any) -> None:
+    """Have a worker finish what it runs, and leave.
+
+    WORKER is its name, as worker:1. What it has not begun goes back to the queue at once. Returns when it was told.
+    """
+    if not 1 <= len(target_and_worker) <= 2:
+        raise click.UsageError("wanted [TARGET] WORKER, as 127.0.0.1:5050 worker:1")
+    *target, name = target_and_worker
+    job, _, index = name.rpartition(":")
+    if not job or not index.isascii() or not index.isdigit() or len(index) > 9:
+        raise click.UsageError(f"{name!r} is not the name of a worker: wanted JOB:INDEX, as worker:1")
+    with Dispatcher(*place(target[0] if target else None, **secrets), "submit", timeout_s) as asked:
+        asked.ask("drain", job, int(index), grace_s)
+    click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
+
+
+@click.command(short_help="End a dispatcher and its workers.")
+@click.argument("target", required=False)
+@_grace
+@target_options
+@click.pass_context
+def shutdown(
+    context: click.Context, target: str | None, *, grace_s: float, timeout_s: float, **secrets: Any
+) -> None:
+    """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
+
+    Work that waits is not waited for: its coordinators see the cluster go.
+    """
+    from zmqdist.observe.status import plural
+
+    with Dispatcher(*place(target, **secrets), "submit", timeout_s) as asked:
+        pid = asked.ask("status")["pid"]
+        count = asked.ask("shutdown", grace_s)
+        click.echo(f"dispatcher at {asked.address} ends, with {plural(count, 'worker')}")
+        if not _ended(asked, pid, grace_s + ENDS_WITHIN_S):
+            click.echo(f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace", err=True)
+            context.exit(int(ExitCode.PROGRAM_FAILED))
+
+
+def _ended(asked: Dispatcher, pid: int, within_s: float) -> bool:
+    """Look until it does not answer any more, or another does; False when the time is over first."""
+    from zmqdist.errors import OpError
+
+    until = time.monotonic() + within_s
+    with contextlib.suppress(OpError):
+        while asked.ask("status")["pid"] == pid:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LOOK_S)
+    return True

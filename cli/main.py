@@ -1,0 +1,128 @@
+"""The command `zmqdist`: finds the subcommand, and turns what goes wrong into one line and an exit code.
+
+A subcommand is imported when it is called, because some need NumPy and ZeroMQ and `zmqdist --help` needs neither. So the short
+helps stand here as well as with the commands; a test holds them together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from typing import Any, Final
+
+import click
+
+from zmqdist._version import __version__
+from zmqdist.errors import ConfigError, OpError
+from zmqdist_cli.exit_codes import ExitCode
+
+COMMANDS: Final = {
+    "launch": ("launch", "Start all jobs of a cluster file and run its program."),
+    "dispatcher": ("roles", "Run a dispatcher in the foreground."),
+    "worker": ("roles", "Run a worker in the foreground."),
+    "status": ("status", "Show workers, queues and losses, once."),
+    "top": ("top", "Show workers, queues and losses, live."),
+    "validate": ("validate", "Check a cluster file."),
+    "keygen": ("keygen", "Make the CURVE keys of a cluster."),
+    "drain": ("control", "Have a worker finish what it runs, and leave."),
+    "shutdown": ("control", "End a dispatcher and its workers."),
+    "bench": ("bench", "Measure this machine against bare pyzmq."),
+}
+"""Name of the command: its module and what `zmqdist --help` says about it."""
+
+
+class Commands(click.Group):
+    """The group, with its commands loaded on first use and their failures told in one line."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"zmqdist_cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, told) for name, (_, told) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"no such command {args[0]!r} ({hint})", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (OpError, ConfigError, NotImplementedError) as error:
+            told(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
+            ctx.exit(int(exit_code(error)))
+
+
+def told(message: str) -> None:
+    """One line on stderr, whatever is in the message."""
+    click.echo(" ".join(message.split()), err=True)
+
+
+def exit_code(error: Exception) -> ExitCode:
+    """What an expected failure ends the command with."""
+    if not isinstance(error, OpError):
+        return ExitCode.CONFIG
+    from zmqdist.launch.roles import exit_code_for
+
+    return ExitCode(exit_code_for(error.error_code))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zmqdist", message="%(prog)s %(version)s")
+@click.option("-v", "--verbose", count=True, help="Logs on stderr; -vv for more of them.")
+@click.pass_context
+def cli(context: click.Context, verbose: int) -> None:
+    """Distributed Python and NumPy over ZeroMQ: a dispatcher, workers, and functions that run on them.
+
+    \b
+    TARGET is the host:port of a dispatcher; inside a program that
+    `zmqdist launch` started it may be left out.
+
+    \b
+    Exit codes: 0 done, 1 the program or request failed, 2 the command line
+    or a file is wrong, 3 nobody answers, 4 refused, 130 Ctrl-C;
+    `launch` ends with its program's.
+    """
+    context.obj = verbose
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    told_with = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else "%(message)s"
+    logging.basicConfig(level=level, format=told_with)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns its exit code; expected failures have been told on stderr."""
+    try:
+        code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return int(ExitCode.USAGE)
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "zmqdist"
+        told(f"{path}: {error.format_message()} (see {path} --help)")
+        return int(ExitCode.USAGE)
+    except click.ClickException as error:
+        told(f"zmqdist: {error.format_message()}")
+        return error.exit_code
+    except click.Abort:
+        return int(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # `zmqdist status | head`: whoever read has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return int(ExitCode.OK)
+    return code if isinstance(code, int) else int(ExitCode.OK)

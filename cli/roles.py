@@ -1,0 +1,176 @@
+"""`zmqdist dispatcher` and `zmqdist worker`: one role in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`.
+
+What a cluster file says (--config) counts where the command line says nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from zmqdist import limits
+from zmqdist_cli.common import Seconds, place, secret_options
+
+if TYPE_CHECKING:
+    from zmqdist.cluster import ClusterConfig
+
+PORT: Final = 5050
+HOST: Final = "127.0.0.1"
+
+_port = click.IntRange(0, 65535)
+_config = click.option("--config", "file", metavar="FILE", help="Cluster file; options stand above what it says.")
+_grace = click.option(
+    "--grace",
+    "grace_s",
+    type=Seconds(zero=True),
+    default=limits.GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="What running functions have to end in, after Ctrl-C or SIGTERM.",
+)
+
+
+class Slots(click.ParamType):
+    """A number of slots, or "auto" for the cores that this process may use."""
+
+    name = "slots"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value == "auto":
+            return "auto"
+        return click.IntRange(1, limits.SLOTS_MAX).convert(value, param, ctx)
+
+
+@click.command(short_help="Run a dispatcher in the foreground.")
+@click.option("--port", type=_port, metavar="PORT", help=f"TCP port; 0 takes a free one.  [default: {PORT}]")
+@click.option("--host", "--bind", "host", metavar="HOST", help=f"Address to bind.  [default: {HOST}]")
+@click.option("--lease", "lease_s", type=Seconds(), metavar="SECONDS", help="Silence after which a worker is lost.")
+@click.option(
+    "--attempts",
+    "attempts_max",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Lost starts after which a function fails with WorkerLost.",
+)
+@secret_options
+@_config
+@click.pass_context
+def dispatcher(context: click.Context, file: str | None, **options: Any) -> None:
+    """Run a dispatcher in the foreground.
+
+    Workers register with it (zmqdist worker --dispatcher HOST:PORT), programs schedule functions on it
+    (ClusterCoordinator("HOST:PORT")). On anything but loopback it needs keys (zmqdist keygen).
+    """
+    from zmqdist.dispatch.server import DispatcherConfig
+    from zmqdist.launch.roles import run_dispatcher
+
+    given = {name: value for name, value in options.items() if value is not None}
+    config = DispatcherConfig(**{"host": HOST, "port": PORT, **(_dispatcher_of(file) if file else {}), **given})
+
+    def announce(line: str) -> None:
+        click.echo(line)
+        click.echo(f"  add a worker: zmqdist worker --dispatcher {line.rpartition('zmq://')[2]}")
+
+    context.exit(run_dispatcher(config, announce=announce))
+
+
+@click.command(short_help="Run a worker in the foreground.")
+@click.option("--dispatcher", "target", metavar="HOST:PORT", help="Dispatcher; by default that of ZMQDIST_CONFIG.")
+@click.option("--slots", type=Slots(), metavar="N|auto", help="Functions that run at a time.  [default: 1]")
+@click.option("--threads", is_flag=True, help="Slots are threads instead of processes: they cannot be cut off.")
+@click.option("--job", default="worker", show_default=True, metavar="NAME", help="First half of its name.")
+@click.option("--index", type=click.IntRange(0), metavar="N", help="Second half; by default the lowest free one.")
+@click.option("--host", "--bind", "host", metavar="HOST", help="Address on which its large results are fetched.")
+@click.option("--port", type=_port, default=0, metavar="PORT", help="TCP port of the same; 0 takes a free one.")
+@click.option(
+    "--orphan-limit",
+    "orphan_limit_s",
+    type=Seconds(),
+    metavar="SECONDS",
+    help=f"It ends itself after so long without a dispatcher.  [default: {limits.ORPHAN_LIMIT_S:g}]",
+)
+@_grace
+@secret_options
+@_config
+@click.pass_context
+def worker(
+    context: click.Context,
+    target: str | None,
+    *,
+    slots: int | str | None,
+    threads: bool,
+    orphan_limit_s: float | None,
+    grace_s: float,
+    file: str | None,
+    token_file: str | None,
+    keys_dir: str | None,
+    insecure: bool,
+    **options: Any,
+) -> None:
+    """Run a worker in the foreground.
+
+    It waits for its dispatcher, and comes back to it when that was started again. Each slot is a process of its own, so that a
+    function that crashes takes nothing else with it.
+    """
+    from zmqdist.cluster.sections import WorkerJob
+    from zmqdist.dispatch.worker import WorkerConfig
+    from zmqdist.launch.roles import run_worker
+
+    section = WorkerJob()
+    if file is not None:
+        cluster = _load(file)
+        section = cluster.jobs.worker or section
+        os.environ.update(section.env)
+        target = target or _dispatcher_address(cluster, file)
+        keys_dir = keys_dir or cluster.security.keys
+    address, credentials = place(target, token_file, keys_dir, insecure)
+    config = WorkerConfig(
+        address,
+        slots=section.slots_here() if slots is None else WorkerJob(slots=slots).slots_here(),  # type: ignore[arg-type]
+        processes=not threads,
+        orphan_limit_s=orphan_limit_s or section.orphan_limit_s,
+        token_file=credentials.token_file,
+        keys_dir=credentials.keys_dir,
+        insecure=credentials.insecure,
+        **options,
+    )
+    if not context.obj:  # why a worker ends is told by run_worker
+        logging.getLogger("zmqdist.dispatch").setLevel(logging.CRITICAL)
+    context.exit(run_worker(config, grace_s=grace_s, announce=click.echo))
+
+
+def _load(file: str) -> ClusterConfig:
+    from zmqdist.cluster import ClusterConfig
+
+    return ClusterConfig.load(file)
+
+
+def _dispatcher_of(file: str) -> dict[str, Any]:
+    """The fields of DispatcherConfig that a cluster file decides."""
+    from zmqdist.cluster.sections import DispatcherJob, WorkerJob
+    from zmqdist.net.address import split
+
+    config = _load(file)
+    section = config.jobs.dispatcher or DispatcherJob()
+    host, port = split(section.address)
+    return {
+        "host": host,
+        "port": port,
+        "lease_s": section.lease_s,
+        "reconnect_grace_s": section.reconnect_grace_s,
+        "attempts_max": section.attempts_max,
+        "cancel_grace_s": (config.jobs.worker or WorkerJob()).cancel_grace_s,
+        "keys_dir": config.security.keys,
+    }
+
+
+def _dispatcher_address(config: ClusterConfig, file: str) -> str:
+    """Where a worker of this file goes. Port 0 is known to `launch` only."""
+    address = "" if config.jobs.dispatcher is None else config.jobs.dispatcher.address
+    if not address or address.endswith(":0"):
+        raise click.UsageError(f"{Path(file).name} gives the dispatcher no fixed port: say --dispatcher HOST:PORT")
+    return address

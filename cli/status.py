@@ -1,0 +1,30 @@
+"""`zmqdist status [TARGET]`: what a dispatcher knows, once."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from zmqdist_cli.common import Dispatcher, place, target_options
+
+
+@click.command(short_help="Show workers, queues and losses, once.")
+@click.argument("target", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON; durations are seconds.")
+@target_options
+def status(target: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
+    """Show workers, queues and losses of the dispatcher TARGET, once.
+
+    TARGET is host:port; it may be left out where ZMQDIST_CONFIG names a running cluster.
+    """
+    with Dispatcher(*place(target, **secrets), "client", timeout_s) as asked:
+        show(asked.ask("status"), as_json=as_json)
+
+
+def show(record: dict[str, Any], *, as_json: bool) -> None:
+    """Print a record, as text or as JSON."""
+    from zmqdist.observe.status import lines
+
+    click.echo(json.dumps(record, indent=2) if as_json else "\n".join(lines(record)))

@@ -1,0 +1,121 @@
+"""`zmqdist top [TARGET]`: what a dispatcher knows, live on a terminal; elsewhere once, as `status`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
+from zmqdist_cli.exit_codes import ExitCode
+
+
+@click.command(short_help="Show workers, queues and losses, live.")
+@click.argument("target", required=False)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=Seconds(),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one record as JSON, and end.")
+@target_options
+@click.pass_context
+def top(
+    context: click.Context, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
+) -> None:
+    """Show workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends it.
+
+    It goes on when the dispatcher is started again. Where the output is not a terminal, one table is printed.
+    """
+    with Dispatcher(*place(target, **secrets), "client", timeout_s) as asked:
+        if as_json or not sys.stdout.isatty():
+            from zmqdist_cli.status import show
+
+            show(asked.ask("status"), as_json=as_json)
+            return
+        try:
+            with _keys() as asked_to_end:
+                _live(asked, interval_s, asked_to_end)
+        except KeyboardInterrupt:
+            context.exit(int(ExitCode.OK))
+
+
+def _live(asked: Dispatcher, interval_s: float, asked_to_end: Callable[[float], bool]) -> None:
+    from rich.live import Live
+
+    from zmqdist.errors import OpError
+
+    with Live(auto_refresh=False, screen=True) as live:
+        due = time.monotonic()
+        while True:
+            try:
+                live.update(_page(asked.ask("status")), refresh=True)
+            except OpError as error:  # it may have been killed, and be started again
+                live.update(_problem(f"{error}\ntrying again; q ends this"), refresh=True)
+            due = max(due + interval_s, time.monotonic())
+            if asked_to_end(due - time.monotonic()):
+                return
+
+
+def _page(record: dict[str, Any]) -> Any:
+    """A record as rich shows it: the same tables as `status` prints."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from zmqdist.observe import status
+
+    parts: list[Any] = [Text(status.headline(record), style="bold")]
+    parts += [Text(line, style="yellow") for line in status.troubles(record)]
+    for table in status.tables(record):
+        shown = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, expand=False)
+        for name in table.columns:
+            shown.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left")
+        for row in table.rows:
+            shown.add_row(*(Text(cell) for cell in row))  # never as markup: it is text of other processes
+        parts.append(shown)
+    return Group(*parts)
+
+
+def _problem(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text, style="red")
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """A function that waits so many seconds and says whether q was pressed meanwhile."""
+    if not sys.stdin.isatty():
+        yield lambda wait_s: bool(select.select([], [], [], max(0.0, wait_s))[0])
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    tty.setcbreak(fd)
+
+    def wait(wait_s: float) -> bool:
+        until = time.monotonic() + max(0.0, wait_s)
+        while select.select([fd], [], [], max(0.0, until - time.monotonic()))[0]:
+            pressed = os.read(fd, 64)
+            if not pressed or b"q" in pressed.lower():
+                return True
+        return False
+
+    try:
+        yield wait
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,0 +1,215 @@
+"""What a dispatcher says about itself, as tables of text: one record for `zmqdist status`, `zmqdist top` and the tests.
+
+Rule: pure functions of the dictionary that the RPC method `status` of a dispatcher returns; nothing is asked, printed or coloured
+here. Names, hosts and reasons were chosen by other processes, so they are made printable and cut before they reach a terminal.
+
+Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, losses_count, losses, dropped,
+refused_handshakes. All durations are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from zmqdist.errors import describe_exit
+
+TEXT_CHARS_MAX: Final = 100
+"""Characters of a text of another process that one cell shows."""
+
+LOSSES_SHOWN_MAX: Final = 10
+"""Losses in a table, the latest first; the headline has their whole number."""
+
+Status = Mapping[str, Any]
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title.
+
+    Attributes:
+      title: what it is about.
+      columns: their names; one that begins with ">" is aligned to the right.
+      rows: as many texts each as there are columns.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def lines(self) -> list[str]:
+        """The title, a line of names and a line for each row, in columns of equal width."""
+        names = [name.removeprefix(">") for name in self.columns]
+        grid = [names, *map(list, self.rows)]
+        widths = [max(len(row[at]) for row in grid) for at in range(len(names))]
+        right = [name.startswith(">") for name in self.columns]
+        told = [self.title]
+        for row in grid:
+            cells = [
+                text.rjust(width) if to_right else text.ljust(width)
+                for text, width, to_right in zip(row, widths, right, strict=True)
+            ]
+            told.append(("  " + "  ".join(cells)).rstrip())
+        return told
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the workers and coordinators that are there now; `rate` is finished work per second."""
+
+    workers: int
+    slots: int
+    running: int
+    waiting: int
+    queued: int
+    finished: int
+    rate: float
+    coordinators: int
+    losses: int
+
+
+def totals(status: Status) -> Totals:
+    """The sums of a record."""
+    workers, coordinators = status["workers"], status["coordinators"]
+    return Totals(
+        workers=len(workers),
+        slots=sum(row["slots"] for row in workers),
+        running=sum(row["running"] for row in workers),
+        waiting=sum(_waiting(row) for row in workers),
+        queued=status["queued"],
+        finished=sum(row["done"] for row in workers),
+        rate=sum(_rate(row) for row in workers),
+        coordinators=len(coordinators),
+        losses=status["losses_count"],
+    )
+
+
+def headline(status: Status) -> str:
+    """The whole record in one line."""
+    sums = totals(status)
+    told = [
+        f"dispatcher at {printable(status['address'])} (pid {status['pid']}): {plural(sums.workers, 'worker')}",
+        plural(sums.slots, "slot"),
+        f"{sums.queued:,} queued",
+        f"{sums.waiting:,} given out",
+        f"{sums.running:,} running",
+        f"{sums.finished:,} done",
+        f"{sums.rate:,.0f}/s",
+    ]
+    if sums.losses:
+        told.append(plural(sums.losses, "loss", "losses"))
+    return ", ".join(told)
+
+
+def tables(status: Status) -> list[Table]:
+    """The tables that have rows: workers, coordinators, losses."""
+    return [table for table in (workers(status), coordinators(status), losses(status)) if table.rows]
+
+
+def lines(status: Status) -> list[str]:
+    """The whole record as plain text, line by line."""
+    told = [headline(status), *troubles(status)]
+    if not status["workers"]:
+        told.append(f"no worker has registered: zmqdist worker --dispatcher {printable(status['address'])}")
+    for table in tables(status):
+        told += ["", *table.lines()]
+    return told
+
+
+def workers(status: Status) -> Table:
+    """One row for each worker. `waiting` was given to it and has not begun; `heard` is when it last sent anything."""
+    return Table(
+        "workers",
+        ("name", "state", ">slots", ">running", ">waiting", ">done", ">per s", ">heard", "host", ">pid"),
+        tuple(
+            (
+                printable(row["name"]),
+                row["state"],
+                str(row["slots"]),
+                f"{row['running']:,}",
+                f"{_waiting(row):,}",
+                f"{row['done']:,}",
+                f"{_rate(row):,.0f}",
+                f"{duration(row['idle_s'])} ago",
+                printable(row["host"]),
+                str(row["pid"]),
+            )
+            for row in status["workers"]
+        ),
+    )
+
+
+def coordinators(status: Status) -> Table:
+    """One row for each coordinator. `out` is with workers; `held` are results that it has not taken yet."""
+    return Table(
+        "coordinators",
+        ("id", ">queued", ">out", ">held", ">submitted", ">finished", ">functions"),
+        tuple(
+            (
+                f"{row['coordinator'] & 0xFFFFFFFF:08x}",
+                *(f"{row[name]:,}" for name in ("queued", "out", "held", "submitted", "finished", "functions")),
+            )
+            for row in status["coordinators"]
+        ),
+    )
+
+
+def losses(status: Status) -> Table:
+    """The last losses, the latest first."""
+    latest = sorted(status["losses"], key=lambda row: row["ago_s"])[:LOSSES_SHOWN_MAX]
+    return Table(
+        f"lost workers (last {len(latest)} of {status['losses_count']})",
+        ("name", "when", "how", "why"),
+        tuple(
+            (
+                printable(row["name"]),
+                f"{duration(row['ago_s'])} ago",
+                "-" if row["exit_code"] is None else describe_exit(row["exit_code"]),
+                printable(row["reason"]),
+            )
+            for row in latest
+        ),
+    )
+
+
+def troubles(status: Status) -> list[str]:
+    """What strangers and broken peers did; empty in good times."""
+    told = []
+    if status["refused_handshakes"]:
+        told.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
+    dropped = {printable(str(what)): count for what, count in status["dropped"].items() if count}
+    if dropped:
+        told.append("messages dropped: " + ", ".join(f"{what} {count:,}" for what, count in sorted(dropped.items())))
+    return told
+
+
+def duration(seconds: float) -> str:
+    """A time span for people, in one unit: "0.3 s", "12 s", "5 min", "3 h", "2 d"."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f} s"
+    for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """ "1 worker", "2,000 workers"."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def printable(text: str) -> str:
+    """A text of another process without what moves a cursor, and not longer than a cell."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[: TEXT_CHARS_MAX + 1])
+    return shown if len(shown) <= TEXT_CHARS_MAX else shown[: TEXT_CHARS_MAX - 3] + "..."
+
+
+def _waiting(worker: Mapping[str, Any]) -> int:
+    return int(worker["leases"] - worker["running"])
+
+
+def _rate(worker: Mapping[str, Any]) -> float:
+    """The rate is measured while there is work, and means nothing afterwards."""
+    return float(worker["rate"]) if worker["leases"] else 0.0
