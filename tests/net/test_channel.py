@@ -147,7 +147,13 @@ def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve,
     served.loop.run(lambda: None)
     until(lambda: served.loop.run(lambda: len(served.shown)))
     served.loop.stop()
-    channel.wait(call)
+
+    def tended() -> bool:
+        with channel._lock:
+            channel._line.tend(time.monotonic())
+        return call.ended
+
+    until(tended)  # the end of the connection is what is heard of first
     assert (call.code, call.body) == (0, b"value")
 
 
@@ -260,6 +266,19 @@ def test_cancel_ends_the_call_here_and_tells_the_server(serve: Serve, open_chann
     assert not channel.cancel(call)
     assert call.code == errors.CANCELLED
     until(lambda: cancelled == [call.id])
+
+
+def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    ask(channel, within_s=0.05)
+    call = start(channel)
+    leader = threading.Thread(target=channel.wait, args=(call,))
+    leader.start()
+    until(lambda: channel._leader_call is call)
+    channel.cancel(call)
+    leader.join(5)
+    assert channel.stalls == 0  # what ends with a slice is counted
 
 
 def test_another_protocol_version_is_named_on_both_sides(

@@ -345,6 +345,8 @@ class Channel:
             elif fd == line.monitor_fd:
                 tend = True
         unannounced = not ready and not line.poll(0)
+        if unannounced and self._leader_call is not None:
+            self.stalls += self._leader_call.ended
         if line.arrived():
             self.stalls += unannounced
             line.drain()

@@ -106,8 +106,6 @@ class Line:
         socket, monitor = self._link.socket, self._link.monitor
         assert socket is not None
         assert monitor is not None
-        # link.py reconnects, not ZeroMQ; but with -1 ZeroMQ would also throw away what has arrived and was not read yet.
-        socket.setsockopt(zmq.RECONNECT_IVL, 2**31 - 1)
         backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
         self._get: Callable[[int], Any] = backend.get
         self._send: Callable[..., Any] = backend.send
