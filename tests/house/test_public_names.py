@@ -10,9 +10,31 @@ PINNED: dict[str, frozenset[str]] = {
     # module -> exactly what its __all__ holds. Names of later work are added with it.
     "zmqdist": frozenset(
         {
+            "ClusterConfig",
+            "ClusterDef",
+            "ClusterSpec",
+            "DispatchServer",
+            "Executor",
+            "JobDef",
+            "ServerDef",
+            "TensorSpec",
+            "WorkerServer",
             "__version__",
+            "cancelled",
+            "cluster",
+            "coordinator",
+            "data",
+            "errors",
+            "function",
+            "local_cluster",
+            "nest",
+            "rpc",
+            "testing",
         }
     ),
+    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
+    "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
 }
 
 

@@ -19,7 +19,7 @@ from zmqdist.messages import CANCELLED, ERROR, VALUE
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
-    from zmqdist.coordinator.coordinator import ClusterCoordinator
+    from zmqdist.coordinator.shell import Shell
 
 _NOTHING: Any = object()
 
@@ -33,7 +33,7 @@ class RemoteValue:
 
     __slots__ = ("__weakref__", "_callbacks", "_kind", "_name", "_owner", "_payload", "_value", "_waiters", "_work")
 
-    def __init__(self, owner: ClusterCoordinator, work: int, name: Callable[[], str]) -> None:
+    def __init__(self, owner: Shell, work: int, name: str) -> None:
         self._owner = owner
         self._work = work
         self._name = name
@@ -45,7 +45,7 @@ class RemoteValue:
 
     def __repr__(self) -> str:
         state = "pending" if self._kind is None else "ready" if self._kind == VALUE else "failed"
-        return f"<RemoteValue of {self._name()}: {state}>"
+        return f"<RemoteValue of {self._name}: {state}>"
 
     def __reduce__(self) -> Any:
         raise RemoteValueGiven(
@@ -72,7 +72,7 @@ class RemoteValue:
         if self._kind != VALUE:
             raise self._error()
         if self._value is _NOTHING:
-            with self._owner._unpacking:
+            with self._owner.unpacking:
                 if self._value is _NOTHING:
                     self._value = _unpack(self._payload)
                     self._payload = None
@@ -100,21 +100,21 @@ class RemoteValue:
         """
         if self._kind is not None:
             return False
-        self._owner._cancel(self._work)
+        self._owner.cancel(self._work)
         return True
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
         """Call `fn(self)` when it has ended, in a thread of the coordinator that runs callbacks one after the other; at once
         when it has ended already. An exception in `fn` is logged. It must not wait for another RemoteValue of a callback.
         """
-        with self._owner._lock:
+        with self._owner.lock:
             if self._kind is None:
                 if self._callbacks is None:
                     self._callbacks = []
-                    self._owner._keep(self)
+                    self._owner.keep(self)
                 self._callbacks.append(fn)
                 return
-        self._owner._call_back([(fn, self)])
+        self._owner.call_back([(fn, self)])
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # only for those who use it
@@ -150,7 +150,7 @@ class RemoteValue:
             return
         waiter = allocate_lock()
         waiter.acquire()
-        with self._owner._lock:
+        with self._owner.lock:
             if self.done():
                 return
             if self._waiters is None:
@@ -161,15 +161,15 @@ class RemoteValue:
         elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             self._give_up(waiter)
             if not self.done():
-                raise errors.DeadlineExceededError(None, None, f"{self._name()} has not ended after {timeout:g} s")
+                raise errors.DeadlineExceededError(None, None, f"{self._name} has not ended after {timeout:g} s")
 
     def _give_up(self, waiter: Any) -> None:
-        with self._owner._lock:
+        with self._owner.lock:
             if self._waiters is not None and waiter in self._waiters:
                 self._waiters.remove(waiter)
 
     def _error(self) -> BaseException:
-        return failure(self._kind, self._payload, self._name())
+        return failure(self._kind, self._payload, self._name)
 
 
 class RemoteValueGiven(ValueError):
@@ -201,7 +201,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:
-        with value._owner._lock:
+        with value._owner.lock:
             if value._kind is None:
                 if value._waiters is None:
                     value._waiters = []

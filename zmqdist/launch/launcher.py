@@ -2,6 +2,9 @@
 
 The dispatcher runs in this process, workers as children, the program as a child with the terminal to itself. What workers write is
 passed on with a prefix. The exit code is the program's.
+
+A program that begins with `python` or `python3` is run by the Python that runs this: functions and their values are pickled between
+the program and the workers, so both have to be the same Python with the same packages.
 """
 
 from __future__ import annotations
@@ -49,25 +52,25 @@ class Launch:
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
         self._config = config
-        self._command = [*config.command, *arguments]
+        self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
         self._stopping = False
         self._asked: int | None = None
         self._program: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal may interrupt who has it
 
     def run(self) -> int:
         """Everything, from start to end. Returns the program's exit code; 128 + n where signal n ended it."""
         self._check()
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_Signals(self._signalled))
             folder = Path(tempfile.mkdtemp(prefix="zmqdist-"))  # 0700
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._write_config(folder / "cluster.yaml", credentials)
             environment = {**credentials.environment(), CONFIG_ENV: str(folder / "cluster.yaml")}
-            stack.enter_context(_Signals(self._signalled))
             children = self._children = Children(self._exited)
             stack.callback(self._stop_workers, children)
             self._start_workers(children, credentials, environment)
@@ -88,6 +91,10 @@ class Launch:
         for job in ("ps", "chief", "evaluator"):
             if getattr(config.jobs, job) is not None:
                 raise NotImplementedError(f"jobs.{job} is not there yet: this version starts a dispatcher and workers")
+        if self._dispatcher_section().work_dir is not None:
+            raise NotImplementedError(
+                "jobs.dispatcher.work_dir is not there yet: this version's dispatcher keeps nothing on disk"
+            )
         if shutil.which(self._command[0]) is None:
             raise errors.NotFoundError(
                 None, None, f"program: {self._command[0]!r} is not found, or may not be executed"
@@ -133,9 +140,13 @@ class Launch:
 
     def _start_workers(self, children: Children, credentials: Credentials, environment: dict[str, str]) -> None:
         section = self._workers()
+        addresses = section.addresses()
         for index in section.indices():
+            host, port = split(addresses[index]) if index in addresses else (None, 0)
             config = WorkerConfig(
                 self._dispatcher.address,
+                port=port,
+                host=host,
                 index=index,
                 slots=section.slots_here(),
                 processes=True,
@@ -167,6 +178,8 @@ class Launch:
             if self._asked is not None:
                 return 128 + self._asked
             self._program = subprocess.Popen(self._command, env=environment)
+            if self._asked is not None:  # it came while the program was being started
+                self._program.send_signal(self._asked)
         code = self._wait_for_program()
         return 128 - code if code < 0 else code
 
@@ -199,11 +212,13 @@ class Launch:
         self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
         if not self._stopping:
             how = errors.describe_exit(child.exit_code or 0)
-            self._say(f"[{job}-{index}] ended ({how}); its work runs elsewhere, {self._left()} left")
+            self._say(f"[{job}-{index}] ended ({how}); {self._left()}")
 
     def _left(self) -> str:
         count = len(self._children.running)
-        return "1 worker is" if count == 1 else f"{count} workers are"
+        if not count:
+            return "no worker is left: what is scheduled fails after a while"
+        return f"its work runs elsewhere, {'1 worker is' if count == 1 else f'{count} workers are'} left"
 
     def _stop_workers(self, children: Children) -> None:
         self._stopping = True
@@ -227,6 +242,14 @@ class _Signals:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
-def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = print, grace_s: float = GRACE_S) -> int:
+def _with_this_python(command: Sequence[str]) -> list[str]:
+    return [sys.executable, *command[1:]] if command[0] in ("python", "python3") else list(command)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)  # the program writes to the same terminal or file
+
+
+def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = _print, grace_s: float = GRACE_S) -> int:
     """Run a cluster file; see Launch."""
     return Launch(config, arguments, say, grace_s).run()

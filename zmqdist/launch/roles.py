@@ -1,7 +1,8 @@
 """One role in the foreground: what `zmqdist dispatcher` and `zmqdist worker` do, and what a launcher starts as a child.
 
 A role ends by SIGINT or SIGTERM, when it is told to by its dispatcher, or when its lifeline breaks: a pipe whose other end the launcher
-holds, so that no child outlives a launcher that was killed. It drains for `grace_s`, and a second signal ends it at once.
+holds, so that no child outlives a launcher that was killed. It drains for `grace_s` (not without its launcher: nobody is left who wants
+the results), and a second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float) ->
     threading.Thread(target=wake_when_ended, name="zmqdist-joined", daemon=True).start()
     while not server.join(0):
         if signals.wait(lifeline):
+            grace_s = 0.0 if _broken(lifeline) else grace_s
             stopping = threading.Thread(target=server.stop, args=(grace_s,), name="zmqdist-stop", daemon=True)
             stopping.start()
             while stopping.is_alive():
@@ -133,6 +135,10 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float) ->
                     os._exit(FAILED)  # asked twice: whatever it was waiting for, it is not worth it
             return
     server.stop(0.0)
+
+
+def _broken(lifeline: int) -> bool:
+    return lifeline >= 0 and bool(select.select([lifeline], [], [], 0)[0])
 
 
 class _Signals:

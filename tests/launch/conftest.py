@@ -1,0 +1,25 @@
+"""Launchers in child processes, which are ended whatever their test did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch.launched import Launched
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    """launch(program, ...): as `Launched`, in the test's own folder."""
+    made: list[Launched] = []
+
+    def make(*args: Any, **options: Any) -> Launched:
+        made.append(Launched(tmp_path, *args, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.kill()

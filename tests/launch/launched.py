@@ -1,0 +1,155 @@
+"""A launcher in a child process, as a terminal would have it: its lines as they come, its processes, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+PATIENCE_S = 20.0
+
+LAUNCH = """
+import sys
+from zmqdist.cluster import ClusterConfig
+from zmqdist.launch.launcher import launch
+sys.exit(launch(ClusterConfig.load(sys.argv[1]), sys.argv[2:], grace_s=1.0))
+"""
+
+FILE = """
+name: test
+jobs:
+  dispatcher: {address: 127.0.0.1:0}
+  worker: {count: 2}
+program: python program.py
+"""
+
+
+def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+    """Look until it is so; a failure says what was awaited."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while not found():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        pause.wait(0.01)
+
+
+class Launched:
+    """A child process in `folder`, with a folder for temporary files of its own.
+
+    Args:
+      program: text of program.py, which the file of `FILE` runs; None: there is none.
+      file: text of the cluster file, or the path of one.
+      run: Python text of the launcher.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        program: str | None = None,
+        file: str | Path = FILE,
+        arguments: tuple[str, ...] = (),
+        run: str = LAUNCH,
+    ) -> None:
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        if program is not None:
+            (folder / "program.py").write_text(textwrap.dedent(program))
+        if isinstance(file, str):
+            (folder / "cluster.yaml").write_text(file)
+            file = folder / "cluster.yaml"
+        self._mark = f"ZMQDIST_LAUNCHED={uuid.uuid4()}"
+        name, value = self._mark.split("=")
+        environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", run, str(file), *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def saw(self, text: str, within_s: float = PATIENCE_S) -> str:
+        """Wait for a line with this in it, and give it."""
+        eventually(
+            lambda: any(text in line for line in self.lines) or not self._reader.is_alive(), repr(text), within_s
+        )
+        found = [line for line in self.lines if text in line]
+        assert found, f"it ended without {text!r}:\n{self.text}"
+        return found[0]
+
+    def ends(self, within_s: float = PATIENCE_S) -> int:
+        """Wait for its end. Gives the exit code."""
+        code = self.process.wait(within_s)
+        self._reader.join(within_s)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def worker(self, index: int) -> int:
+        """The pid of a worker."""
+        found: list[int] = []
+
+        def look() -> bool:
+            for folder in self._processes():
+                words = _read(folder / "cmdline").split("\0")
+                if "zmqdist.launch.roles" in words and json.loads(words[-2])["index"] == index:
+                    found.append(int(folder.name))
+            return bool(found)
+
+        eventually(look, f"worker {index} runs")
+        return found[0]
+
+    def interrupt(self) -> None:
+        """What Ctrl-C at a terminal does: SIGINT to the launcher and to its program, which are of one process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def left_nothing(self, folders: bool = True) -> None:
+        """No process, and no file: to be called when it has ended."""
+        eventually(lambda: not list(self._processes()), f"all processes end; the output was\n{self.text}", 5.0)
+        left = [str(path) for path in self.temporary.rglob("*")]
+        assert not (folders and left)
+
+    def kill(self) -> None:
+        """End everything that is left of it."""
+        for folder in self._processes():
+            try:
+                os.kill(int(folder.name), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        if self.process.stdout is not None and not self.process.stdout.closed:
+            self.ends()
+
+    def _processes(self) -> Iterator[Path]:
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and self._mark in _read(folder / "environ").split("\0"):
+                yield folder
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:  # it has just gone
+        return ""

@@ -1,0 +1,330 @@
+"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The shell of core/closures.py.
+
+Users' threads append to an outbox under the lock; the loop drains it. What users' threads read of the state here is behind the same lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist import errors
+from zmqdist.coordinator.callbacks import Callbacks
+from zmqdist.coordinator.fetching import Fetching
+from zmqdist.coordinator.functions import FunctionNumbers
+from zmqdist.coordinator.target import Target
+from zmqdist.coordinator.values import RemoteValue, failure
+from zmqdist.core.closures import (
+    DISPATCHER,
+    LOST,
+    UNAVAILABLE,
+    BulkArrived,
+    BulkUnreachable,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    EndAsked,
+    Event,
+    Fetch,
+    FunctionsDefined,
+    FunctionsDropped,
+    Resolve,
+    ResolveLost,
+    RoomMade,
+    RoundEnded,
+    Scheduled,
+    WithdrawAsked,
+)
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.dispatch.bulk import BulkStore, encode_reference
+from zmqdist.dispatch.memory import MemoryKeeper
+from zmqdist.dispatch.worker import own_host
+from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Refused
+from zmqdist.net.address import join as join_address
+from zmqdist.net.dealer import Dealer
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Router
+from zmqdist.rpc.service import RpcService
+from zmqdist.wire import trusted
+from zmqdist.wire.hello import Hello, our_hello
+
+log = logging.getLogger("zmqdist.coordinator")
+
+WORKERS = frozenset({"worker"})
+FAILURES = (ERROR, LOST, UNAVAILABLE)
+
+
+class Shell:
+    """One connection of one process to a dispatcher.
+
+    Args:
+      rounds: whether the first failure is kept for `join`.
+
+    Attributes (under `lock`, but for those that only grow):
+      lock, changed: held for microseconds; `changed` is notified when anything below changed and `waiting` is not 0.
+      unpacking: a result is unpacked once.
+      scheduled, resolved: how many pieces of work there were and how many have ended.
+      failure: makes the round's first error; None where there is none.
+      rounds_ended: how often a round has been ended.
+    """
+
+    def __init__(
+        self, target: Target, *, queue_max: int, cancel_grace_s: float, lost_limit_s: float, rounds: bool
+    ) -> None:
+        self.address = target.address
+        self.queue_max = queue_max
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.unpacking = threading.RLock()
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = 0
+        self.failure: Callable[[], BaseException] | None = None
+        self.closed = False
+        self.pid = os.getpid()
+        self.functions = FunctionNumbers(self._hold)
+        self._rounds = rounds
+        self._values: dict[int, weakref.ref[RemoteValue]] = {}
+        self._kept: set[RemoteValue] = set()
+        self._outbox: list[tuple[int, int, bytes]] = []
+        self._held: dict[int, list[int]] = {}
+        self._draining = False
+        self._memory = MemoryKeeper()
+        self._callbacks = Callbacks()
+        self._loop = Loop("zmqdist-coordinator")
+        try:
+            self._open(target, cancel_grace_s, lost_limit_s)
+        except BaseException:
+            self._loop.stop()
+            raise
+        self._dealer.connect()
+        self._loop.start()
+
+    # -- for users' threads ---------------------------------------------------------------------------------------
+
+    def enqueue(self, work: int, number: int, name: str, packed: bytes | list[Any]) -> RemoteValue:
+        """Hand in work. With the lock held."""
+        payload = self._hold(work, packed) if isinstance(packed, list) else packed
+        value = RemoteValue(self, work, name)
+        self._values[work] = weakref.ref(value)
+        self._outbox.append((work, number, payload))
+        self.scheduled += 1
+        if not self._draining:
+            self._draining = True
+            self._loop.call_soon(self._drain)
+        return value
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the queue takes one more."""
+        return self._machine.queued + len(self._outbox) < self.queue_max
+
+    @property
+    def whom_we_wait_for(self) -> str | None:
+        """For a log line; None when the cluster is there."""
+        if not self._machine.enlisted:
+            return f"the dispatcher at {self.address}: {self._dealer.trouble or 'no answer'}"
+        return None if self._machine.workers else f"a worker to register with the dispatcher at {self.address}"
+
+    def end_round(self) -> None:
+        """Ask for the end of the round; `rounds_ended` grows when it has come."""
+        self._loop.call_soon(self._handle, EndAsked())
+
+    def cancel(self, work: int) -> None:
+        self._in_loop(self._cancel, work)
+
+    def keep(self, value: RemoteValue) -> None:
+        """Somebody wants to be called back: it must not be dropped. With the lock held."""
+        self._kept.add(value)
+
+    def call_back(self, calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]]) -> None:
+        self._callbacks.put(calls)
+
+    def close(self) -> None:
+        """Leave the dispatcher; everything that has not ended is cancelled. Once."""
+        try:
+            self._loop.run(self._say_goodbye, timeout_s=5.0)
+        except errors.OpError:
+            pass
+        self._loop.stop()
+        self._fetching.close()
+        with self.lock:
+            ended = [value for reference in self._values.values() if (value := reference()) is not None]
+            self._values.clear()
+            calls = []
+            for value in ended:
+                value._settle(CANCELLED, b"")
+                calls += [(fn, value) for fn in value._callbacks or ()]
+            self.resolved = self.scheduled
+            self.changed.notify_all()
+        self.call_back(calls)
+        self._kept.clear()
+        self._callbacks.close()
+
+    def _hold(self, work: int, parts: list[Any]) -> bytes:
+        """Keep what is too large for a message until the work has ended; a reference travels instead."""
+        reference = self._store.hold(parts)
+        self._held.setdefault(work, []).append(reference.bulk)
+        return encode_reference(reference)
+
+    # -- in the loop ----------------------------------------------------------------------------------------------
+
+    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float) -> None:
+        loop, credentials = self._loop, target.credentials
+        incarnation = secrets.randbits(62) | 1
+        name = f"coordinator {socket.gethostname()}:{self.pid}"
+        host = own_host(self.address)
+        router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
+        service = RpcService("coordinator")
+        self._store = BulkStore(service, WORKERS)
+        service.attach(router, loop, incarnation)
+        self._store.address = router.bind(join_address(host, 0))
+        self._fetching = Fetching(credentials, self._fetched, self._not_fetched)
+        self._machine = Closures(
+            coordinator=incarnation,
+            queue_max=self.queue_max,
+            cancel_grace_s=cancel_grace_s,
+            lost_limit_s=lost_limit_s,
+            now=loop.now(),
+        )
+        self._dealer = Dealer(
+            loop,
+            self.address,
+            credentials.client(self.address, "submit"),
+            our_hello("coordinator", incarnation, name),
+            on_up=self._up,
+            on_message=self._hear,
+            on_down=lambda: self._handle(DispatcherDown()),
+            on_refused=self._refused,
+        )
+
+    def _up(self, _hello: Hello) -> None:
+        self._handle(DispatcherUp())
+
+    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Refused):
+            self._refused(errors.from_code(message.code, message.message))
+        else:
+            self._handle(Heard(DISPATCHER, message))
+
+    def _refused(self, error: errors.OpError) -> None:
+        """The dispatcher does not take us, for good: everything fails with its reason."""
+        log.error("dispatcher at %s: %s", self.address, error)
+        text = f"dispatcher at {self.address}: {error.message}"
+        code = error.error_code
+        with self.lock:
+            self.failure = self.failure or (lambda: errors.from_code(code, text))
+            self.changed.notify_all()
+        self._drain()
+        payload = trusted.pack_error(errors.from_code(code, text))
+        self._settle([(work, ERROR, payload) for work in list(self._values)])
+
+    def _drain(self) -> None:
+        with self.lock:
+            outbox, self._outbox = self._outbox, []
+            defined, dropped = self.functions.take()
+            self._draining = False
+        if defined:
+            self._handle(FunctionsDefined(defined))
+        if outbox:
+            self._handle(Scheduled(outbox))
+        if dropped:
+            self._handle(FunctionsDropped(dropped))
+
+    def _cancel(self, work: int) -> None:
+        self._drain()
+        self._handle(WithdrawAsked([work]))
+
+    def _handle(self, event: Event) -> None:
+        now = self._loop.now()
+        self._perform(self._machine.handle(event, now))
+        self._loop.set_timer(self, self._machine.deadline, self._tick)
+
+    def _tick(self) -> None:
+        self._handle(Ticked())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, message):
+                    self._dealer.send(message)  # while down: everything is submitted again when it is up
+                case Resolve(items):
+                    self._settle(items)
+                case ResolveLost(work, starts):
+                    self._settle([(work, LOST, starts)])
+                case Fetch(work, attempt, reference):
+                    self._fetch(work, attempt, reference)
+                case RoundEnded():
+                    with self.lock:
+                        self.rounds_ended += 1
+                        self.changed.notify_all()
+                case RoomMade():
+                    with self.lock:
+                        self.changed.notify_all()
+
+    def _settle(self, items: list[Any]) -> None:
+        calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
+        with self.lock:
+            for work, kind, payload in items:
+                reference = self._values.pop(work, None)
+                if reference is None:
+                    continue
+                self.resolved += 1
+                if self._held and work in self._held:
+                    for bulk in self._held.pop(work):
+                        self._store.free(bulk)
+                value = reference()
+                if self._rounds and kind in FAILURES and self.failure is None:
+                    self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
+                if value is None:
+                    continue
+                value._settle(kind, payload)
+                if value._callbacks:
+                    calls += [(fn, value) for fn in value._callbacks]
+                    self._kept.discard(value)
+            if not self._values:
+                self._values = {}  # a dict keeps the room that it once needed
+            if self.waiting:
+                self.changed.notify_all()
+        self._memory.look(len(self._values), lambda: True)
+        self.call_back(calls)
+
+    # -- bulk results ---------------------------------------------------------------------------------------------
+
+    def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
+        held = self._values.get(work)
+        wanted = held is not None and held() is not None
+        self._fetching.ask(work, attempt, reference, wanted=wanted)
+
+    def _fetched(self, work: int, attempt: int, parts: Any) -> None:
+        """In a fetching thread."""
+        self._in_loop(self._handle, BulkArrived(work, attempt, parts))
+
+    def _not_fetched(self, work: int, attempt: int, problem: str) -> None:
+        """In a fetching thread."""
+        self._in_loop(self._handle, BulkUnreachable(work, attempt, problem))
+
+    def _in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon(fn, *args)
+        except errors.FailedPreconditionError:  # closed
+            pass
+
+    def _say_goodbye(self) -> None:
+        self._dealer.send(Goodbye())
+        self._dealer.close(linger_s=0.5)
+
+
+class _Failure:
+    """How a round has failed; a fresh exception each time."""
+
+    def __init__(self, kind: int, payload: Any, name: str) -> None:
+        self._told = (kind, payload, name)
+
+    def __call__(self) -> BaseException:
+        return failure(*self._told)
