@@ -145,7 +145,9 @@ def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
 
 def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
     """Its Python does not find the standard library."""
-    job = launch("import signal; signal.pause()", file=FILE.replace("{count: 2}", "{count: 1, env: {PYTHONHOME: /nowhere}}"))
+    job = launch(
+        "import signal; signal.pause()", file=FILE.replace("{count: 2}", "{count: 1, env: {PYTHONHOME: /nowhere}}")
+    )
     job.saw("[worker-0] ended (exit code 1); no worker is left")
     assert any(line.startswith("[worker-0] ") and "encodings" in line for line in job.lines), job.text
     job.interrupt()

@@ -24,7 +24,7 @@ SAMPLE_S = 0.005
 class WorkWindow:
     """Pieces of work that one worker may hold unfinished."""
 
-    __slots__ = ("_ceiling", "_count", "_floor", "_since", "limit", "rate")
+    __slots__ = ("_busy_s", "_ceiling", "_count", "_floor", "_since", "limit", "rate")
 
     def __init__(self, slots: int, per_slot_max: int = WORKER_WINDOW_MAX) -> None:
         self._floor = 2 * slots
@@ -32,29 +32,33 @@ class WorkWindow:
         self.limit = self._floor
         self.rate = 0.0
         self._count = 0
+        self._busy_s = 0.0
         self._since: float | None = None
+        """Since when the worker has had something; None while it has nothing."""
 
-    def given(self, now: float, idle: bool) -> None:
-        """Work was given; `idle` says that there was none before, so that the clock of the rate starts now."""
-        if idle:
-            self._count = 0
-            self._since = now
-
-    def done(self, count: int, now: float) -> None:
-        """`count` pieces came back."""
-        self._count += count
+    def given(self, now: float) -> None:
+        """Work was given."""
         if self._since is None:
             self._since = now
+
+    def done(self, count: int, now: float, *, idle: bool) -> None:
+        """`count` pieces came back; `idle`: the worker has nothing left.
+
+        Only the time counts in which it had something: one that is given little, and so is idle in between, is not slow.
+        """
+        if not count:
             return
-        elapsed = now - self._since
-        if elapsed < SAMPLE_S:
+        self._count += count
+        self._busy_s += now - (now if self._since is None else self._since)
+        self._since = None if idle else now
+        if self._busy_s < SAMPLE_S:
             return
-        sample = self._count / elapsed
+        sample = self._count / self._busy_s
         # Down at once, up by half: a rate that was too high makes others wait, one that is too low costs a message.
         self.rate = sample if sample < self.rate else (self.rate + sample) / 2
         self.limit = max(self._floor, min(self._ceiling, int(self.rate * HORIZON_S)))
         self._count = 0
-        self._since = now
+        self._busy_s = 0.0
 
     def remaining_s(self, held: int) -> float:
         """How long the worker will probably be busy with what it holds; infinite while its rate is unknown."""

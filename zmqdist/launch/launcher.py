@@ -56,7 +56,7 @@ class Launch:
         self._say = say
         self._grace_s = grace_s
         self._stopping = False
-        self._asked: int | None = None
+        self._signals: list[int] = []
         self._program: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()  # a signal may interrupt who has it
 
@@ -175,11 +175,11 @@ class Launch:
     def _run_program(self, environment: dict[str, str]) -> int:
         environment = {**environment, "TF_CONFIG": self._config.tf_config("chief", 0)}
         with self._lock:
-            if self._asked is not None:
-                return 128 + self._asked
+            if self._signals:
+                return 128 + self._signals[-1]
             self._program = subprocess.Popen(self._command, env=environment)
-            if self._asked is not None:  # it came while the program was being started
-                self._program.send_signal(self._asked)
+            if self._signals:  # one came while the program was being started
+                self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
         return 128 - code if code < 0 else code
 
@@ -191,7 +191,7 @@ class Launch:
             try:
                 return self._program.wait(0.2)
             except subprocess.TimeoutExpired:
-                if self._asked is None:
+                if not self._signals:
                     continue
             now = time.monotonic()
             killed_at = killed_at or now + self._grace_s
@@ -201,7 +201,8 @@ class Launch:
     def _signalled(self, number: int) -> None:
         """Ctrl-C at a terminal has reached the program already; a signal to us alone is passed on."""
         with self._lock:
-            first, self._asked = self._asked is None, number
+            first = not self._signals
+            self._signals.append(number)
             if self._program is None or self._program.poll() is not None:
                 return
             if number != signal.SIGINT or not sys.stdin.isatty():

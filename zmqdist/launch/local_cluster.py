@@ -6,6 +6,8 @@ more than one core. So the port is taken by a plain socket first, and handed to 
 
 from __future__ import annotations
 
+import atexit
+import dataclasses
 import os
 import shutil
 import socket
@@ -18,6 +20,7 @@ from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.launch.children import Child, Children
 from zmqdist.net import token
+from zmqdist.net.address import is_ipv6, join
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -49,6 +52,7 @@ class local_cluster:
     Raises:
       NotImplementedError: for `ps`.
       UnavailableError: a worker ended before it had registered; with its exit code.
+      UnknownError: the port could not be bound.
       InvalidArgumentError: a number that cannot be.
     """
 
@@ -57,7 +61,10 @@ class local_cluster:
             raise NotImplementedError("local_cluster(ps=...): parameter servers are not there yet")
         if workers < 0:
             raise errors.InvalidArgumentError(None, None, f"workers is {workers}, wants 0 or more")
+        config = DispatcherConfig(**options)  # what is wrong with it is said before anything has been made
         self._slots = slots
+        self._listener = _listen(config)
+        self._address = join(config.host, self._listener.getsockname()[1])
         self._folder = tempfile.mkdtemp(prefix="zmqdist-")  # 0700
         self.credentials = Credentials(token_file=os.path.join(self._folder, "token"))
         token.create(os.path.join(self._folder, "token"))
@@ -66,12 +73,11 @@ class local_cluster:
         self._threads: list[WorkerServer] = []
         self._closed = threading.Lock()
         self._dispatcher: DispatchServer | None = None
-        config = DispatcherConfig(token_file=self.credentials.token_file, **options)
+        self._pid = os.getpid()
+        atexit.register(self._forgotten)
         try:
-            self._listener = socket.create_server((config.host, config.port))
-            self._address = "{}:{}".format(*self._listener.getsockname()[:2])
             started = self._start_processes(workers) if processes else []
-            self._open(config)
+            self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
             self._wait_for(started)
             if not processes:
                 self._start_threads(workers)
@@ -125,6 +131,7 @@ class local_cluster:
         """End the workers and the dispatcher. Idempotent."""
         if not self._closed.acquire(blocking=False):
             return
+        atexit.unregister(self._forgotten)
         for worker in self._threads:
             worker.stop()
         if self._children is not None:
@@ -139,6 +146,11 @@ class local_cluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _forgotten(self) -> None:
+        """The program ends and has not closed it. A child that was forked from the program does not own it."""
+        if os.getpid() == self._pid:
+            self.close()
 
     def _worker(self, index: int, processes: bool) -> WorkerConfig:
         return WorkerConfig(
@@ -176,3 +188,12 @@ class local_cluster:
         job, _, index = child.name.partition(":")
         if self._dispatcher is not None:
             self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+
+
+def _listen(config: DispatcherConfig) -> socket.socket:
+    family = socket.AF_INET6 if is_ipv6(config.host) else socket.AF_INET
+    try:
+        return socket.create_server((config.host, config.port), family=family)
+    except OSError as error:
+        problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
+        raise errors.UnknownError(None, None, problem) from None

@@ -273,7 +273,7 @@ class Dispatch:
             if not session.closed:
                 by_session.setdefault(session, []).append((lease.work, lease.attempt, kind, payload))
         hands.done += ended
-        hands.window.done(ended, now)
+        hands.window.done(ended, now, idle=not hands.leases)
         self._place(hands)
         effects = [Send(session.peer, Results(results)) for session, results in by_session.items()]
         if unwanted and member.peer is not None:
@@ -340,7 +340,7 @@ class Dispatch:
         batch = batches.get(hands)
         if batch is None:
             batch = batches[hands] = Batch()
-        hands.window.given(now, idle=not hands.leases)
+        hands.window.given(now)
         while count > 0 and self._rota:
             session = self._rota[0]
             take = min(count, max(1, count // len(self._rota)))

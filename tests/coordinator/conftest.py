@@ -1,0 +1,36 @@
+"""Clusters that the tests of a module share: one with threads, which is there at once, and one with processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import zmqdist as zd
+from zmqdist.coordinator import ClusterCoordinator
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[zd.local_cluster]:
+    """Three workers with a thread each."""
+    with zd.local_cluster(workers=3, processes=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[zd.local_cluster]:
+    """Two workers with a slot process each."""
+    with zd.local_cluster(workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def in_threads(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(threads, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as coordinator:
+        yield coordinator
+
+
+@pytest.fixture
+def in_processes(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(processes, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as coordinator:
+        yield coordinator

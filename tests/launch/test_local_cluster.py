@@ -1,0 +1,185 @@
+"""local_cluster: a cluster for a with-statement, in scripts, notebooks, threads and tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.launch.launched import eventually
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """No test may leave a folder behind, whether or not its cluster came up."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert not list(folder.iterdir())
+
+
+def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
+    return set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(count)]))
+
+
+def test_functions_run_in_processes_of_their_own() -> None:
+    with zd.local_cluster(workers=1, slots=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        assert cluster.dispatcher.num_workers == 1
+        assert os.getpid() not in pids(coordinator, 4)
+        assert cluster.target == f"zmq://{cluster.dispatcher.address}"
+        assert cluster.spec.as_dict() == {"dispatcher": [cluster.dispatcher.address]}
+
+
+def test_with_processes_false_functions_run_in_threads_of_this_process() -> None:
+    with (
+        zd.local_cluster(workers=2, processes=False) as cluster,
+        ClusterCoordinator(cluster) as coordinator,
+    ):
+        assert cluster.dispatcher.num_workers == 2
+        assert pids(coordinator, 4) == {os.getpid()}
+        with pytest.raises(ValueError, match="no worker process 0 here; there are 0"):
+            cluster.kill_worker(0)
+
+
+def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        (before,) = pids(coordinator, 1)
+        cluster.kill_worker(0)
+        eventually(lambda: cluster.dispatcher.num_workers == 0, "the loss is noticed")
+        value = coordinator.schedule(os.getpid)
+        assert cluster.add_worker() == 1
+        assert value.get(20) != before
+        assert cluster.dispatcher.num_workers == 1
+
+
+def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
+    def run(index: int) -> int:
+        """The first start of each index goes on until its process ends."""
+        try:
+            (tmp_path / str(index)).touch(exist_ok=False)
+        except FileExistsError:
+            return index
+        threading.Event().wait()
+        return -1
+
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        first = coordinator.schedule(run, (0,))
+        eventually(lambda: (tmp_path / "0").exists(), "it has begun")
+        (row,) = [row for row in cluster.dispatcher.snapshot().workers if row.running]
+        cluster.kill_worker(int(row.name.partition(":")[2]))
+        assert first.get(20) == 0
+
+
+def test_two_clusters_in_one_process_do_not_meet() -> None:
+    with zd.local_cluster(workers=1, processes=False) as one, zd.local_cluster(workers=1, processes=False) as other:
+        with ClusterCoordinator(one) as first, ClusterCoordinator(other) as second:
+            assert first.schedule(int, ("1",)).get(20) + second.schedule(int, ("2",)).get(20) == 3
+        with pytest.raises(errors.UnauthenticatedError), ClusterCoordinator(one.target) as stranger:
+            stranger.schedule(int).get(20)  # the user's token is not the cluster's
+
+
+def test_a_cluster_can_live_in_a_thread() -> None:
+    found: list[Any] = []
+
+    def run() -> None:
+        with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+            found.append(coordinator.schedule(sum, ([1, 2],)).get())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert found == [3]
+
+
+SCRIPT = """
+import zmqdist as zd
+
+factor = 3
+
+class Pair:
+    def __init__(self, value):
+        self.value = value
+
+def triple(pair):
+    return Pair(pair.value * factor)
+
+cluster = zd.local_cluster(workers=1)
+coordinator = zd.coordinator.ClusterCoordinator(cluster)
+result = coordinator.schedule(triple, (Pair(7),)).get()
+assert type(result) is Pair
+print(result.value)
+coordinator.close()
+cluster.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "standard input"])
+def test_a_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", file if how == "file" else "-"],
+        input=None if how == "file" else SCRIPT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "21\n", "")
+
+
+def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(temporary: Path) -> None:
+    """The module's check finds workers that outlive it, the fixture the cluster's folder."""
+    script = SCRIPT.replace("coordinator.close()\ncluster.close()\n", "")
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "21\n"), done.stderr
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"ps": 1}, NotImplementedError, r"local_cluster\(ps=...\): parameter servers are not there yet"),
+    ({"workers": -1}, errors.InvalidArgumentError, "workers is -1, wants 0 or more"),
+    ({"slots": 0}, errors.InvalidArgumentError, "slots is 0, wants 1 to 4096"),
+    ({"lease_s": 0}, errors.InvalidArgumentError, "lease_s is 0, wants more than 0 s"),
+    ({"leases": 1}, TypeError, "leases"),
+    ({"host": "192.0.2.1"}, errors.UnknownError, r"could not bind 192\.0\.2\.1:0: Cannot assign requested address"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "told"), BAD, ids=[str(row[0]) for row in BAD])
+def test_what_cannot_be_is_refused(options: dict[str, Any], kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        zd.local_cluster(**options)
+
+
+def test_a_port_in_use_is_told() -> None:
+    with zd.DispatchServer() as other:
+        port = int(other.address.rpartition(":")[2])
+        with pytest.raises(errors.UnknownError, match=f"could not bind 127.0.0.1:{port}: Address already in use"):
+            zd.local_cluster(port=port)
+
+
+def test_a_worker_that_dies_at_the_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    told = r"worker:0 ended before it had registered \(exit code 1\); its reason is on standard error"
+    with pytest.raises(errors.UnavailableError, match=told):
+        zd.local_cluster(workers=1)
+
+
+def test_close_may_be_called_twice() -> None:
+    cluster = zd.local_cluster(workers=1, processes=False)
+    cluster.close()
+    cluster.close()
