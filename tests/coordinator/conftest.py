@@ -34,3 +34,12 @@ def in_threads(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
 def in_processes(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
     with ClusterCoordinator(processes, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as coordinator:
         yield coordinator
+
+
+@pytest.fixture(params=["threads", "processes"])
+def coordinator(
+    request: pytest.FixtureRequest, threads: zd.local_cluster, processes: zd.local_cluster
+) -> Iterator[ClusterCoordinator]:
+    cluster = threads if request.param == "threads" else processes
+    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as made:
+        yield made

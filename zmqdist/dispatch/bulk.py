@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -34,6 +35,9 @@ READ = "zmqdist_bulk_read"
 LET_GO = "zmqdist_bulk_let_go"
 CHUNK_TIMEOUT_MS = 20_000
 """A holder that does not send a chunk for so long cannot be reached from here."""
+
+CLIENTS_KEPT = 8
+"""Connections that a process keeps to those it fetched from: four descriptors each."""
 
 
 class Reference(msgspec.Struct, array_like=True, frozen=True):
@@ -147,6 +151,8 @@ def _take(parts: list[bytearray], number: int, offset: int, answer: StatusOrResu
 class Fetcher:
     """Clients to the holders that this process fetches from, one for each address. Any thread may use it.
 
+    Clients that nobody uses are kept for the next payload, but not many: coordinators and workers come and go.
+
     Args:
       role: what this process is to the holders: "worker" or "submit".
     """
@@ -154,42 +160,63 @@ class Fetcher:
     def __init__(self, credentials: Credentials, role: str) -> None:
         self._credentials = credentials
         self._role = role
-        self._clients: dict[str, ZmqClient] = {}
+        self._lines: dict[str, _Line] = {}
         self._lock = threading.Lock()
 
     def fetch(self, reference: Reference, *, let_go: bool) -> list[bytearray]:
         """Fetch a payload and, with `let_go`, tell the holder that it may free it. Errors as `fetch`."""
-        client = self._client(reference.address)
-        try:
+        with self._client(reference.address) as client:
             parts = fetch(client, reference)
             if let_go:
-                self.let_go(reference)
-        except BaseException:
-            self._drop(reference.address)
-            raise
-        return parts
+                _let_go(client, reference)
+            return parts
 
     def let_go(self, reference: Reference) -> None:
         """Tell the holder that nobody here wants a payload."""
-        self._client(reference.address).call(LET_GO, (reference.bulk,), timeout_in_ms=CHUNK_TIMEOUT_MS)
+        with self._client(reference.address) as client:
+            _let_go(client, reference)
 
     def close(self) -> None:
+        """End all clients; who uses one gets an error."""
         with self._lock:
-            clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            client.close()
+            lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            line.client.close()
 
-    def _client(self, address: str) -> ZmqClient:
+    @contextmanager
+    def _client(self, address: str) -> Iterator[ZmqClient]:
+        """A client for the time of the with-statement. After an error the next one begins with a new connection."""
         with self._lock:
-            client = self._clients.get(address)
-            if client is None:
+            line = self._lines.pop(address, None)
+            if line is None:
                 security = self._credentials.client(address, self._role)
-                client = self._clients[address] = ZmqClient(address, security=security)
-            return client
+                line = _Line(ZmqClient(address, security=security))
+            self._lines[address] = line  # the longest unused are at the front
+            line.users += 1
+        try:
+            yield line.client
+        except BaseException:
+            with self._lock:
+                if self._lines.get(address) is line:
+                    del self._lines[address]
+            raise
+        finally:
+            with self._lock:
+                line.users -= 1
+                ended = [] if self._lines.get(address) is line or line.users else [line]
+                idle = [name for name, other in self._lines.items() if not other.users]
+                ended += [self._lines.pop(name) for name in idle[: max(0, len(self._lines) - CLIENTS_KEPT)]]
+            for each in ended:
+                each.client.close()
 
-    def _drop(self, address: str) -> None:
-        """It failed: the next fetch begins with a new connection."""
-        with self._lock:
-            client = self._clients.pop(address, None)
-        if client is not None:
-            client.close()
+
+class _Line:
+    """One client, and how many threads use it at present."""
+
+    def __init__(self, client: ZmqClient) -> None:
+        self.client = client
+        self.users = 0
+
+
+def _let_go(client: ZmqClient, reference: Reference) -> None:
+    client.call(LET_GO, (reference.bulk,), timeout_in_ms=CHUNK_TIMEOUT_MS)

@@ -262,10 +262,11 @@ class Dispatch:
             ended += 1
             session = lease.session
             session.outstanding -= 1
-            if kind == BULK:
-                if session.closed or session.ending is not None:
+            if lease.cut:  # it was told to end, and what such a function returns or raises is dropped
+                if kind == BULK:
                     unwanted.append(number)
-                    continue
+                kind, payload = CANCELLED, b""
+            if kind == BULK:
                 hands.held[number] = lease
                 session.held[lease.work, lease.attempt] = (hands, number)
             else:

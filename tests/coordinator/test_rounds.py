@@ -1,0 +1,310 @@
+"""schedule, join and done when a function fails: the first error wins and is raised once, and then nothing runs any more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, counts, go, starts, until, waits, writes, written
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator, RemoteValue
+
+
+class First(Exception):
+    """The error that has to win."""
+
+
+class Second(Exception):
+    """One that comes later."""
+
+
+def fails(kind: type[Exception] = First, text: str = "it failed") -> None:
+    raise kind(text)
+
+
+def fails_when_told(folder: Path, kind: type[Exception]) -> None:
+    waits(folder, kind.__name__)
+    raise kind
+
+
+def schedules(coordinator: ClusterCoordinator) -> RemoteValue:
+    return coordinator.schedule(int)
+
+
+ASK: list[Callable[[ClusterCoordinator], Any]] = [ClusterCoordinator.join, ClusterCoordinator.done, schedules]
+ask_each_way = pytest.mark.parametrize("ask", ASK, ids=["join", "done", "schedule"])
+
+
+@pytest.fixture(params=[None, 2], ids=["any queue", "queue of 2"])
+def coordinator(request: pytest.FixtureRequest, threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    """On three workers."""
+    options = {} if request.param is None else {"queue_max": request.param}
+    with ClusterCoordinator(threads, cluster_lost_limit_s=5.0, **options) as made:
+        yield made
+
+
+def works_on(coordinator: ClusterCoordinator) -> bool:
+    """The next round is as good as the first."""
+    values = [coordinator.schedule(int, (str(i),)) for i in range(5)]
+    coordinator.join(20)
+    return coordinator.fetch(values) == [0, 1, 2, 3, 4] and coordinator.done()
+
+
+def raised(ask: Callable[[], Any], within_s: float = 20.0) -> BaseException:
+    """What `ask` raises when it is called until it does."""
+    found: list[BaseException] = []
+
+    def look() -> bool:
+        try:
+            ask()
+        except Exception as error:
+            found.append(error)
+        return bool(found)
+
+    until(look, "it raises", within_s)
+    return found[0]
+
+
+def test_join_with_nothing_scheduled_returns_at_once(coordinator: ClusterCoordinator) -> None:
+    coordinator.join()
+    coordinator.join(0)
+    assert coordinator.done()
+
+
+def test_join_waits_for_all_and_may_be_repeated(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    for _ in range(2):
+        for name in range(5):
+            coordinator.schedule(counts, (tmp_path, str(name), 0.01))
+        for _ in range(3):
+            coordinator.join(20)
+        assert coordinator.done()
+    assert [starts(tmp_path, str(name)) for name in range(5)] == [2] * 5
+
+
+def test_done_does_not_wait(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
+    coordinator.schedule(waits, (tmp_path,))
+    assert coordinator.done() is False
+    go(tmp_path)
+    until(coordinator.done)
+
+
+def test_join_raises_the_error_and_the_next_join_is_clean(coordinator: ClusterCoordinator) -> None:
+    for _ in range(2):
+        good = [coordinator.schedule(int) for _ in range(3)]
+        bad = coordinator.schedule(fails)
+        with pytest.raises(First, match="it failed") as caught:
+            coordinator.join(20)
+        assert "in fails" in str(caught.value.__cause__)
+        coordinator.join(20)
+        assert coordinator.done()
+        for value in good:
+            assert value.done()
+        with pytest.raises(First):
+            bad.fetch()
+    assert works_on(coordinator)
+
+
+def test_going_on_to_schedule_raises_in_the_end(coordinator: ClusterCoordinator) -> None:
+    coordinator.schedule(fails)
+    assert isinstance(raised(lambda: coordinator.schedule(int)), First)
+    coordinator.join(20)
+    assert works_on(coordinator)
+
+
+def test_going_on_to_schedule_what_fails_raises_one_error_and_join_is_clean(coordinator: ClusterCoordinator) -> None:
+    assert isinstance(raised(lambda: coordinator.schedule(fails)), First)
+    coordinator.join(20)
+    assert works_on(coordinator)
+
+
+@ask_each_way
+def test_the_first_error_is_raised_and_later_ones_are_not(
+    in_threads: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+) -> None:
+    first = in_threads.schedule(fails_when_told, (tmp_path / "1", First))
+    second = in_threads.schedule(fails_when_told, (tmp_path / "2", Second))
+    for name in "12":
+        (tmp_path / name).mkdir()
+    until(lambda: begun(tmp_path / "1") and begun(tmp_path / "2"))
+    go(tmp_path / "1")
+    assert isinstance(first.exception(20), First)
+    go(tmp_path / "2")
+    assert isinstance(second.exception(20), Second)
+    with pytest.raises(First):
+        ask(in_threads)
+    in_threads.join(20)
+    assert works_on(in_threads)
+
+
+def test_a_failure_alone_stops_nothing(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    bad = in_threads.schedule(waits, (tmp_path / "missing", "x"))
+    others = [in_threads.schedule(counts, (tmp_path, str(i))) for i in range(20)]
+    assert isinstance(bad.exception(20), FileNotFoundError)
+    assert in_threads.fetch(others) == [str(i) for i in range(20)]
+    with pytest.raises(FileNotFoundError):
+        in_threads.join()
+
+
+@ask_each_way
+def test_when_it_raises_running_slots_have_been_cut_off_and_what_waited_never_began(
+    in_processes: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+) -> None:
+    bad = in_processes.schedule(fails_when_told, (tmp_path, First))
+    long = in_processes.schedule(writes, (tmp_path, "long"))
+    until(lambda: begun(tmp_path, "First") and begun(tmp_path, "long"))
+    queued = [in_processes.schedule(writes, (tmp_path, f"queued{i}")) for i in range(5)]
+    go(tmp_path)
+    assert isinstance(bad.exception(20), First)
+    with pytest.raises(First):
+        ask(in_processes)
+    before = written(tmp_path)
+    for value in (long, *queued):
+        with pytest.raises(errors.CancelledError, match="cancelled.*schedule it again"):
+            value.fetch(0)
+    in_processes.join(20)
+    in_processes.fetch([in_processes.schedule(time.sleep, (0.03,)) for _ in range(4)])
+    assert written(tmp_path) == before > 0
+    assert works_on(in_processes)
+
+
+def test_where_slots_are_threads_join_waits_for_what_runs(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    """And tells it that it may end: `waits` asks `zmqdist.cancelled()`."""
+    long = in_threads.schedule(waits, (tmp_path, "long"))
+    until(lambda: begun(tmp_path, "long"))
+    in_threads.schedule(fails)
+    with pytest.raises(First):
+        in_threads.join(20)
+    assert (tmp_path / "cancelled-long").exists()
+    with pytest.raises(errors.CancelledError):
+        long.fetch(0)
+    assert works_on(in_threads)
+
+
+def test_schedule_that_raises_has_scheduled_nothing(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    in_threads.schedule(fails).exception(20)
+    with pytest.raises(First):
+        in_threads.schedule(counts, (tmp_path, "never"))
+    in_threads.join(20)
+    assert starts(tmp_path, "never") == 0
+
+
+def test_a_time_out_of_join_says_how_much_is_left_and_stops_nothing(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    values = [in_threads.schedule(waits, (tmp_path, str(i))) for i in range(4)]
+    for timeout in (0.02, 0):
+        with pytest.raises(TimeoutError, match="4 scheduled functions have not ended after"):
+            in_threads.join(timeout)
+    go(tmp_path)
+    in_threads.join(20)
+    assert in_threads.fetch(values) == ["0", "1", "2", "3"]
+
+
+def test_only_one_of_several_threads_gets_the_error(in_threads: ClusterCoordinator) -> None:
+    in_threads.schedule(fails).exception(20)
+    outcomes: list[Any] = []
+    barrier = threading.Barrier(4)
+
+    def join() -> None:
+        barrier.wait()
+        try:
+            outcomes.append(in_threads.join(20))
+        except First as error:
+            outcomes.append(error)
+
+    joiners = [threading.Thread(target=join) for _ in range(4)]
+    for joiner in joiners:
+        joiner.start()
+    for joiner in joiners:
+        joiner.join()
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["First", "NoneType", "NoneType", "NoneType"]
+
+
+def test_schedule_waits_while_another_thread_joins_and_done_does_not(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    in_threads.schedule(waits, (tmp_path,))
+    joining = threading.Thread(target=in_threads.join, args=(20,))
+    joining.start()
+    until(lambda: in_threads._turn.locked())
+    order: list[str] = []
+    scheduling = threading.Thread(target=lambda: order.append(in_threads.schedule(str, ("later",)).get(20)))
+    scheduling.start()
+    assert in_threads.done() is False
+    with pytest.raises(TimeoutError, match=r"another thread joins or schedules for more than 0\.01 s"):
+        in_threads.join(0.01)
+    assert not order
+    go(tmp_path)
+    joining.join(20)
+    scheduling.join(20)
+    assert order == ["later"]
+
+
+def test_several_threads_can_schedule(coordinator: ClusterCoordinator) -> None:
+    values: dict[int, list[RemoteValue]] = {}
+
+    def schedule(first: int) -> None:
+        values[first] = coordinator.map(str, range(first, first + 50))
+
+    threads = [threading.Thread(target=schedule, args=(first,)) for first in range(0, 200, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    coordinator.join(20)
+    assert {first: coordinator.fetch(each) for first, each in values.items()} == {
+        first: [str(i) for i in range(first, first + 50)] for first in range(0, 200, 50)
+    }
+
+
+def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -> None:
+    with (
+        zd.local_cluster(workers=1, processes=False) as cluster,
+        ClusterCoordinator(cluster, queue_max=2) as coordinator,
+    ):
+        values: list[RemoteValue] = []
+        scheduling = threading.Thread(
+            target=lambda: values.extend(coordinator.map(lambda i: waits(tmp_path, str(i)), range(8)))
+        )
+        scheduling.start()
+        until(lambda: coordinator._shell.scheduled == 4 and coordinator._shell.waiting)
+        assert begun(tmp_path)  # one runs, its worker holds the next one, two are queued, the fifth is kept out
+        go(tmp_path)
+        scheduling.join(20)
+        assert coordinator.fetch(values) == [str(i) for i in range(8)]
+
+
+def test_an_error_reaches_a_schedule_that_waits_for_room(tmp_path: Path) -> None:
+    """Two functions occupy two workers for ever; the third fails while `schedule` waits for room behind them."""
+    for name in ("busy", "failing"):
+        (tmp_path / name).mkdir()
+    with (
+        zd.local_cluster(workers=3, processes=False) as cluster,
+        ClusterCoordinator(cluster, queue_max=1) as coordinator,
+    ):
+        for index in range(2):
+            coordinator.schedule(waits, (tmp_path / "busy", str(index)))
+        coordinator.schedule(fails_when_told, (tmp_path / "failing", First))
+        until(lambda: len(begun(tmp_path / "busy")) == 2 and begun(tmp_path / "failing"))
+        caught: list[BaseException] = []
+
+        def schedule() -> None:
+            try:
+                for _ in range(20):
+                    coordinator.schedule(waits, (tmp_path / "busy", "more"))
+            except First as error:
+                caught.append(error)
+
+        scheduling = threading.Thread(target=schedule)
+        scheduling.start()
+        until(lambda: coordinator._shell.waiting)
+        go(tmp_path / "failing")
+        scheduling.join(20)
+        assert [type(error) for error in caught] == [First]
+        assert works_on(coordinator)

@@ -1,0 +1,283 @@
+"""What can be scheduled, what cannot and how that is told; map, fetch, as_completed, close."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, counts, go, starts, until, waits, writes, written
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator, RemoteValue
+
+
+class Counter:
+    """An object whose method is scheduled."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+
+    def plus(self, more: int) -> int:
+        return self.start + more
+
+    def __call__(self, more: int) -> int:
+        return self.plus(more)
+
+
+CALLABLES: list[tuple[Any, Any, Any, Any]] = [
+    (int, ("3",), None, 3),
+    (int, ["3"], {"base": 4}, 3),
+    (sum, iter([[1, 2]]), None, 3),
+    (dict, None, {"a": 1}, {"a": 1}),
+    (lambda: 3, None, None, 3),
+    (functools.partial(int, base=2), ("11",), None, 3),
+    (Counter(1).plus, (2,), None, 3),
+    (Counter(1), (2,), {}, 3),
+    (np.add, (1, 2), None, np.int64(3)),
+    (zd.function(abs), (-3,), None, 3),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "kwargs", "result"), CALLABLES, ids=[repr(row[0])[:40] for row in CALLABLES])
+def test_any_callable_can_be_scheduled(
+    in_processes: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, result: Any
+) -> None:
+    assert in_processes.schedule(fn, args, kwargs).fetch(20) == result
+
+
+def test_map_gives_the_results_in_the_order_of_the_items(in_threads: ClusterCoordinator) -> None:
+    values = in_threads.map(str, range(100))
+    assert in_threads.fetch(values) == [str(i) for i in range(100)]
+
+
+def test_fetch_replaces_values_anywhere_in_a_structure(in_threads: ClusterCoordinator) -> None:
+    one, two = in_threads.schedule(int, ("1",)), in_threads.schedule(lambda: (2, [None]))
+    assert in_threads.fetch({"a": [one, None], "b": (two, "text"), "c": 4}) == {
+        "a": [1, None],
+        "b": ((2, [None]), "text"),
+        "c": 4,
+    }
+    assert in_threads.fetch("hello") == "hello"
+
+
+def test_as_completed_gives_each_value_once_as_it_ends(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    slow = in_threads.schedule(waits, (tmp_path, "slow"))
+    quick = in_threads.schedule(int)
+    order = in_threads.as_completed([slow, quick, slow], timeout=20)
+    assert next(order) is quick
+    go(tmp_path)
+    assert list(order) == [slow]
+    assert list(in_threads.as_completed([])) == []
+
+
+def test_as_completed_says_how_many_are_missing_after_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    values = [in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(int)]
+    order = in_threads.as_completed(values, timeout=0.2)
+    assert next(order) is values[1]
+    with pytest.raises(TimeoutError, match=r"1 of 2 values have not ended after 0\.2 s"):
+        next(order)
+    go(tmp_path)
+
+
+def test_a_million_is_not_needed_to_see_that_order_of_start_is_first_in_first_out(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+        order: list[int] = []
+        key = id(order)
+        globals()["_order"] = order  # a thread of this process: it sees what is ours
+        coordinator.map(_note, range(50))
+        coordinator.join(20)
+        assert key == id(order)
+        assert order == list(range(50))
+
+
+_order: list[int] = []
+
+
+def _note(number: int) -> None:
+    _order.append(number)
+
+
+# -- what cannot be -------------------------------------------------------------------------------------------------
+
+LOCK = threading.Lock()
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.socket = LOCK
+
+    def method(self) -> None: ...
+
+
+def captures_a_lock() -> Any:
+    lock = LOCK
+    return lambda: lock
+
+
+def with_a_default(x: Any = LOCK) -> None: ...
+
+
+BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
+    (5, None, None, TypeError, r"schedule\(\) takes a callable, not int"),
+    (None, None, None, TypeError, "takes a callable, not NoneType"),
+    (int, 5, None, TypeError, "not iterable"),
+    (int, None, 5, TypeError, "not iterable"),
+    (int, (LOCK,), None, errors.InvalidArgumentError, r"args\[0\], a _thread\.lock, cannot be pickled"),
+    (int, ([{"a": LOCK}],), None, errors.InvalidArgumentError, r"args\[0\]\[0\]\['a'\], a _thread\.lock"),
+    (int, None, {"x": LOCK}, errors.InvalidArgumentError, r"kwargs\['x'\], a _thread\.lock"),
+    (captures_a_lock(), None, None, errors.InvalidArgumentError, r"<lambda>, which captures 'lock', a _thread\.lock"),
+    (functools.partial(int, LOCK), None, None, errors.InvalidArgumentError, r"int\.args\[0\], a _thread\.lock"),
+    (Holder().method, None, None, errors.InvalidArgumentError, r"method\.__self__\.socket, a _thread\.lock"),
+    (int, (np.array([1, LOCK], dtype=object),), None, errors.InvalidArgumentError, r"args\[0\]\[1\], a _thread\.lock"),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "kwargs", "kind", "told"), BAD, ids=[row[4] for row in BAD])
+def test_what_cannot_be_scheduled_is_told_at_once_and_changes_nothing(
+    in_threads: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, kind: type[Exception], told: str
+) -> None:
+    with pytest.raises(kind, match=told):
+        in_threads.schedule(fn, args, kwargs)
+    assert in_threads.done()
+    in_threads.join(0)
+    assert in_threads.schedule(int).get(20) == 0
+
+
+GIVEN: list[Any] = [
+    lambda value: (int, (value,), None),
+    lambda value: (int, ([{"a": (value,)}],), None),
+    lambda value: (int, None, {"x": value}),
+    lambda value: (lambda: value, None, None),
+    lambda value: (functools.partial(int, value), None, None),
+]
+
+
+@pytest.mark.parametrize("given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"])
+def test_a_remote_value_cannot_be_an_argument(in_threads: ClusterCoordinator, given: Any) -> None:
+    value = in_threads.schedule(int)
+    with pytest.raises(ValueError, match=r"a RemoteValue cannot be an argument .* fetch\(\) it first"):
+        in_threads.schedule(*given(value))
+    in_threads.join(20)
+
+
+def test_a_coordinator_cannot_be_captured(in_threads: ClusterCoordinator) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="a ClusterCoordinator stays in its process"):
+        in_threads.schedule(lambda: in_threads.schedule(int))
+
+
+def test_a_module_that_the_workers_do_not_have_is_named(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+    (tmp_path / "only_with_us.py").write_text("def fn(): return 1\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        import only_with_us  # type: ignore[import-not-found]
+
+        value = in_processes.schedule(only_with_us.fn)
+    told = "module 'only_with_us' is not importable in process .* put it on the workers' PYTHONPATH"
+    with pytest.raises(errors.FailedPreconditionError, match=told):
+        value.get(20)
+    with pytest.raises(errors.FailedPreconditionError):
+        in_processes.join()
+
+
+# -- close and fork -------------------------------------------------------------------------------------------------
+
+
+def test_close_cancels_what_is_unfinished_and_cuts_off_what_runs(processes: zd.local_cluster, tmp_path: Path) -> None:
+    coordinator = ClusterCoordinator(processes)
+    finished = coordinator.schedule(int)
+    coordinator.join(20)
+    values = [coordinator.schedule(writes, (tmp_path, str(i))) for i in range(5)]
+    until(lambda: len(begun(tmp_path)) == 2)
+    coordinator.close()
+    coordinator.close()
+    assert finished.get() == 0
+    for value in values:
+        with pytest.raises(errors.CancelledError):
+            value.get(0)
+    with ClusterCoordinator(processes) as other:
+        assert other.fetch(other.map(int, range(4))) == [0, 1, 2, 3]
+        assert len(begun(tmp_path)) == 2
+        before = written(tmp_path)
+        other.fetch(other.map(counts_once(tmp_path), range(4)))
+        assert written(tmp_path) == before
+
+
+def counts_once(folder: Path) -> Any:
+    return lambda name: counts(folder, str(name), 0.02)
+
+
+def test_close_wakes_those_who_wait(threads: zd.local_cluster, tmp_path: Path) -> None:
+    coordinator = ClusterCoordinator(threads)
+    value = coordinator.schedule(waits, (tmp_path,))
+    ended: list[Any] = []
+
+    def wait(what: Any) -> None:
+        try:
+            what()
+        except Exception as error:
+            ended.append(type(error))
+        else:
+            ended.append(None)
+
+    waiters = [threading.Thread(target=wait, args=(what,)) for what in (value.get, coordinator.join)]
+    for waiter in waiters:
+        waiter.start()
+    until(lambda: begun(tmp_path) and coordinator._shell.waiting)
+    coordinator.close()
+    for waiter in waiters:
+        waiter.join(20)
+    assert sorted(map(str, ended)) == ["<class 'zmqdist.errors.CancelledError'>", "None"]
+
+
+def test_a_closed_coordinator_says_so(threads: zd.local_cluster) -> None:
+    with ClusterCoordinator(threads) as coordinator:
+        value = coordinator.schedule(int)
+        coordinator.join(20)
+    for use in (lambda: coordinator.schedule(int), coordinator.join, coordinator.done):
+        with pytest.raises(errors.FailedPreconditionError, match="this ClusterCoordinator has been closed"):
+            use()
+    assert value.get() == 0
+    assert coordinator.fetch([value, "x"]) == [0, "x"]
+    assert not value.cancel()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_to_make_its_own(threads: zd.local_cluster) -> None:
+    """A thread of the parent's that serves the coordinator does not exist in the child."""
+    with ClusterCoordinator(threads) as coordinator:
+        coordinator.schedule(int).get(20)
+        ours, theirs = multiprocessing.Pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                told = []
+                for use in (lambda: coordinator.schedule(int), coordinator.join, coordinator.done):
+                    try:
+                        told.append(use())
+                    except Exception as error:
+                        told.append(str(error))
+                theirs.send(told)
+            finally:
+                os._exit(0)
+        assert ours.poll(20)
+        told = ours.recv()
+        os.waitpid(pid, 0)
+        assert told == ["this ClusterCoordinator was made before a fork: make a new one in the child process"] * 3
+        assert coordinator.schedule(int).get(20) == 0
+        ours.close()
+        theirs.close()
+
+
+def test_a_dropped_value_does_not_stop_its_function(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    for name in "abc":
+        in_threads.schedule(counts, (tmp_path, name))
+    in_threads.join(20)
+    assert [starts(tmp_path, name) for name in "abc"] == [1, 1, 1]
+    assert isinstance(in_threads.schedule(int), RemoteValue)

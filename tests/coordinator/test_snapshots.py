@@ -1,0 +1,209 @@
+"""Arguments and captured things are as they were at `schedule`; results are private; what is stable is pickled and shipped once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import go, until, waits
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import WorkerConfig
+
+MIB = 2**20
+pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched
+SIZES = pytest.mark.parametrize("size", [10, 100_000, MIB], ids=["in the message", "in a frame", "8 MiB"])
+
+
+def slow_sum(folder: Path, array: Any) -> float:
+    """Looks at its array only when the test says so."""
+    waits(folder)
+    return float(array.sum())
+
+
+@SIZES
+def test_an_argument_is_as_it_was_at_schedule(coordinator: ClusterCoordinator, tmp_path: Path, size: int) -> None:
+    array = np.ones(size)
+    values = []
+    for number in range(3):
+        array[:] = number
+        values.append(coordinator.schedule(slow_sum, (tmp_path, array)))
+    array[:] = 99
+    go(tmp_path)
+    assert coordinator.fetch(values) == [0.0, size, 2.0 * size]
+
+
+@SIZES
+def test_a_captured_array_is_as_it_was_at_each_schedule(
+    coordinator: ClusterCoordinator, tmp_path: Path, size: int
+) -> None:
+    array = np.ones(size)
+
+    def total() -> float:
+        return slow_sum(tmp_path, array)
+
+    values = []
+    for number in range(3):
+        array[:] = number
+        values.append(coordinator.schedule(total))
+    array[:] = 99
+    go(tmp_path)
+    assert coordinator.fetch(values) == [0.0, size, 2.0 * size]
+
+
+def test_a_captured_name_that_was_rebound_is_seen(coordinator: ClusterCoordinator) -> None:
+    factor = 1
+
+    def times(number: int) -> int:
+        return factor * number
+
+    values = []
+    for factor in (2, 3, 2):  # noqa: B007  `times` captures it
+        values.append(coordinator.schedule(times, (10,)))
+    assert coordinator.fetch(values) == [20, 30, 20]
+
+
+def test_an_argument_of_one_function_is_not_seen_by_the_next(coordinator: ClusterCoordinator) -> None:
+    """What a function does to its arguments, and to what it captured, stays with it: each has its own copy."""
+    array = np.zeros(3)
+
+    def adds(given: Any) -> tuple[float, float]:
+        given += 1
+        return float(given[0]), float(array[0])
+
+    assert coordinator.fetch([coordinator.schedule(adds, (array,)) for _ in range(3)]) == [(1.0, 0.0)] * 3
+    assert array[0] == 0
+
+
+@SIZES
+def test_results_are_private_and_writable(coordinator: ClusterCoordinator, size: int) -> None:
+    kept = np.ones(size)
+
+    def gives() -> Any:
+        return kept, kept
+
+    for _ in range(2):
+        first, second = coordinator.schedule(gives).get(20)
+        first += 1
+        assert first.sum() == 2 * size
+        assert kept.sum() == size
+        assert second.sum() in (size, 2 * size)  # the same array twice may come as one
+
+
+_kept: list[Any] = []
+
+
+def keeps_its_result() -> Any:
+    _kept.append(np.ones(MIB))
+    return _kept[-1]
+
+
+def test_what_a_function_keeps_of_its_result_may_change_later(in_threads: ClusterCoordinator) -> None:
+    """In a thread of this process nothing but a copy keeps the two apart."""
+    value = in_threads.schedule(keeps_its_result)
+    value.exception(20)
+    _kept.pop()[:] = 99
+    assert value.get().max() == 1
+
+
+def test_large_arguments_and_results_arrive_whole(coordinator: ClusterCoordinator) -> None:
+    array = np.arange(8 * MIB // 8)
+    assert coordinator.schedule(np.sum, (array,)).get(30) == array.sum()
+    result = coordinator.schedule(np.arange, (64 * MIB // 8,)).get(30)
+    assert result.nbytes == 64 * MIB
+    assert result[:: MIB // 8].tolist() == list(range(0, 64 * MIB // 8, MIB // 8))
+
+
+def test_large_results_of_many_functions_at_once(in_processes: ClusterCoordinator) -> None:
+    values = in_processes.map(lambda number: np.full(MIB, number), range(12))
+    in_processes.join(30)
+    assert [set(np.unique(value.get())) for value in values] == [{number} for number in range(12)]
+
+
+def test_a_stable_function_is_pickled_once_and_shipped_once_to_each_worker(in_processes: ClusterCoordinator) -> None:
+    shipped = _shipped(in_processes)
+    factor = 3
+
+    def times(number: int) -> tuple[int, int]:
+        return factor * number, os.getpid()
+
+    before = in_processes._shell.functions._cache.pickles
+    results = in_processes.fetch(in_processes.map(times, range(200)))
+    assert [result for result, _ in results] == [3 * i for i in range(200)]
+    assert in_processes._shell.functions._cache.pickles == before + 1
+    assert shipped == [1]
+
+
+def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_not_change(
+    in_processes: ClusterCoordinator,
+) -> None:
+    shipped = _shipped(in_processes)
+    weights = np.ones(3)
+
+    def scaled(number: int) -> float:
+        return float(weights.sum()) * number
+
+    assert in_processes.fetch(in_processes.map(scaled, range(20))) == [3.0 * i for i in range(20)]
+    assert shipped == [1]
+    weights += 1
+    assert in_processes.schedule(scaled, (1,)).get(20) == 6.0
+    assert shipped == [1, 1]
+
+
+def _shipped(coordinator: ClusterCoordinator) -> list[int]:
+    """How many functions went to the dispatcher, message by message, from now on."""
+    from zmqdist.messages import Define
+
+    sent: list[int] = []
+    send = coordinator._shell._dealer.send
+
+    def count(message: Any, *rest: Any) -> bool:
+        if isinstance(message, Define):
+            sent.append(len(message.functions))
+        return send(message, *rest)
+
+    coordinator._shell._dealer.send = count  # type: ignore[method-assign]
+    return sent
+
+
+def test_large_arguments_are_freed_when_their_work_has_ended(in_processes: ClusterCoordinator) -> None:
+    store = in_processes._shell._store
+    big = np.ones(MIB)
+    values = [in_processes.schedule(lambda array: array.sum() + big.sum(), (big,)) for _ in range(4)]
+    assert len(store) > 0
+    in_processes.join(30)
+    assert in_processes.fetch(values) == [2.0 * MIB] * 4
+    assert len(store) == 0
+
+
+def test_large_results_are_freed_at_the_worker_when_they_have_arrived() -> None:
+    with (
+        zd.DispatchServer() as dispatcher,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker,
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
+        for value in coordinator.map(lambda number: np.full(MIB, number), range(4)):
+            assert len(value.get(20)) == MIB
+        coordinator.join(20)
+        until(lambda: not len(worker._store))
+        assert dispatcher.snapshot().coordinators[0].held == 0
+
+
+def test_values_of_several_coordinators_do_not_mix(threads: zd.local_cluster) -> None:
+    results: dict[int, Any] = {}
+
+    def use(number: int) -> None:
+        with ClusterCoordinator(threads) as coordinator:
+            results[number] = coordinator.fetch(coordinator.map(lambda i: number * i, range(100)))
+
+    users = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    for user in users:
+        user.start()
+    for user in users:
+        user.join(30)
+    assert results == {number: [number * i for i in range(100)] for number in range(4)}

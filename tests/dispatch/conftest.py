@@ -1,0 +1,74 @@
+"""Dispatchers and workers as processes that a test may kill, stop and start again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.launch.children import Child, Children
+
+DISPATCHER = """
+import json, sys
+from zmqdist.dispatch.config import DispatcherConfig
+from zmqdist.launch.roles import run_dispatcher
+sys.exit(run_dispatcher(DispatcherConfig(**json.loads(sys.argv[1])), announce=lambda line: print(line, flush=True)))
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    """A port of loopback that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def start_worker() -> Iterator[Callable[..., Child]]:
+    """start_worker(address, **config): a worker process whose end nobody reports; ended with the test."""
+    children = Children(lambda child: None)
+
+    def start(address: str, on_line: Callable[[str], object] | None = None, **config: Any) -> Child:
+        options = {"processes": True, **config}
+        return children.start_worker(WorkerConfig(address, **options), os.environ, on_line)
+
+    yield start
+    for child in children.running:
+        child.signal(signal.SIGCONT)
+    children.close(2.0)
+
+
+@pytest.fixture
+def start_dispatcher() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """start_dispatcher(**config): a dispatcher process that listens; killed with the test."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start(**config: Any) -> subprocess.Popen[str]:
+        told = json.dumps(dataclasses.asdict(DispatcherConfig(**config)))
+        process = subprocess.Popen([sys.executable, "-c", DISPATCHER, told], stdout=subprocess.PIPE, text=True)
+        made.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("dispatcher at zmq://127.0.0.1:")
+        return process
+
+    yield start
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    """Two workers with two slot processes each, of which a test may lose one or the other."""
+    with zd.local_cluster(workers=2, slots=2, reconnect_grace_s=0.2, lease_s=2.0) as made:
+        yield made

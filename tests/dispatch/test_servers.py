@@ -1,0 +1,290 @@
+"""DispatchServer and WorkerServer: start, stop, join and what they say about themselves."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, go, until, waits
+from zmqdist import errors, limits
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.rpc import Client
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[zd.DispatchServer]:
+    with zd.DispatchServer(DispatcherConfig(lease_s=2.0, reconnect_grace_s=0.2)) as server:
+        yield server
+
+
+@pytest.fixture(params=["dispatcher", "worker"])
+def server(request: pytest.FixtureRequest, dispatcher: zd.DispatchServer) -> Iterator[Any]:
+    """One of the two servers, not started."""
+    made: Any = (
+        zd.DispatchServer(start=False)
+        if request.param == "dispatcher"
+        else zd.WorkerServer(WorkerConfig(dispatcher.address), start=False)
+    )
+    yield made
+    made.stop()
+
+
+def test_a_server_serves_from_start_to_stop(server: Any) -> None:
+    assert server.join(0) is False
+    server.start()
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", server.address)
+    assert server.target == f"zmq://{server.address}"
+    client = Client.create("zmq", server.address)
+    client.close()
+    server.start()
+    assert server.join(0) is False
+    server.stop()
+    assert server.join(0) is True
+    server.stop()
+    with pytest.raises(errors.FailedPreconditionError, match="Server cannot be started after it has been stopped"):
+        server.start()
+
+
+def test_a_server_that_was_never_started_can_be_stopped(server: Any) -> None:
+    server.stop()
+    assert server.join(1) is True
+    with pytest.raises(errors.FailedPreconditionError):
+        server.start()
+
+
+def test_a_with_statement_starts_and_stops(server: Any) -> None:
+    with server as same:
+        assert same is server
+        assert server.address
+    assert server.join(0) is True
+
+
+def test_join_returns_when_another_thread_stops(server: Any) -> None:
+    server.start()
+    joined: list[bool] = []
+    joining = threading.Thread(target=lambda: joined.append(server.join(20)))
+    joining.start()
+    server.stop()
+    joining.join(20)
+    assert joined == [True]
+
+
+def test_numbers_of_workers_and_of_tasks(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+    assert dispatcher.num_workers == 0
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
+        assert (first.name, first.num_tasks, dispatcher.num_workers) == ("worker:0", 0, 1)
+        with zd.WorkerServer(WorkerConfig(dispatcher.address, job="other", index=7)) as second:
+            assert (second.name, dispatcher.num_workers) == ("other:7", 2)
+            names = [row.name for row in dispatcher.snapshot().workers]
+            assert names == ["other:7", "worker:0"]
+        until(lambda: dispatcher.num_workers == 1)
+        with ClusterCoordinator(dispatcher) as coordinator:
+            value = coordinator.schedule(waits, (tmp_path,))
+            until(lambda: first.num_tasks == 1)
+            assert [row.running for row in dispatcher.snapshot().workers] == [1]
+            go(tmp_path)
+            value.get(20)
+            until(lambda: first.num_tasks == 0)
+    until(lambda: dispatcher.num_workers == 0)
+    assert dispatcher.snapshot().losses_count == 0
+
+
+def test_a_worker_may_be_started_before_its_dispatcher(port: int) -> None:
+    worker = zd.WorkerServer(WorkerConfig(f"zmq://127.0.0.1:{port}"), start=False)
+    starting = threading.Thread(target=worker.start)
+    starting.start()
+    assert worker.join(0.05) is False
+    with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        starting.join(20)
+        assert dispatcher.num_workers == 1
+        assert coordinator.schedule(int).get(20) == 0
+        worker.stop()
+
+
+def test_a_worker_that_waits_for_its_dispatcher_can_be_stopped(port: int) -> None:
+    worker = zd.WorkerServer(WorkerConfig(f"127.0.0.1:{port}"), start=False)
+    starting = threading.Thread(target=worker.start)
+    starting.start()
+    until(lambda: worker.address)
+    worker.stop()
+    starting.join(20)
+    assert not starting.is_alive()
+    assert worker.ended is not None
+
+
+def test_waiting_for_a_dispatcher_is_logged(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import zmqdist.dispatch.worker as module
+
+    monkeypatch.setattr(module, "FIRST_CONTACT_LOG_S", 0.05)
+    told = f"127.0.0.1:{port}"
+    with caplog.at_level("INFO"), pytest.raises(errors.UnavailableError, match=r"no dispatcher for 0\.3 s"):
+        zd.WorkerServer(WorkerConfig(told, orphan_limit_s=0.3))
+    assert f"worker waits for the dispatcher at {told}" in caplog.text
+
+
+def test_a_second_living_worker_of_the_same_name_is_refused(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for a while, because its namesake might have died a moment ago."""
+    import zmqdist.core.worker as machine
+
+    monkeypatch.setattr(machine, "REGISTER_AGAIN_S", 3.0)
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
+        with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
+            zd.WorkerServer(WorkerConfig(dispatcher.address, index=3))
+        assert dispatcher.num_workers == 1
+        assert first.join(0) is False
+
+
+def test_the_lowest_free_index_is_given(dispatcher: zd.DispatchServer) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)) as second:
+            assert (first.name, second.name) == ("worker:0", "worker:1")
+            first.stop()
+            until(lambda: dispatcher.num_workers == 1)
+            with zd.WorkerServer(WorkerConfig(dispatcher.address)) as third:
+                assert third.name == "worker:0"
+
+
+def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_what_waits(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
+    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
+        values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(3)]
+        until(lambda: begun(tmp_path))
+        stopping = threading.Thread(target=first.stop, args=(20,))
+        stopping.start()
+        until(lambda: first.num_tasks == 1)  # the one that runs
+        go(tmp_path)
+        stopping.join(20)
+        assert values[0].get(20) == "0"
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            assert coordinator.fetch(values) == ["0", "1", "2"]
+    assert len(list(tmp_path.glob("begun-*"))) == 3
+
+
+@pytest.fixture
+def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
+    """ask(method, ...): an RPC to the dispatcher."""
+    from zmqdist.dispatch.credentials import Credentials
+    from zmqdist.rpc import ZmqClient
+
+    client = ZmqClient(dispatcher.address, security=Credentials().client(dispatcher.address, "submit"))
+    yield lambda method, *args: client.call(method, args, timeout_in_ms=20_000).get_value()
+    client.close()
+
+
+def test_drain_by_rpc_hands_back_what_has_not_begun(
+    dispatcher: zd.DispatchServer, ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as first:
+        values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
+        until(lambda: begun(tmp_path))
+        ask("drain", "worker", 0, 20.0)
+        until(lambda: first.num_tasks == 1)
+        assert [row.state for row in dispatcher.snapshot().workers] == ["leaving"]
+        go(tmp_path)
+        assert first.join(20)
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            assert coordinator.fetch(values) == ["0", "1", "2", "3"]
+    assert dispatcher.snapshot().losses_count == 0
+
+
+def test_drain_of_a_worker_that_does_not_exist_names_those_that_do(
+    dispatcher: zd.DispatchServer, ask: Callable[..., Any]
+) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+        with pytest.raises(errors.NotFoundError, match="no worker worker:9 here; there are: worker:0"):
+            ask("drain", "worker", 9, 1.0)
+
+
+def test_status_and_shutdown_by_rpc(dispatcher: zd.DispatchServer, ask: Callable[..., Any]) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+        status = ask("status")
+        assert (status["address"], status["queued"]) == (dispatcher.address, 0)
+        assert [row["name"] for row in status["workers"]] == ["worker:0"]
+        assert ask("shutdown", 5.0) == 1
+        assert worker.join(20)
+        assert worker.ended is not None
+        assert worker.ended.code == errors.OK
+        assert dispatcher.join(20)
+
+
+def test_a_worker_without_a_dispatcher_ends_itself() -> None:
+    dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, orphan_limit_s=0.3)) as worker:
+        dispatcher.stop()
+        assert worker.join(20)
+        assert worker.ended is not None
+        assert worker.ended.code == errors.UNAVAILABLE
+        assert worker.ended.error == "no dispatcher for 0.3 s"
+
+
+# -- what cannot be -------------------------------------------------------------------------------------------------
+
+CONFIGS: list[tuple[Any, dict[str, Any], str]] = [
+    (DispatcherConfig, {"port": -1}, "port is -1, wants 0 to 65535"),
+    (DispatcherConfig, {"port": 65536}, "port is 65536, wants 0 to 65535"),
+    (DispatcherConfig, {"lease_s": 0}, "lease_s is 0, wants more than 0 s"),
+    (DispatcherConfig, {"lease_s": float("nan")}, "lease_s is nan, wants more than 0 s"),
+    (DispatcherConfig, {"reconnect_grace_s": -1}, "reconnect_grace_s is -1, wants more than 0 s"),
+    (DispatcherConfig, {"cancel_grace_s": -0.1}, "cancel_grace_s is -0.1, wants 0 s or more"),
+    (DispatcherConfig, {"attempts_max": 0}, "attempts_max is 0, wants 1 or more"),
+    (WorkerConfig, {"dispatcher_address": ""}, "Must specify a `dispatcher_address`"),
+    (WorkerConfig, {"slots": 0}, "slots is 0, wants 1 to 4096"),
+    (WorkerConfig, {"slots": limits.SLOTS_MAX + 1}, "slots is 4097, wants 1 to 4096"),
+    (WorkerConfig, {"index": -1}, "index is -1, wants 0 or more, or None"),
+    (WorkerConfig, {"port": 70000}, "port is 70000, wants 0 to 65535"),
+    (WorkerConfig, {"orphan_limit_s": 0}, "orphan_limit_s is 0, wants more than 0 s"),
+]
+
+
+@pytest.mark.parametrize(("config", "options", "told"), CONFIGS, ids=[row[2] for row in CONFIGS])
+def test_a_config_with_nonsense_is_refused(config: Any, options: dict[str, Any], told: str) -> None:
+    if config is WorkerConfig:
+        options = {"dispatcher_address": "127.0.0.1:1", **options}
+    with pytest.raises(errors.InvalidArgumentError, match=re.escape(told)):
+        config(**options)
+
+
+ADDRESSES = ["nonsense", "127.0.0.1", "127.0.0.1:port", "127.0.0.1:70000", "http://127.0.0.1:80"]
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_worker_says_what_is_wrong_with_its_dispatchers_address(address: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="host:port|port"):
+        zd.WorkerServer(WorkerConfig(address))
+
+
+TARGETS: list[tuple[Any, str]] = [
+    (5, "cannot schedule on 5"),
+    (object, "cannot schedule on <class 'object'>"),
+    ("", "host:port"),
+    ("nonsense", "nonsense"),
+    ("127.0.0.1", r"127\.0\.0\.1"),
+    ("zmq://127.0.0.1:0x", "127"),
+    ("tcp://127.0.0.1:5050", "tcp://"),
+    (None, "no target was given and ZMQDIST_CONFIG names no running cluster"),
+]
+
+
+@pytest.mark.parametrize(("target", "told"), TARGETS, ids=[repr(target) for target, _ in TARGETS])
+@pytest.mark.parametrize("kind", [ClusterCoordinator, zd.Executor])
+def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told) as caught:
+        kind(target)
+    assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(caught.value)
+
+
+def test_queue_max_has_to_be_positive(dispatcher: zd.DispatchServer) -> None:
+    with pytest.raises(ValueError, match="queue_max is 0, wants 1 or more"):
+        ClusterCoordinator(dispatcher, queue_max=0)

@@ -1,0 +1,119 @@
+"""What the pages say is there: links, files, commands and their options, cluster files, the texts of errors.
+
+That their Python blocks run is seen to by conftest.py of the root.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from zmqdist.cluster import ClusterConfig
+from zmqdist_cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+README_LINES_MAX = 150
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """(page, words) of each line that starts with one of our commands in a bash or an indented block."""
+    for page in PAGES:
+        text = page.read_text()
+        lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+        lines += [line.strip() for line in text.splitlines() if line.startswith("    ")]
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            if words and words[0] in ("zmqdist", "make"):
+                yield name_of(page), words
+
+
+def strings() -> list[str]:
+    """The texts in our sources; what an f-string fills in is `...`."""
+    found: list[str] = []
+    for path in [*(ROOT / "zmqdist").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values]
+                found.append("".join(parts))
+    return found
+
+
+def told(page: Path) -> list[str]:
+    """The left column of a page's tables of error texts; what is in italics there is not a text of ours."""
+    tables = re.findall(r"^\| text \| what to do \|\n\|.*\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE)
+    cells = [row.split("|")[1].strip() for table in tables for row in table.splitlines()]
+    return [cell for cell in cells if not cell.startswith("*")]
+
+
+def test_the_readme_is_short() -> None:
+    assert (ROOT / "README.md").read_text().count("\n") <= README_LINES_MAX
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text())
+    assert not [link for link in links if "://" not in link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    names = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?)`", page.read_text())
+    places = (ROOT, ROOT / "zmqdist")
+    # What a user has, not we: anything that is neither of a folder of ours nor a Python file.
+    ours = [name for name in names if name.endswith((".py", "/")) or (ROOT / name.split("/")[0]).is_dir()]
+    assert not [name for name in ours if not any((place / name).exists() for place in places)]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), list(commands()), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_commands_and_their_options_exist(page: str, words: list[str]) -> None:
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert set(words[1:2]) <= set(targets)
+        return
+    assert words[1] in COMMANDS, page
+    command = cli.get_command(click.Context(cli), words[1])
+    assert command is not None
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in words if word.startswith("--") and word != "--"} <= options
+    assert not [word for word in words if word.endswith(".yaml") and not (ROOT / word).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_that_are_named_in_passing_exist(page: Path) -> None:
+    assert set(re.findall(r"`zmqdist ([a-z]+)", page.read_text())) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_cluster_files_in_pages_are_valid(page: Path, tmp_path: Path) -> None:
+    for text in blocks(page.read_text(), "yaml"):
+        file = tmp_path / "cluster.yaml"
+        file.write_text(text)
+        ClusterConfig.load(str(file))
+
+
+def test_the_texts_of_errors_are_those_of_the_code() -> None:
+    texts = strings()
+    cells = told(ROOT / "docs" / "troubleshooting.md")
+    assert len(cells) > 20
+    pieces = {piece.strip(" ,:") for cell in cells for piece in cell.split("...")} - {""}
+    assert not sorted(piece for piece in pieces if not any(piece in text for text in texts))
