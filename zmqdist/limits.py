@@ -86,8 +86,8 @@ ERROR_BYTES_MAX: Final = 2**20
 FUNCTIONS_KEPT_MAX: Final = 1024
 """Function definitions that one coordinator keeps with the dispatcher and the workers; the longest unused go first."""
 
-LOG_TAIL_LINES: Final = 20
-"""Last lines of a slot's output that an error about its death carries."""
+LOG_TAIL_LINES: Final = 40
+"""Last lines of a slot's output that an error about its death carries. A segfault writes twenty, and those before them are wanted, too."""
 
 LOG_TAIL_BYTES: Final = 4096
 """And their bytes at most."""
@@ -126,6 +126,10 @@ HEARTBEAT_IVL_S: Final = 0.3
 
 HEARTBEAT_TIMEOUT_S: Final = 2.0
 """Without an answer for this long libzmq closes the connection. No frame may take longer to transmit."""
+
+HEARTBEAT_SERVER_S: Final = 4.0
+"""The side that was connected to sends one, too, and waits as long for the answer: a peer that is stopped before its own first PING
+has told this side to expect more would else never be missed."""
 
 WAIT_LOG_S: Final = 10.0
 """A wait without a deadline says every so often whom it waits for."""

@@ -310,40 +310,6 @@ class SlotsLost(Message, tag=50):
     items: list[tuple[int, int | None, str]]
 
 
-# -- bulk -----------------------------------------------------------------------------------------------------------
-
-
-class Pull(Message, tag=60):
-    """Send `length` bytes of a held payload from `offset` on, as Chunks."""
-
-    SENT = "puller -> holder"
-    bulk: int
-    offset: int
-    length: int
-
-
-class Chunk(Message, tag=61):
-    """Bytes of a held payload, from `offset` on; they are the one payload frame."""
-
-    SENT = "holder -> puller"
-    bulk: int
-    offset: int
-
-
-class Missing(Message, tag=62):
-    """The payload is not held here (any more)."""
-
-    SENT = "holder -> puller"
-    bulk: int
-
-
-class LetGo(Message, tag=63):
-    """The puller has the whole payload, or does not want it: the holder may free it."""
-
-    SENT = "puller -> holder"
-    bulk: int
-
-
 ALL: tuple[type[Message], ...] = tuple(
     sorted(Message.__subclasses__(), key=lambda cls: cls.__struct_config__.tag)  # type: ignore[arg-type,return-value]
 )

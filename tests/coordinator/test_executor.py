@@ -139,5 +139,6 @@ def test_shutdown_can_cancel_what_has_not_ended(threads: zd.local_cluster, tmp_p
 
 def test_futures_end_when_there_is_no_cluster_any_more() -> None:
     with zd.local_cluster(workers=0) as cluster, zd.Executor(cluster, cluster_lost_limit_s=0.1) as executor:
+        future = executor.submit(int)
         with pytest.raises(errors.UnavailableError, match=r"without any worker for 0\.1 s"):
-            executor.submit(int).result(20)
+            future.result(20)

@@ -165,7 +165,7 @@ def test_when_it_raises_running_slots_have_been_cut_off_and_what_waited_never_be
         ask(in_processes)
     before = written(tmp_path)
     for value in (long, *queued):
-        with pytest.raises(errors.CancelledError, match="cancelled.*schedule it again"):
+        with pytest.raises(errors.CancelledError, match=r"cancelled.*schedule it again"):
             value.fetch(0)
     in_processes.join(20)
     in_processes.fetch([in_processes.schedule(time.sleep, (0.03,)) for _ in range(4)])

@@ -86,22 +86,19 @@ def test_as_completed_says_how_many_are_missing_after_its_time(in_threads: Clust
     go(tmp_path)
 
 
-def test_a_million_is_not_needed_to_see_that_order_of_start_is_first_in_first_out(tmp_path: Path) -> None:
-    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
-        order: list[int] = []
-        key = id(order)
-        globals()["_order"] = order  # a thread of this process: it sees what is ours
-        coordinator.map(_note, range(50))
-        coordinator.join(20)
-        assert key == id(order)
-        assert order == list(range(50))
-
-
 _order: list[int] = []
 
 
-def _note(number: int) -> None:
+def note(number: int) -> None:
     _order.append(number)
+
+
+def test_functions_begin_in_the_order_in_which_they_were_scheduled() -> None:
+    """One thread of this process, so that it sees our list."""
+    with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
+        coordinator.map(note, range(50))
+        coordinator.join(20)
+        assert _order == list(range(50))
 
 
 # -- what cannot be -------------------------------------------------------------------------------------------------
@@ -119,9 +116,6 @@ class Holder:
 def captures_a_lock() -> Any:
     lock = LOCK
     return lambda: lock
-
-
-def with_a_default(x: Any = LOCK) -> None: ...
 
 
 BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [

@@ -194,14 +194,14 @@ class ClusterCoordinator:
         shell = self._shell
         self._check_open()
         while not shell.has_room:
-            if shell.failure is not None:
+            self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room, None, None)
+            self._check_open()
+            if shell.failure is not None:  # also when it came together with the room
                 shell.lock.release()
                 try:
                     self._end_round()
                 finally:
                     shell.lock.acquire()
-            self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room, None, None)
-            self._check_open()
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None, timeout: float | None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""

@@ -89,6 +89,8 @@ class Shell:
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
         self._rounds = rounds
+        self._refusal: bytes | None = None
+        """The packed error with which the dispatcher refused us: it will not be asked again."""
         self._values: dict[int, weakref.ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
         self._outbox: list[tuple[int, int, bytes]] = []
@@ -115,8 +117,8 @@ class Shell:
         self._outbox.append((work, number, payload))
         self.scheduled += 1
         if not self._draining:
+            self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
-            self._loop.call_soon(self._drain)
         return value
 
     @property
@@ -217,12 +219,19 @@ class Shell:
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         code = error.error_code
+        payload = trusted.pack_error(errors.from_code(code, text))
+        if not self._machine.enlisted:
+            self._refusal = payload
         with self.lock:
-            self.failure = self.failure or (lambda: errors.from_code(code, text))
+            self.failure = self.failure or _Failure(ERROR, payload, "")
             self.changed.notify_all()
         self._drain()
-        payload = trusted.pack_error(errors.from_code(code, text))
-        self._settle([(work, ERROR, payload) for work in list(self._values)])
+        self._fail(list(self._values), payload)
+
+    def _fail(self, works: list[int], payload: bytes) -> None:
+        """These end with an error of our own; the machine is not asked and only has to forget them."""
+        self._settle([(work, ERROR, payload) for work in works])
+        self._handle(WithdrawAsked(works))
 
     def _drain(self) -> None:
         with self.lock:
@@ -233,6 +242,8 @@ class Shell:
             self._handle(FunctionsDefined(defined))
         if outbox:
             self._handle(Scheduled(outbox))
+            if self._refusal is not None:
+                self._fail([work for work, _, _ in outbox], self._refusal)
         if dropped:
             self._handle(FunctionsDropped(dropped))
 

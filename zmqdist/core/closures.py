@@ -336,7 +336,7 @@ class Closures:
         if self._functions:
             effects += [Send(DISPATCHER, Define(list(part))) for part in split(list(self._functions.items()))]
         if self.ending:
-            return [self._end_generation()]
+            return [*effects, self._end_generation()]
         if self._former:
             for record in self._works.values():
                 record.attempt = ((record.attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT

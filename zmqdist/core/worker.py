@@ -151,6 +151,7 @@ class Worker:
         self._register_at: float | None = None
         self._refusals = 0
         self._spawn_failures = 0
+        self._heard_at = now
         self._careful: tuple[int, int] | None = None
         """The careful lease whose start was reported, and the beat whose echo lets it start."""
 
@@ -161,7 +162,8 @@ class Worker:
             return None
         times = [self._beat_at, self._orphan_at, self._stop_at, self._leave_at, self._register_at]
         for slot in self._slots:
-            times += slot.cut.values() if self.can_kill and not slot.killed else ()
+            if self.can_kill and slot.given and not slot.killed:  # only what runs is cut off by time
+                times.append(slot.cut.get(slot.given[0][1][0]))
             if self._could_balance(slot):
                 times.append(slot.heard_at + STUCK_S)
         return min((t for t in times if t is not None), default=None)
@@ -195,6 +197,7 @@ class Worker:
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Heard(_, message):
+                self._heard_at = now
                 return self._hear(message, now)
             case SlotFinished(index, outcomes):
                 return self._finished(self._slots[index], outcomes, now)
@@ -215,7 +218,8 @@ class Worker:
                 self._up = self.registered = False
                 self._beat_at = self._register_at = None
                 self._orphan_at = now + self._orphan_limit_s
-                self._stop_at = now + self.lease_s / 2
+                # The dispatcher counts its lease from when it heard us last, which was before it answered last.
+                self._stop_at = min(now + self.lease_s / 2, max(now, self._heard_at + 0.75 * self.lease_s))
                 return []
             case LeaveAsked(grace_s):
                 return self._leave(grace_s, now)
@@ -355,9 +359,10 @@ class Worker:
         return effects
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
-        if not self.leaving:
-            self.leaving = True
-            self._leave_at = now + grace_s
+        at = now + grace_s
+        if not self.leaving or (self._leave_at is not None and at < self._leave_at):  # somebody asks for a sooner end
+            self._leave_at = at
+        self.leaving = True
         return self._return_queue() + [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
 
     def _leave_if_done(self) -> list[Effect]:

@@ -36,15 +36,12 @@ class DispatcherConfig:
     insecure: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("lease_s", "reconnect_grace_s"):
-            if getattr(self, name) <= 0:
-                raise errors.InvalidArgumentError(None, None, f"{name} is {getattr(self, name)}, wants more than 0 s")
-        if self.cancel_grace_s < 0:
+        _check_more_than_0(lease_s=self.lease_s, reconnect_grace_s=self.reconnect_grace_s)
+        if not self.cancel_grace_s >= 0:
             raise errors.InvalidArgumentError(None, None, f"cancel_grace_s is {self.cancel_grace_s}, wants 0 s or more")
         if self.attempts_max < 1:
             raise errors.InvalidArgumentError(None, None, f"attempts_max is {self.attempts_max}, wants 1 or more")
-        if not 0 <= self.port <= 65535:
-            raise errors.InvalidArgumentError(None, None, f"port is {self.port}, wants 0 to 65535")
+        _check_port(self.port)
 
 
 @dataclass(frozen=True)
@@ -83,3 +80,16 @@ class WorkerConfig:
             raise errors.InvalidArgumentError(None, None, problem)
         if self.index is not None and self.index < 0:
             raise errors.InvalidArgumentError(None, None, f"index is {self.index}, wants 0 or more, or None")
+        _check_more_than_0(orphan_limit_s=self.orphan_limit_s)
+        _check_port(self.port)
+
+
+def _check_more_than_0(**durations: float) -> None:
+    for name, seconds in durations.items():
+        if not seconds > 0:  # so that NaN is refused, too
+            raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants more than 0 s")
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 65535:
+        raise errors.InvalidArgumentError(None, None, f"port is {port}, wants 0 to 65535")

@@ -16,6 +16,7 @@ from zmqdist import errors
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.core.membership import Member
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.memory import MemoryKeeper
@@ -40,6 +41,8 @@ from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import host_identity, our_hello
+
+LOOK_FOR_END_S = 0.005
 
 FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat)
 FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
@@ -114,6 +117,11 @@ class DispatchServer:
         return f"zmq://{self._address}"
 
     @property
+    def credentials(self) -> Credentials:
+        """Where its secret is, for a coordinator that is given this server as its target."""
+        return Credentials(self._config.token_file, self._config.keys_dir, self._config.insecure)
+
+    @property
     def num_workers(self) -> int:
         """Workers that are registered and not lost."""
         return len(self._broker.membership.members)
@@ -160,11 +168,10 @@ class DispatchServer:
 
     def _open(self) -> None:
         config = self._config
-        credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
         loop = Loop("zmqdist-dispatcher")
         try:
             hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
-            router = self._router = Router(loop, credentials.server(config.host), hello)
+            router = self._router = Router(loop, self.credentials.server(config.host), hello)
             if self._listener is None:
                 self._address = router.bind(join(config.host, config.port))
             else:
@@ -187,10 +194,20 @@ class DispatchServer:
     def _gone(self, peer: Peer) -> None:
         """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
         member = self._broker.membership.by_peer.get(peer)
-        hello = peer.hello
-        if member is not None and hello is not None and hello.host == host_identity() and not _is_alive(member.pid):
-            self._handle(ProcessExited(pid=member.pid, exit_code=None, peer=peer))
         self._handle(PeerGone(peer))
+        if member is not None and peer.hello is not None and peer.hello.host == host_identity():
+            self._look_for_its_end(member, LOOK_FOR_END_S)
+
+    def _look_for_its_end(self, member: Member, pause_s: float) -> None:
+        """When a process is killed its connections go first; that it has ended is seen a little later."""
+        if self._broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
+            return  # lost, or back
+        if not _is_alive(member.pid):
+            self._handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
+            return
+        assert self._loop is not None
+        again = self._loop.now() + pause_s
+        self._loop.set_timer((self, member), again, lambda: self._look_for_its_end(member, 2 * pause_s))
 
     def _handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
         loop = self._loop

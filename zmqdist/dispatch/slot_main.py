@@ -148,7 +148,7 @@ def _settle_in() -> None:
     """What a forked child needs before user code runs in it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.enable()  # a segfault in user code leaves a traceback for the error that names it
+    faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)

@@ -98,17 +98,18 @@ def run_worker(
 def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     """Start, which waits for the dispatcher; False when a signal came first."""
     failed: list[BaseException] = []
+    tried = threading.Event()  # set before the wake: the thread itself is alive for a moment after it
 
     def start() -> None:
         try:
             server.start()
         except BaseException as error:
             failed.append(error)
+        tried.set()
         signals.wake()
 
-    thread = threading.Thread(target=start, name="zmqdist-start", daemon=True)
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=start, name="zmqdist-start", daemon=True).start()
+    while not tried.is_set():
         if signals.wait(lifeline):
             server.stop()
             return False

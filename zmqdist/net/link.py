@@ -4,8 +4,8 @@ Rules
     Each attempt has a new socket and a new monitor: nothing that was queued for an earlier life of the server can reach
     the next one, and no event of an earlier attempt is taken for the present one's.
     ZeroMQ's own reconnecting is off: the security is asked before each attempt whether it may be made (security.py).
-    Heartbeats are ZeroMQ's own, set on this side only; the server notices by the time to live that the first of them tells
-    it, HEARTBEAT_IVL_S after the handshake. Who is stopped before that is noticed by leases only.
+    Heartbeats are ZeroMQ's own, and mostly this side's; the server notices by the time to live that the first of them tells
+    it, HEARTBEAT_IVL_S after the handshake. Who is stopped before that is noticed by the server's own, which are rare.
 
 Nothing here waits or starts a thread. The owner, one thread at a time,
     polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py) and calls `read` on the monitor's input,

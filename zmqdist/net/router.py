@@ -37,7 +37,7 @@ from zmqdist.errors import (
     UnknownError,
     WireError,
 )
-from zmqdist.limits import FRAME_BYTES_MAX, MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.limits import FRAME_BYTES_MAX, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.messages import Goodbye, Message, Ping, Refused
 from zmqdist.net.address import is_ipv6, join, split
 from zmqdist.net.dealer import Buffer, receive_payload
@@ -144,6 +144,7 @@ class Router:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_SERVER_S * 1000))
         self._security.apply(socket)
         self._send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[[int], bytes] = super(zmq.Socket, socket).recv
@@ -259,10 +260,10 @@ class Router:
         return [peer for peer in self._peers.values() if peer.hello is not None]
 
     def _read(self) -> bool:
-        """Take what is there, up to the bound; True when stopped at the bound."""
+        """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
         events, recv, peers = self._watched.events, self._recv, self._peers
-        for _ in range(MESSAGES_PER_WAKE_MAX):
-            if not events(_EVENTS) & _POLLIN:
+        for count in range(MESSAGES_PER_WAKE_MAX):
+            if count and not events(_EVENTS) & _POLLIN:
                 return False
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)

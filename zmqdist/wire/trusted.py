@@ -248,7 +248,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield (".func", value.func)
             yield from ((f".args[{index}]", item) for index, item in enumerate(value.args))
             yield from ((f".keywords[{key!r}]", item) for key, item in value.keywords.items())
-        case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):  # else its own rule says it
+        case _ if not any("__reduce__" in cls.__dict__ for cls in type(value).__mro__[:-1]):
+            # One with a rule of its own for pickles says by itself what is wrong.
             yield from ((f".{name}", item) for name, item in getattr(value, "__dict__", {}).items())
 
 

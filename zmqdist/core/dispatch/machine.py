@@ -69,6 +69,9 @@ from zmqdist.messages import (
 RECALL_WORTH_S = 0.01
 """Work that its worker will reach sooner than this is not called back: the messages would cost more."""
 
+SLOTS_END_S = 0.1
+"""A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
+
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
 
@@ -236,9 +239,9 @@ class Dispatch:
         hands.reachable = False
         self._place(hands)
         leases = list(hands.leases.values())
-        if not settled:
-            for lease in leases:
-                lease.session.unsettled_until = max(lease.session.unsettled_until, member.heard_at + self._lease_s)
+        until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
+        for lease in leases:
+            lease.session.unsettled_until = max(lease.session.unsettled_until, until)
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._unhold(hands.held.values())
@@ -381,9 +384,9 @@ class Dispatch:
             return effects
         wanted = sum(hands.member.slots - hands.outstanding for hands in self._idle)
         for hands in list(self._surplus):
-            # The newest leases are the last to be begun; one a slot is running, so it is not even asked for.
+            # The newest leases are the last to be begun; one a slot will have begun, so it is not even asked for.
             spare = [n for n, lease in hands.leases.items() if not lease.started and n not in hands.recalled]
-            spare = spare[max(0, hands.member.slots - (len(hands.leases) - len(spare))) :]
+            spare = spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
             if not spare or hands.recalled or hands.window.remaining_s(hands.outstanding) < RECALL_WORTH_S:
                 continue
             take = spare[-max(wanted, (len(spare) + 1) // 2) :]

@@ -1,0 +1,205 @@
+"""What is wrong around a cluster is told at once, at the right place, in one sentence."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import until
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.dispatch.credentials import Credentials
+from zmqdist.net import token
+from zmqdist.net.keys import keygen
+from zmqdist.rpc import Client
+
+Secrets = dict[str, Any]
+
+
+@pytest.fixture
+def ours(request: pytest.FixtureRequest, tmp_path: Path) -> Secrets:
+    return secrets(tmp_path / "ours", request.param)
+
+
+@pytest.fixture
+def others(request: pytest.FixtureRequest, tmp_path: Path) -> Secrets:
+    return secrets(tmp_path / "others", request.param)
+
+
+def secrets(folder: Path, kind: str) -> Secrets:
+    """What a config says about where its secret is."""
+    folder.mkdir(mode=0o700)
+    if kind == "keys":
+        keygen(folder / "keys")
+        return {"keys_dir": str(folder / "keys")}
+    if kind == "token":
+        token.create(folder / "token")
+        return {"token_file": str(folder / "token")}
+    return {"insecure": True}
+
+
+PAIRS = [
+    ("token", "token", errors.UnauthenticatedError, "refused this side as .* started with another ZMQDIST_TOKEN_FILE"),
+    ("keys", "keys", errors.UnauthenticatedError, "key"),
+    ("keys", "token", errors.FailedPreconditionError, "uses CURVE keys, this side the user's token.*ZMQDIST_KEYS_DIR"),
+    ("token", "keys", errors.FailedPreconditionError, "uses the user's token .*, this side CURVE keys"),
+    ("token", "insecure", errors.FailedPreconditionError, "uses the user's token .*, this side no security"),
+]
+
+
+@pytest.mark.parametrize(("ours", "others", "kind", "told"), PAIRS, indirect=["ours", "others"])
+@pytest.mark.filterwarnings("ignore:.*insecure")
+def test_a_worker_with_another_secret_is_refused_and_says_so(
+    ours: Secrets, others: Secrets, kind: type[Exception], told: str
+) -> None:
+    with zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher:
+        with pytest.raises(kind, match=told) as caught:
+            zd.WorkerServer(WorkerConfig(dispatcher.address, **others))
+        assert dispatcher.address in str(caught.value)
+        assert dispatcher.num_workers == 0
+        for secret in others.values():
+            assert not Path(str(secret)).is_file() or Path(secret).read_text().strip() not in str(caught.value)
+        with zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)):  # and nobody else is harmed
+            assert dispatcher.num_workers == 1
+
+
+@pytest.mark.parametrize(("ours", "others", "kind", "told"), PAIRS[:4], indirect=["ours", "others"])
+def test_a_coordinator_with_another_secret_is_refused_in_every_call(
+    ours: Secrets, others: Secrets, kind: type[Exception], told: str
+) -> None:
+    with (
+        zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher,
+        ClusterCoordinator(with_secrets(dispatcher, others)) as coordinator,
+    ):
+        value = coordinator.schedule(int)
+        for ask in (value.get, coordinator.join, lambda timeout: coordinator.schedule(int).get(timeout)):
+            with pytest.raises(kind, match=told):
+                ask(20)
+
+
+class with_secrets:
+    """A target with other secrets than its dispatcher's."""
+
+    def __init__(self, dispatcher: zd.DispatchServer, given: Secrets) -> None:
+        self.target = dispatcher.target
+        self.credentials = Credentials(**given)
+
+
+@pytest.mark.parametrize("ours", ["token", "keys"], indirect=True)
+def test_a_dispatcher_as_target_brings_its_secret_along(ours: Secrets) -> None:
+    with (
+        zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher,
+        zd.WorkerServer(WorkerConfig(dispatcher.address, **ours)),
+        ClusterCoordinator(dispatcher) as coordinator,
+    ):
+        assert coordinator.schedule(int).get(20) == 0
+        assert len(coordinator.schedule(bytes, (3_000_000,)).get(20)) == 3_000_000
+
+
+def test_a_port_in_use_is_told(port: int) -> None:
+    with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
+        told = re.escape(
+            f"could not bind 127.0.0.1:{port}: the port is in use; stop what listens there, or take port 0"
+        )
+        with pytest.raises(errors.UnknownError, match=told):
+            zd.DispatchServer(DispatcherConfig(port=port))
+        with pytest.raises(errors.UnknownError, match=told):
+            zd.WorkerServer(WorkerConfig(dispatcher.address, port=port))
+        assert dispatcher.num_workers == 0
+
+
+BINDS: list[tuple[str, type[Exception], str]] = [
+    ("192.0.2.1", errors.FailedPreconditionError, "keys"),
+    ("0.0.0.0", errors.FailedPreconditionError, "keys"),
+    ("no-such-host.invalid", Exception, r"no-such-host\.invalid"),
+]
+
+
+@pytest.mark.parametrize(("host", "kind", "told"), BINDS, ids=[row[0] for row in BINDS])
+def test_an_address_that_cannot_be_bound_is_told(host: str, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        zd.DispatchServer(DispatcherConfig(host=host))
+
+
+NEWER = """
+import importlib.util, json, sys
+spec = importlib.util.find_spec("zmqdist.wire.hello")
+module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
+text = open(spec.origin).read()
+assert "= (1, 0)" in text
+exec(compile(text.replace("= (1, 0)", "= (9, 0)"), spec.origin, "exec"), module.__dict__)
+
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import WorkerConfig
+from zmqdist.launch.roles import run_worker
+what, address = sys.argv[1:]
+if what == "worker":
+    sys.exit(run_worker(WorkerConfig(address)))
+with ClusterCoordinator(address) as coordinator:
+    try:
+        coordinator.schedule(int).get(20)
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.parametrize(("what", "code"), [("worker", 2), ("coordinator", 1)])
+def test_another_protocol_version_is_refused_and_both_are_named(
+    what: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with zd.DispatchServer() as dispatcher:
+        done = subprocess.run(
+            [sys.executable, "-c", NEWER, what, dispatcher.address],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == code
+        assert re.search(r"protocol 1\.0, this side 9\.0.*install the same zmqdist on both ends", done.stderr)
+        assert dispatcher.num_workers == 0
+        until(lambda: "protocol 9.0" in caplog.text)
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            assert dispatcher.num_workers == 1
+
+
+def test_what_is_no_dispatcher_is_told() -> None:
+    """A worker's own port, say, taken for the dispatcher's."""
+    with zd.DispatchServer() as dispatcher, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+        with ClusterCoordinator(worker.address, cluster_lost_limit_s=0.5) as coordinator:
+            value = coordinator.schedule(int)
+            with pytest.raises(errors.OpError):
+                value.get(20)
+        assert dispatcher.num_workers == 1
+
+
+def test_a_client_may_not_schedule(tmp_path: Path) -> None:
+    """Who has the key of a client may call, and sends no code."""
+    folder = secrets(tmp_path / "ours", "keys")["keys_dir"]
+    for name in ("submit.key", "worker.key", "admin.key", "server.key", "authorized"):
+        assert (Path(folder) / name).exists()
+    with zd.DispatchServer(DispatcherConfig(keys_dir=folder)) as dispatcher:
+        client = Client.create("zmq", dispatcher.address, timeout_in_ms=20_000, keys_dir=folder)
+        assert client.status_blocking()["queued"] == 0
+        with pytest.raises(errors.PermissionDeniedError):
+            client.shutdown_blocking(0.0)
+        client.close()
+        (Path(folder) / "submit.key").unlink()
+        with pytest.raises(errors.FailedPreconditionError, match=r"submit\.key"):
+            ClusterCoordinator(dispatcher)
+
+
+def test_configs_can_be_written_down(start_dispatcher: Callable[..., Any]) -> None:
+    """As the launcher passes them to its children."""
+    assert WorkerConfig(**json.loads(json.dumps(asdict(WorkerConfig("127.0.0.1:1"))))) == WorkerConfig("127.0.0.1:1")

@@ -1,0 +1,52 @@
+"""The machines of the dispatcher, the workers and the coordinators as one cluster, in virtual time, with seeded faults.
+
+Which faults there are, and what is checked, is in zmqdist/testing/sim_cluster.py; the promises are numbered in the machines' modules.
+
+    pytest tests/sim --seed 1234      replays one seed exactly
+    pytest tests/sim --seeds 5000     a long run
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from zmqdist.testing import SimCluster, simulate
+
+
+def test_whatever_goes_wrong_every_promise_holds_and_in_the_end_everything_has_ended(seed: int) -> None:
+    simulate(seed, can_kill=seed % 4 != 3)
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, second = simulate(7), simulate(7)
+    assert first.trace == second.trace
+    assert len(first.trace) > 5
+    assert first.truth.runs == second.truth.runs
+    assert [c.outcomes for c in first.coordinators] == [c.outcomes for c in second.coordinators]
+
+
+def test_without_faults_every_function_runs_exactly_once() -> None:
+    cluster = simulate(3, faults=0, works=200)
+    assert len(cluster.truth.runs) == 400
+    assert len(set(cluster.truth.runs.values())) == 400
+
+
+def test_the_simulation_meets_what_it_is_about() -> None:
+    """Over some seeds each way to end is met, rounds end, and work runs more than once: a mild simulation would find nothing."""
+    outcomes: set[int] = set()
+    rounds = repeated = 0
+    for seed in range(40):
+        cluster: SimCluster = simulate(seed)
+        for coordinator in cluster.coordinators:
+            outcomes |= set(coordinator.outcomes.values())
+            rounds += coordinator.rounds_ended
+        repeated += len(cluster.truth.runs) - len(set(cluster.truth.runs.values()))
+    assert outcomes >= {0, 1, 3, 10}, "a value, an error, a cancellation, a lost one"
+    assert rounds > 10
+    assert repeated > 20
+
+
+def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.core.closures.Closures._submit", lambda self: [])
+    with pytest.raises(AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"):
+        simulate(5)

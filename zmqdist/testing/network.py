@@ -1,0 +1,97 @@
+"""A network with ZeroMQ's own failures, and processes that can be killed and frozen.
+
+What holds: order within a connection. What is lost: the tail of a connection, when an end dies or the link is cut. A send to a peer that has
+just died succeeds. Each side notices the end of a connection at its own time, and a reconnect is a new connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from zmqdist.messages import Message
+from zmqdist.testing.clock import SimClock
+from zmqdist.wire.headers import decode, encode
+
+
+class SimProcess:
+    """Something that runs, is frozen (SIGSTOP), or is dead. What reaches a frozen process waits for its thaw."""
+
+    def __init__(self) -> None:
+        self.alive = True
+        self.frozen = False
+        self._backlog: deque[Callable[[], object]] = deque()
+
+    def post(self, fn: Callable[[], object]) -> None:
+        """Something happens to this process."""
+        if not self.alive:
+            return
+        if self.frozen:
+            self._backlog.append(fn)
+        else:
+            fn()
+
+    def thaw(self) -> None:
+        self.frozen = False
+        while self._backlog and self.alive and not self.frozen:
+            self._backlog.popleft()()
+
+    def kill(self) -> None:
+        self.alive = False
+        self._backlog.clear()
+
+
+class SimConnection:
+    """One connection of a client to the dispatcher; the dispatcher knows it as a Peer.
+
+    Args:
+      up: called with each message that reaches the dispatcher.
+      down: called with each that reaches the client.
+    """
+
+    def __init__(
+        self,
+        clock: SimClock,
+        random: Random,
+        name: str,
+        up: Callable[[SimConnection, Message], object],
+        down: Callable[[Message], object],
+    ) -> None:
+        self.name = name
+        self.open = True
+        self._clock = clock
+        self._random = random
+        self._deliver = (up, down)
+        self._last = [0.0, 0.0]
+
+    def __repr__(self) -> str:
+        return f"<{self.name}{'' if self.open else ', ended'}>"
+
+    def send_up(self, message: Message) -> None:
+        """From the client to the dispatcher."""
+        self._send(0, message)
+
+    def send_down(self, message: Message) -> None:
+        """From the dispatcher to the client."""
+        self._send(1, message)
+
+    def end(self) -> None:
+        """What is on the way in either direction is lost."""
+        self.open = False
+
+    def _send(self, direction: int, message: Message) -> None:
+        data = encode(message)  # as on a real wire: the receiver has its own copy
+        at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction])
+        self._last[direction] = at
+        self._clock.at(at, lambda: self._arrive(direction, data))
+
+    def _arrive(self, direction: int, data: bytes) -> None:
+        if not self.open:
+            return
+        message = decode(data, self.name)
+        up, down = self._deliver
+        if direction == 0:
+            up(self, message)
+        else:
+            down(message)

@@ -1,0 +1,354 @@
+"""A whole cluster in one thread and in virtual time: real machines, simulated network, processes and functions, seeded faults.
+
+First a phase with faults, in which only safety is checked; then calm: everything that can be restarted is, and everything that was scheduled
+must end within CALM_LIMIT_S of virtual time, with nothing left over.
+
+A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker has
+registered again: nobody can prevent that, and what it returns is refused. It is the one exception to "nothing executes".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from random import Random
+
+from zmqdist.core.dispatch.broker import Broker, BrokerRules
+from zmqdist.core.dispatch.broker import Event as BrokerEvent
+from zmqdist.core.events import Heard, PeerGone, ProcessExited, Ticked
+from zmqdist.messages import Assign, Forget, Message, Register
+from zmqdist.testing.clock import SimClock
+from zmqdist.testing.network import SimConnection
+from zmqdist.testing.sim_coordinator import SimCoordinator
+from zmqdist.testing.sim_worker import SimWorker, Truth
+
+FAULTS_UNTIL_S = 8.0
+CALM_LIMIT_S = 200.0
+
+FAULTS = (
+    *("kill", "kill", "freeze", "freeze all", "cut", "cut off", "cut off", "slot", "drain"),
+    *("dispatcher", "coordinator", "cancel", "cancel"),
+)
+
+
+class SimCluster:
+    """One dispatcher, some workers and coordinators, driven by a seed.
+
+    Args:
+      faults: how many things go wrong; 0 for a cluster in which nothing does.
+
+    Raises (from `run`):
+      AssertionError: a promise was broken; the text begins with the machine and the promise's number.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        workers: int = 3,
+        coordinators: int = 2,
+        works: int = 40,
+        faults: int = 8,
+        can_kill: bool = True,
+        queue_max: int | None = None,
+    ) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.clock = SimClock()
+        self.rules = BrokerRules(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
+        self.truth = Truth()
+        self.trace: list[str] = []
+        self.dispatcher_up = False
+        self.incarnation = 0
+        self._lives = itertools.count(1)
+        self._runs = itertools.count(1)
+        self._connections: dict[SimConnection, Callable[[Message], None]] = {}
+        self._known: dict[SimConnection, set[tuple[int, int]]] = {}
+        self._tick_at: float | None = None
+        self._calm = False
+        self._can_kill = can_kill
+        self.start_dispatcher()
+        self.slots = self.random.choice((1, 1, 2, 3))
+        self.workers: list[SimWorker] = []
+        for index in range(workers):
+            self.start_worker(index)
+        queue = queue_max or self.random.choice((2, 5, 2**20))
+        self.coordinators = [
+            SimCoordinator(self, number, queue_max=queue, works=works, calm=not faults)
+            for number in range(1, coordinators + 1)
+        ]
+        for _ in range(faults):
+            self.clock.at(self.random.uniform(0.05, FAULTS_UNTIL_S), self._fault)
+
+    def run(self) -> None:
+        """Faults, then calm, then the account."""
+        self.clock.run(FAULTS_UNTIL_S)
+        self._be_calm()
+        self.clock.run(FAULTS_UNTIL_S + CALM_LIMIT_S, self._ended)
+        for coordinator in self.coordinators:
+            left = sorted(work for work in coordinator.kinds if not coordinator.resolved[work])
+            assert coordinator.finished, f"dispatch P7: coordinator {coordinator.number} waits for {left}"
+        self.clock.run(self.clock.now + 10.0)  # what is on the way arrives, ends are noticed
+        self._check_nothing_left()
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    def start_dispatcher(self) -> None:
+        self.incarnation = next(self._lives)
+        self.broker = Broker(self.rules, first_lease=self.incarnation << 40)
+        self.dispatcher_up = True
+        self.log("dispatcher starts")
+
+    def kill_dispatcher(self) -> None:
+        self.dispatcher_up = False
+        self.log("dispatcher killed")
+        for connection in list(self._connections):
+            self.end_connection(connection, noticed_by_server=False)
+
+    def start_worker(self, index: int) -> None:
+        worker = SimWorker(self, index, next(self._lives), can_kill=self._can_kill, slots=self.slots)
+        self.workers = [other for other in self.workers if other.process.alive] + [worker]
+        self.log(f"{worker.key} starts")
+
+    def kill_worker(self, worker: SimWorker) -> None:
+        if not worker.process.alive:
+            return
+        self.log(f"{worker.key} killed")
+        connection = worker.connection
+        worker.kill()
+        if connection is not None and self.random.random() < 0.5:
+            event = ProcessExited(pid=worker.life, exit_code=-9, job="worker", index=worker.index)
+            self.clock.after(self.random.uniform(0.0, 0.02), lambda: self._feed(event))
+        self.worker_exited(worker)
+
+    def worker_exited(self, worker: SimWorker) -> None:
+        """Another life of it, later: mostly. Two come back in any case, the others may stay dead for good."""
+        if worker.connection is not None:
+            self.end_connection(worker.connection, noticed_by_client=False)
+        if (self._calm and worker.index < 2) or self.random.random() < 0.7:
+            self.clock.after(self.random.uniform(0.0, 3.0), lambda: self._restart(worker.index))
+
+    def _restart(self, index: int) -> None:
+        if not any(worker.index == index and worker.process.alive for worker in self.workers):
+            self.start_worker(index)
+
+    def holder(self, reference: bytes) -> tuple[SimWorker, int] | None:
+        """Who holds a bulk result, and its lease."""
+        run = int(reference.split(b"|")[3])
+        for worker in self.workers:
+            for lease, held in worker.held.items():
+                if held == run and worker.process.alive and not worker.process.frozen:
+                    return worker, lease
+        return None
+
+    def new_run(self, coordinator: int, work: int) -> int:
+        run = next(self._runs)
+        self.truth.runs[run] = (coordinator, work)
+        return run
+
+    def log(self, text: str) -> None:
+        self.trace.append(f"{self.clock.now:8.4f} {text}")
+
+    # -- network --------------------------------------------------------------------------------------------------
+
+    def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
+        connection = SimConnection(self.clock, self.random, name, self._arrived, down)
+        self._connections[connection] = down
+        self._known[connection] = set()
+        return connection
+
+    def end_connection(
+        self, connection: SimConnection, *, noticed_by_client: bool = True, noticed_by_server: bool = True
+    ) -> None:
+        """What is on the way is lost; each side notices at its own time."""
+        if not connection.open:
+            return
+        connection.end()
+        self._connections.pop(connection, None)
+        late_s = self.rules.lease_s * 0.2
+        if noticed_by_server:
+            incarnation = self.incarnation
+            self.clock.after(
+                self.random.uniform(0.0, late_s),
+                lambda: self._feed(PeerGone(connection)) if incarnation == self.incarnation else None,
+            )
+        if noticed_by_client:
+            self.clock.after(self.random.uniform(0.0, late_s), lambda: self._tell_client(connection))
+
+    def _tell_client(self, connection: SimConnection) -> None:
+        for worker in self.workers:
+            if worker.connection is connection:
+                worker.process.post(lambda: worker.lost_connection(connection))
+                return
+        for coordinator in self.coordinators:
+            coordinator.lost_connection(connection)
+
+    def _arrived(self, connection: SimConnection, message: Message) -> None:
+        self._feed(Heard(connection, message))
+
+    def _feed(self, event: BrokerEvent) -> None:
+        if not self.dispatcher_up:
+            return
+        effects = self.broker.handle(event, self.clock.now)
+        for effect in effects:
+            connection, message = effect.to, effect.message
+            assert isinstance(connection, SimConnection)
+            self._check_assign(connection, message)
+            connection.send_down(message)
+        self._check_members(event)
+        at = self.broker.deadline
+        if at is not None and at != self._tick_at:
+            self._tick_at = at
+            self.clock.at(at, lambda: self._tick(at))
+
+    def _tick(self, at: float) -> None:
+        if self._tick_at == at:
+            self._tick_at = None
+            self._feed(Ticked())
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        live = [worker for worker in self.workers if worker.process.alive and not worker.process.frozen]
+        worker = self.random.choice(live) if live else None
+        kind = self.random.choice(FAULTS)
+        self.log(f"fault: {kind} {worker.key if worker else ''}")
+        if kind == "dispatcher":
+            if self.dispatcher_up:
+                self.kill_dispatcher()
+                self.clock.after(self.random.uniform(0.0, 3.0), self._restart_dispatcher)
+        elif kind == "coordinator":
+            connection = self.random.choice(self.coordinators).connection
+            if connection is not None:
+                self.end_connection(connection)
+        elif kind == "cancel":
+            self.random.choice(self.coordinators).withdraw()
+        elif worker is not None:
+            self._fault_of(kind, worker)
+
+    def _fault_of(self, kind: str, worker: SimWorker) -> None:
+        if kind == "kill":
+            self.kill_worker(worker)
+        elif kind == "slot":
+            worker.kill_slot()
+        elif kind == "drain":
+            worker.leave()
+        elif kind in ("cut", "cut off") and worker.connection is not None:
+            if kind == "cut off":
+                worker.cut_off_until = self.clock.now + self.random.uniform(2.0, 6.0)
+            self.end_connection(worker.connection)
+        elif kind.startswith("freeze"):
+            self._freeze(worker, slots_too=kind == "freeze all" or not self._can_kill)
+
+    def _freeze(self, worker: SimWorker, *, slots_too: bool) -> None:
+        worker.freeze(slots_too=slots_too)
+        connection = worker.connection
+        length_s = self.random.choice((0.2, 1.0, 6.0))
+        if length_s > 0.5 and connection is not None:  # ZeroMQ's heartbeats end it
+            self.clock.after(0.5, lambda: self.end_connection(connection) if worker.process.frozen else None)
+
+        def end() -> None:
+            if worker.process.alive and worker.process.frozen:
+                if self.random.random() < 0.3:
+                    self.kill_worker(worker)
+                else:
+                    self.log(f"{worker.key} thaws")
+                    worker.thaw()
+
+        self.clock.after(length_s, end)
+
+    def _restart_dispatcher(self) -> None:
+        if not self.dispatcher_up:
+            self.start_dispatcher()
+
+    def _be_calm(self) -> None:
+        self.log("calm")
+        self._calm = True
+        self._restart_dispatcher()
+        for worker in self.workers:
+            if worker.process.frozen:
+                worker.thaw()
+        live = {worker.index for worker in self.workers if worker.process.alive}
+        for index in {0, 1} - live:
+            self._restart(index)
+
+    def _ended(self) -> bool:
+        return all(coordinator.finished for coordinator in self.coordinators)
+
+    # -- checks ---------------------------------------------------------------------------------------------------
+
+    def check_nothing_executes(self, coordinator: int, last_work: int) -> None:
+        for worker in self.workers:
+            if worker.connection is None or not worker.connection.open:
+                if worker.process.frozen or worker.thawed_unheard:
+                    continue
+            for owner, work in worker.executing():
+                assert owner != coordinator or work > last_work, (
+                    f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
+                )
+
+    def check_careful(self, worker: SimWorker, lease: int) -> None:
+        if lease not in worker.careful:
+            return
+        for member, hands in self.broker.dispatch.hands.items():
+            if member.incarnation == worker.life and lease in hands.leases and hands.reachable:
+                assert hands.leases[lease].started, "worker P6: careful work began before its report had arrived"
+
+    def check_registration(self, worker: SimWorker, message: Message) -> None:
+        if isinstance(message, Register) and self._can_kill:
+            held = set(message.held)
+            assert all(lease >> 40 == self.incarnation for lease in held) or not self.dispatcher_up, (
+                "worker P4: it registers with leases of another dispatcher"
+            )
+            if not held:
+                assert not worker.executing(), "worker P4: it registers with nothing held while something runs"
+
+    def _check_assign(self, connection: SimConnection, message: Message) -> None:
+        if isinstance(message, Forget):
+            self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
+        if not isinstance(message, Assign):
+            return
+        for coordinator, fn, _ in message.functions:
+            assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
+            self._known[connection].add((coordinator, fn))
+        member = self.broker.membership.by_peer[connection]
+        hands = self.broker.dispatch.hands[member]
+        assert hands.outstanding <= hands.window.limit, "dispatch P6: more leases than the window allows"
+        if message.careful:
+            for worker in self.workers:
+                if worker.life == member.incarnation:
+                    worker.careful.update(item[0] for item in message.items)
+
+    def _check_members(self, event: BrokerEvent) -> None:
+        """A registered worker whose connection stands is a member."""
+        for worker in self.workers:
+            connection = worker.connection
+            if worker.machine.registered and connection is not None and connection.open and worker.process.alive:
+                assert connection in self.broker.membership.by_peer or worker.machine.leaving, (
+                    f"membership P4: {worker.key} was lost while its connection stood, at {event}"
+                )
+
+    def _check_nothing_left(self) -> None:
+        snapshot = self.broker.snapshot()
+        assert snapshot.queued == 0, "dispatch P7: something waits at the end"
+        for row in snapshot.workers:
+            assert row.leases == 0, f"dispatch P1: {row.name} has leases at the end"
+        for session in snapshot.coordinators:
+            assert session.out == 0, "dispatch P1: something is out at the end"
+            assert session.held == 0, "dispatch P9: a bulk result is held at the end"
+            assert session.functions <= 3, "closures P7: functions that nobody uses are remembered"
+        for worker in self.workers:
+            if worker.process.alive:
+                assert worker.machine.running == 0, f"worker P2: {worker.key} has work at the end"
+                assert not worker.held, f"dispatch P9: {worker.key} holds bulk results at the end"
+
+
+def simulate(seed: int, **options: object) -> SimCluster:
+    """Run one seed to its end; a broken promise is an AssertionError that has the trace of the faults as a note."""
+    cluster = SimCluster(seed, **options)  # type: ignore[arg-type]
+    try:
+        cluster.run()
+    except BaseException as error:
+        error.args = (f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n" + "\n".join(cluster.trace[-40:]),)
+        raise
+    return cluster

@@ -1,0 +1,225 @@
+"""A simulated coordinator: the real machine, and a user who schedules, cancels, and raises the errors of a round."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+from zmqdist.core.closures import (
+    LOST,
+    BulkArrived,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    EndAsked,
+    Event,
+    Fetch,
+    FunctionsDefined,
+    FunctionsDropped,
+    Resolve,
+    ResolveLost,
+    RoomMade,
+    RoundEnded,
+    Scheduled,
+    WithdrawAsked,
+)
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.messages import CANCELLED, ERROR, VALUE, Message, StartsLost
+from zmqdist.testing.network import SimConnection
+
+if TYPE_CHECKING:
+    from zmqdist.testing.sim_cluster import SimCluster
+
+KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer")
+
+
+class SimCoordinator:
+    """One coordinator; its process never dies, its connection may.
+
+    Attributes:
+      resolved: how often each piece of work was resolved.
+      kinds: what each piece of work does.
+      rounds: for each generation that has ended, the last work of it.
+    """
+
+    def __init__(self, cluster: SimCluster, number: int, *, queue_max: int, works: int, calm: bool) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.resolved: Counter[int] = Counter()
+        self.outcomes: dict[int, int] = {}
+        self.kinds: dict[int, str] = {}
+        self.rounds_ended = 0
+        self.connection: SimConnection | None = None
+        self._random: Random = cluster.random
+        self._left = works
+        self._weights = [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05] if not calm else [10, 1, 0, 1, 0, 1, 0, 0]
+        self._tick_at: float | None = None
+        self._ending = False
+        self._fetching: dict[int, int] = {}
+        self._queue_max = queue_max
+        self.machine = Closures(
+            coordinator=number,
+            queue_max=queue_max,
+            cancel_grace_s=cluster.rules.cancel_grace_s,
+            lost_limit_s=60.0,
+            now=cluster.clock.now,
+        )
+        self._handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
+        self._next_fn = 4
+        self.connect()
+        self._schedule()
+
+    @property
+    def finished(self) -> bool:
+        """The user has scheduled everything, and all of it has ended."""
+        return not self._left and not self._ending and not self.machine.unfinished
+
+    def connect(self) -> None:
+        if self.connection is not None and self.connection.open:
+            return
+        if not self.cluster.dispatcher_up:
+            self.cluster.clock.after(self._random.uniform(0.05, 0.6), self.connect)
+            return
+        connection = self.connection = self.cluster.new_connection(f"c{self.number}", self._hear)
+
+        def up() -> None:
+            if connection.open:
+                self._handle(DispatcherUp())
+
+        self.cluster.clock.after(self._random.expovariate(1000.0), up)
+
+    def lost_connection(self, connection: SimConnection) -> None:
+        if connection is self.connection:
+            self.connection = None
+            self._handle(DispatcherDown())
+            self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
+
+    # -- the user -------------------------------------------------------------------------------------------------
+
+    def _schedule(self) -> None:
+        """Now and then a few more, while there is room and no error to raise."""
+        if not self._left:
+            return
+        if not self._ending and self.machine.queued < self._queue_max:
+            count = min(self._left, self._random.randint(1, 12))
+            self._left -= count
+            items = []
+            for _ in range(count):
+                work = len(self.kinds) + 1
+                self.kinds[work] = self._random.choices(KINDS, self._weights)[0]
+                items.append((work, self._fn(), f"{self.kinds[work]}|{self.number}|{work}".encode()))
+            self._handle(Scheduled(items))
+        self.cluster.clock.after(self._random.expovariate(8.0), self._schedule)
+
+    def _fn(self) -> int:
+        """One of the three that everybody uses, or one that is used once."""
+        if self._random.random() < 0.9:
+            return self._random.randint(1, 3)
+        fn, self._next_fn = self._next_fn, self._next_fn + 1
+        self._handle(FunctionsDefined([(fn, b"once")]))
+        self.cluster.clock.after(0.0, lambda: self._handle(FunctionsDropped([fn])))
+        return fn
+
+    def withdraw(self) -> None:
+        """The user cancels some."""
+        pending = [work for work in self.kinds if not self.resolved[work]]
+        if pending and not self._ending:
+            self._handle(WithdrawAsked(self._random.sample(pending, min(3, len(pending)))))
+
+    def raise_error(self) -> None:
+        """The user calls `join`, which raises."""
+        if self.machine.failed is not None and not self._ending:
+            self._ending = True
+            self._handle(EndAsked())
+
+    # -- the shell ------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, StartsLost):
+            self._check_charges(message)
+        self._handle(Heard("dispatcher", message))
+
+    def _handle(self, event: Event) -> None:
+        self._perform(self.machine.handle(event, self.cluster.clock.now))
+        at = self.machine.deadline
+        if at is not None and at != self._tick_at:
+            self._tick_at = at
+            self.cluster.clock.at(at, lambda: self._tick(at))
+        if self.machine.failed is not None and not self._ending:
+            self.cluster.clock.after(self._random.uniform(0.0, 1.0), self.raise_error)
+
+    def _tick(self, at: float) -> None:
+        if self._tick_at == at:
+            self._tick_at = None
+            self._handle(Ticked())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, message):
+                    if self.connection is not None:
+                        self.connection.send_up(message)
+                case Resolve(items):
+                    for work, kind, payload in items:
+                        self._resolve(work, kind, payload)
+                case ResolveLost(work, starts):
+                    assert len(starts) == self.cluster.rules.attempts_max, "closures P5: fails after attempts_max lost starts"
+                    self._resolve(work, LOST, b"")
+                case Fetch(work, attempt, reference):
+                    self._fetching[work] = attempt
+                    self._fetch(work, attempt, reference)
+                case RoundEnded():
+                    self._round_ended()
+                case RoomMade():
+                    pass
+
+    def _resolve(self, work: int, kind: int, payload: bytes) -> None:
+        self.resolved[work] += 1
+        self.outcomes[work] = kind
+        assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
+        if kind in (VALUE, ERROR):
+            _, coordinator, told, run = payload.decode().split("|")
+            truth = self.cluster.truth.runs[int(run)]
+            assert truth == (int(coordinator), int(told)) == (self.number, work), "dispatch P2: a result of another work"
+
+    def _round_ended(self) -> None:
+        self._ending = False
+        self.rounds_ended += 1
+        unresolved = [work for work in self.kinds if not self.resolved[work]]
+        assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
+        self.cluster.check_nothing_executes(self.number, len(self.kinds))
+
+    def _check_charges(self, lost: StartsLost) -> None:
+        for work, _, _, _, _, _ in lost.items:
+            record = self.machine._works.get(work)
+            charged = 1 + (0 if record is None else len(record.starts))
+            begun = len(self.cluster.truth.reported.get((self.number, work), ()))
+            assert charged <= begun or record is None, f"dispatch P3: work {work} was charged {charged} starts of {begun}"
+
+    # -- bulk -----------------------------------------------------------------------------------------------------
+
+    def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
+        if self._fetching.get(work) != attempt:
+            return  # it ran again in the meantime
+        holder = self.cluster.holder(reference)
+        if holder is None:
+            if not self.resolved[work]:
+                self.cluster.clock.after(0.2, lambda: self._fetch(work, attempt, reference))
+            return
+        self.cluster.clock.after(self._random.uniform(0.0, 0.1), lambda: self._fetched(work, attempt, reference))
+
+    def _fetched(self, work: int, attempt: int, reference: bytes) -> None:
+        """The last byte is here, if the holder is still there."""
+        holder = self.cluster.holder(reference)
+        if holder is None or self._fetching.get(work) != attempt:
+            self._fetch(work, attempt, reference)
+            return
+        worker, lease = holder
+        assert not self.resolved[work] or self.outcomes[work] == CANCELLED, "closures P2: resolved before it was here"
+        self.cluster.clock.after(0.005, lambda: worker.process.post(lambda: worker.let_go(lease)))
+        self._handle(BulkArrived(work, attempt, reference))
+
+
+

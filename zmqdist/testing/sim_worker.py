@@ -1,0 +1,373 @@
+"""A simulated worker: the real machine, with slots that run functions in virtual time.
+
+What a function does is in its payload: b"kind|coordinator|work". The truth about each run is kept in `Truth`, for the checks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.worker import DISPATCHER, Worker
+from zmqdist.core.worker_events import (
+    NOT_RUN,
+    BulkLetGo,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    ForgetFunctions,
+    FreeBulk,
+    Give,
+    Interrupt,
+    Kill,
+    LeaveAsked,
+    Reclaim,
+    SlotDied,
+    SlotFinished,
+    SlotReady,
+    SlotReclaimed,
+    SlotSeen,
+    Spawn,
+)
+from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, SlotsLost
+from zmqdist.testing.network import SimConnection, SimProcess
+
+if TYPE_CHECKING:
+    from zmqdist.testing.sim_cluster import SimCluster
+
+DURATIONS_S = {
+    **{"quick": 0.001, "long": 1.5, "slow": 6.0, "polite": 1.5},
+    **{"raise": 0.01, "bulk": 0.01, "poison": 0.02, "killer": 0.02},
+}
+LOOK_S = 0.02
+
+
+@dataclass
+class Truth:
+    """What really happened, as nobody in the cluster can know it."""
+
+    runs: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Number of a run -> (coordinator, work)."""
+    reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    """(coordinator, work) -> leases of it whose start some worker has reported."""
+
+
+@dataclass(eq=False)
+class SimSlot:
+    """One life of one slot process (or the thread)."""
+
+    index: int
+    alive: bool = True
+    items: deque[tuple[int, int, int, bytes]] = field(default_factory=deque)
+    known: set[tuple[int, int]] = field(default_factory=set)
+    position: int = 0
+    reported: int = 0
+    running: tuple[int, int, int] | None = None
+    """(position, coordinator, work)."""
+    run: int = 0
+    given_up: tuple[int, int] = (0, 0)
+    given_to: int = 0
+    cancel: int = 0
+
+
+class SimWorker:
+    """One life of one worker process."""
+
+    def __init__(self, cluster: SimCluster, index: int, life: int, *, can_kill: bool, slots: int) -> None:
+        self.cluster = cluster
+        self.process = SimProcess()
+        self.index = index
+        self.life = life
+        self.key = f"w{index}.{life}"
+        self.connection: SimConnection | None = None
+        self.slots_frozen = False
+        self.cut_off_until = 0.0
+        """Its network is gone until then."""
+        self.thawed_unheard = False
+        """It was frozen as a whole, and has not registered since."""
+        self.careful: set[int] = set()
+        self.held: dict[int, int] = {}
+        """Bulk results: lease -> number of the run."""
+        self._random: Random = cluster.random
+        self._what: dict[int, tuple[int, int]] = {}
+        self._slots: list[SimSlot | None] = [None] * slots
+        self._tick_at: float | None = None
+        self.machine = Worker(
+            incarnation=life,
+            job="worker",
+            index=index,
+            slots=slots,
+            pid=life,
+            host="sim",
+            orphan_limit_s=1e6,
+            can_kill=can_kill,
+            now=cluster.clock.now,
+        )
+        self._perform(self.machine.start())
+        self.connect()
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Try until the dispatcher is there."""
+        if not self.process.alive or (self.connection is not None and self.connection.open):
+            return
+        if not self.cluster.dispatcher_up or self.cluster.clock.now < self.cut_off_until:
+            self.cluster.clock.after(self._random.uniform(0.05, 0.6), lambda: self.process.post(self.connect))
+            return
+        connection = self.connection = self.cluster.new_connection(self.key, self._hear)
+        incarnation = self.cluster.incarnation
+
+        def up() -> None:
+            if connection.open:
+                self.handle(DispatcherUp(incarnation))
+
+        self.cluster.clock.after(self._random.expovariate(1000.0), lambda: self.process.post(up))
+
+    def lost_connection(self, connection: SimConnection) -> None:
+        """This side notices that a connection has ended."""
+        if connection is self.connection:
+            self.connection = None
+            self.handle(DispatcherDown())
+            self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
+
+    def kill(self) -> None:
+        """kill -9: its slots die with it."""
+        for slot in self._slots:
+            if slot is not None:
+                self._end(slot)
+        self.process.kill()
+        self.held.clear()
+        if self.connection is not None:
+            self.cluster.end_connection(self.connection, noticed_by_client=False)
+
+    def freeze(self, *, slots_too: bool) -> None:
+        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (dispatch/template.py)."""
+        self.process.frozen = True
+        self.slots_frozen = self.thawed_unheard = slots_too
+        since = self.cluster.clock.now
+        if not slots_too:
+            self.cluster.clock.after(self.cluster.rules.lease_s / 2, lambda: self._watch(since))
+
+    def thaw(self) -> None:
+        self.slots_frozen = False
+        self.process.thaw()
+
+    def leave(self) -> None:
+        self.handle(LeaveAsked(1.0))
+
+    def executing(self) -> list[tuple[int, int]]:
+        """(coordinator, work) of what runs now."""
+        if not self.process.alive or self.slots_frozen:
+            return []
+        return [slot.running[1:] for slot in self._slots if slot is not None and slot.alive and slot.running is not None]
+
+    def kill_slot(self) -> None:
+        """Somebody kills one of its slot processes."""
+        live = [slot for slot in self._slots if slot is not None and slot.alive]
+        if live and self.machine.can_kill and self.process.alive:
+            self._kill(self._random.choice(live), -9)
+
+    def let_go(self, lease: int) -> None:
+        """The coordinator has fetched a bulk result."""
+        if self.held.pop(lease, None) is not None:
+            self.handle(BulkLetGo(lease))
+
+    def _watch(self, since: float) -> None:
+        if self.process.alive and self.process.frozen and self.cluster.clock.now - since >= self.cluster.rules.lease_s / 2 - 1e-9:
+            for slot in self._slots:
+                if slot is not None and slot.alive and self.machine.can_kill:
+                    self._kill(slot, -9)
+
+    # -- the shell ------------------------------------------------------------------------------------------------
+
+    def _note_starts(self, message: Message) -> None:
+        leases = message.started if isinstance(message, Done) else []
+        if isinstance(message, SlotsLost):
+            leases = [item[0] for item in message.items]
+        for lease in leases:
+            if lease in self._what:
+                self.cluster.truth.reported.setdefault(self._what[lease], set()).add(lease)
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, Assign):
+            for lease, coordinator, _, _, payload in message.items:
+                self._what[lease] = (coordinator, int(payload.split(b"|")[2]))
+        self.process.post(lambda: self.handle(Heard(DISPATCHER, message)))
+
+    def handle(self, event: Event) -> None:
+        if not self.process.alive:
+            return
+        if isinstance(event, DispatcherUp):
+            self.thawed_unheard = False
+        if isinstance(event, SlotFinished):
+            for position, kind, payload in event.outcomes:
+                lease = self.machine.lease_at(event.slot, position)
+                if kind == BULK and lease is not None:
+                    self.held[lease] = int(payload.split(b"|")[3])
+        self._perform(self.machine.handle(event, self.cluster.clock.now))
+        self._rearm()
+
+    def _rearm(self) -> None:
+        at = self.machine.deadline
+        if at is None or at == self._tick_at:
+            return
+        self._tick_at = at
+
+        def tick() -> None:
+            if self._tick_at == at:
+                self._tick_at = None
+                self.process.post(lambda: self.handle(Ticked()))
+
+        self.cluster.clock.at(at, tick)
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, message):
+                    if self.connection is not None:
+                        self._note_starts(message)
+                        self.cluster.check_registration(self, message)
+                        self.connection.send_up(message)
+                case Spawn(slot):
+                    self._spawn(slot)
+                case Give():
+                    self._give(effect)
+                case Reclaim(slot):
+                    self._reclaim(slot)
+                case Interrupt(index, position):
+                    self._interrupt(index, position)
+                case Kill(index):
+                    slot_ = self._slots[index]
+                    if slot_ is not None and slot_.alive:
+                        self._kill(slot_, -9)
+                case ForgetFunctions(index, functions):
+                    known = self._slots[index]
+                    if known is not None:
+                        known.known.difference_update(functions)
+                case FreeBulk(lease):
+                    self.held.pop(lease, None)
+                case Exit():
+                    self.kill()
+                    self.cluster.worker_exited(self)
+
+    # -- slots ----------------------------------------------------------------------------------------------------
+
+    def _later(self, delay_s: float, event: Event) -> None:
+        self.cluster.clock.after(delay_s, lambda: self.process.post(lambda: self.handle(event)))
+
+    def _spawn(self, index: int) -> None:
+        slot = self._slots[index] = SimSlot(index)
+
+        def ready() -> None:
+            if slot.alive:
+                self.process.post(lambda: self.handle(SlotReady(index)))
+
+        self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
+
+    def _give(self, give: Give) -> None:
+        slot = self._slots[give.slot]
+        assert slot is not None
+        slot.given_to = give.items[-1][0]
+        if not self.machine.can_kill:
+            assert slot.running is None and len(give.items) == 1, "worker P1: a thread has one item at a time"
+
+        def arrive() -> None:
+            if not slot.alive:
+                return
+            slot.known.update((coordinator, fn) for coordinator, fn, _ in give.functions)
+            slot.items.extend(give.items)
+            if slot.running is None:
+                self._next(slot)
+
+        self.cluster.clock.after(0.0001, arrive)
+
+    def _next(self, slot: SimSlot) -> None:
+        """A slot begins its next item, if it has one and is not frozen."""
+        while slot.alive and slot.items and slot.running is None:
+            if self.slots_frozen:
+                self.cluster.clock.after(0.05, lambda: self._next(slot))
+                return
+            position, coordinator, fn, payload = slot.items.popleft()
+            assert position > slot.position, "worker P1: a slot works in the order of positions"
+            if slot.given_up[0] < position <= slot.given_up[1]:
+                self._report(slot, position, NOT_RUN, b"")
+                continue
+            assert (coordinator, fn) in slot.known, "dispatch P8: a function is sent before the first work that uses it"
+            self._begin(slot, position, coordinator, payload)
+
+    def _begin(self, slot: SimSlot, position: int, coordinator: int, payload: bytes) -> None:
+        kind, _, work = payload.decode().split("|")
+        lease = self.machine.lease_at(slot.index, position)
+        if lease is not None:
+            self.cluster.check_careful(self, lease)
+        slot.position = position
+        slot.running = (position, coordinator, int(work))
+        slot.run = self.cluster.new_run(coordinator, int(work))
+        self.cluster.clock.after(LOOK_S, lambda: self._look(slot, position))
+        duration_s = DURATIONS_S[kind] * self._random.uniform(0.5, 1.5)
+        self.cluster.clock.after(duration_s, lambda: self._end_of(slot, position, kind))
+
+    def _look(self, slot: SimSlot, position: int) -> None:
+        if slot.alive and slot.running is not None and slot.running[0] == position:
+            self.process.post(lambda: self.handle(SlotSeen(slot.index, position)) if slot.alive else None)
+
+    def _end_of(self, slot: SimSlot, position: int, kind: str) -> None:
+        if not slot.alive or slot.running is None or slot.running[0] != position:
+            return
+        if self.slots_frozen:
+            self.cluster.clock.after(0.05, lambda: self._end_of(slot, position, kind))
+            return
+        if kind == "killer" and self.machine.can_kill:
+            self.cluster.kill_worker(self)
+            return
+        if kind in ("poison", "killer") and self.machine.can_kill:
+            self._kill(slot, -11)
+            return
+        _, coordinator, work = slot.running
+        payload = f"v|{coordinator}|{work}|{slot.run}".encode()
+        outcome = {"raise": ERROR, "bulk": BULK}.get(kind, VALUE)
+        slot.running = None
+        self._report(slot, position, outcome, payload)
+        self._next(slot)
+
+    def _report(self, slot: SimSlot, position: int, kind: int, payload: bytes) -> None:
+        """Outcomes leave the slot a moment later: one that dies before loses them."""
+
+        def leave() -> None:
+            if slot.alive:
+                slot.reported = max(slot.reported, position)
+                self.process.post(lambda: self.handle(SlotFinished(slot.index, [(position, kind, payload)])))
+
+        self.cluster.clock.after(0.001, leave)
+
+    def _reclaim(self, index: int) -> None:
+        slot = self._slots[index]
+        if slot is None or not slot.alive:
+            return
+        slot.given_up = (slot.position, slot.given_to)
+        self._later(0.0005, SlotReclaimed(index, slot.position))
+
+    def _interrupt(self, index: int, position: int) -> None:
+        slot = self._slots[index]
+        if slot is not None and slot.running is not None and slot.running[0] == position and self._random.random() < 0.5:
+            # The function looks at zmqdist.cancelled() and returns early.
+            self.cluster.clock.after(0.01, lambda: self._end_of(slot, position, "polite"))
+
+    def _kill(self, slot: SimSlot, code: int) -> None:
+        position = slot.position if slot.reported < slot.given_to else 0
+        self._end(slot)
+        self._later(0.002, SlotDied(slot.index, position, code, "sim"))
+
+    def _end(self, slot: SimSlot) -> None:
+        slot.alive = False
+        if slot.running is not None:
+            slot.running = None
+
+
+__all__ = ["SimSlot", "SimWorker", "Truth"]
