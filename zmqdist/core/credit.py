@@ -64,6 +64,10 @@ class WorkWindow:
         """How long the worker will probably be busy with what it holds; infinite while its rate is unknown."""
         return held / self.rate if self.rate > 0 else float("inf")
 
+    def overdue_at(self, held: int) -> float:
+        """When all that it holds should have come back; if nothing has until then, it is at something slow."""
+        return float("inf") if self._since is None else self._since + self.remaining_s(held)
+
 
 class ByteWindow:
     """Bytes of bulk chunks that may be asked for and not yet here."""

@@ -1,7 +1,7 @@
 """What tests of a cluster need: virtual time, a network with ZeroMQ's failures, a whole cluster in one thread.
 
-    from zmqdist.testing import simulate
-    simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
+from zmqdist.testing import simulate
+simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
 """
 
 from zmqdist.testing.clock import SimClock

@@ -6,7 +6,6 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-
 AT_ONCE_MAX = 10_000
 """Events at one moment of virtual time; more is a loop that would never end."""
 

@@ -1,7 +1,7 @@
 """A network with ZeroMQ's own failures, and processes that can be killed and frozen.
 
-What holds: order within a connection. What is lost: the tail of a connection, when an end dies or the link is cut. A send to a peer that has
-just died succeeds. Each side notices the end of a connection at its own time, and a reconnect is a new connection.
+What holds: order within a connection. What is lost: the tail of a connection, when an end dies or the link is cut. A send to a peer
+that has just died succeeds. Each side notices the end of a connection at its own time, and a reconnect is a new connection.
 """
 
 from __future__ import annotations

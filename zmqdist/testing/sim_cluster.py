@@ -1,7 +1,7 @@
 """A whole cluster in one thread and in virtual time: real machines, simulated network, processes and functions, seeded faults.
 
-First a phase with faults, in which only safety is checked; then calm: everything that can be restarted is, and everything that was scheduled
-must end within CALM_LIMIT_S of virtual time, with nothing left over.
+First a phase with faults, in which only safety is checked; then calm: what comes back is back, and everything that was scheduled must
+end within CALM_LIMIT_S of virtual time, with nothing left over.
 
 A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker has
 registered again: nobody can prevent that, and what it returns is refused. It is the one exception to "nothing executes".
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from zmqdist.core.dispatch.broker import Broker, BrokerRules
@@ -178,7 +179,7 @@ class SimCluster:
     def _tell_client(self, connection: SimConnection) -> None:
         for worker in self.workers:
             if worker.connection is connection:
-                worker.process.post(lambda: worker.lost_connection(connection))
+                worker.process.post(partial(worker.lost_connection, connection))
                 return
         for coordinator in self.coordinators:
             coordinator.lost_connection(connection)
@@ -279,9 +280,9 @@ class SimCluster:
 
     def check_nothing_executes(self, coordinator: int, last_work: int) -> None:
         for worker in self.workers:
-            if worker.connection is None or not worker.connection.open:
-                if worker.process.frozen or worker.thawed_unheard:
-                    continue
+            apart = worker.connection is None or not worker.connection.open
+            if apart and (worker.process.frozen or worker.thawed_unheard):
+                continue
             for owner, work in worker.executing():
                 assert owner != coordinator or work > last_work, (
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
@@ -349,6 +350,8 @@ def simulate(seed: int, **options: object) -> SimCluster:
     try:
         cluster.run()
     except BaseException as error:
-        error.args = (f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n" + "\n".join(cluster.trace[-40:]),)
+        error.args = (
+            f"{error}\nseed {seed}: replay with `pytest tests/sim --seed {seed}`\n" + "\n".join(cluster.trace[-40:]),
+        )
         raise
     return cluster

@@ -165,7 +165,9 @@ class SimCoordinator:
                     for work, kind, payload in items:
                         self._resolve(work, kind, payload)
                 case ResolveLost(work, starts):
-                    assert len(starts) == self.cluster.rules.attempts_max, "closures P5: fails after attempts_max lost starts"
+                    assert len(starts) == self.cluster.rules.attempts_max, (
+                        "closures P5: fails after attempts_max lost starts"
+                    )
                     self._resolve(work, LOST, b"")
                 case Fetch(work, attempt, reference):
                     self._fetching[work] = attempt
@@ -182,7 +184,9 @@ class SimCoordinator:
         if kind in (VALUE, ERROR):
             _, coordinator, told, run = payload.decode().split("|")
             truth = self.cluster.truth.runs[int(run)]
-            assert truth == (int(coordinator), int(told)) == (self.number, work), "dispatch P2: a result of another work"
+            assert truth == (int(coordinator), int(told)) == (self.number, work), (
+                "dispatch P2: a result of another work"
+            )
 
     def _round_ended(self) -> None:
         self._ending = False
@@ -196,7 +200,9 @@ class SimCoordinator:
             record = self.machine._works.get(work)
             charged = 1 + (0 if record is None else len(record.starts))
             begun = len(self.cluster.truth.reported.get((self.number, work), ()))
-            assert charged <= begun or record is None, f"dispatch P3: work {work} was charged {charged} starts of {begun}"
+            assert charged <= begun or record is None, (
+                f"dispatch P3: work {work} was charged {charged} starts of {begun}"
+            )
 
     # -- bulk -----------------------------------------------------------------------------------------------------
 
@@ -220,6 +226,3 @@ class SimCoordinator:
         assert not self.resolved[work] or self.outcomes[work] == CANCELLED, "closures P2: resolved before it was here"
         self.cluster.clock.after(0.005, lambda: worker.process.post(lambda: worker.let_go(lease)))
         self._handle(BulkArrived(work, attempt, reference))
-
-
-

@@ -41,8 +41,14 @@ if TYPE_CHECKING:
     from zmqdist.testing.sim_cluster import SimCluster
 
 DURATIONS_S = {
-    **{"quick": 0.001, "long": 1.5, "slow": 6.0, "polite": 1.5},
-    **{"raise": 0.01, "bulk": 0.01, "poison": 0.02, "killer": 0.02},
+    "quick": 0.001,
+    "long": 1.5,
+    "slow": 6.0,
+    "polite": 1.5,
+    "poison": 0.02,
+    "killer": 0.02,
+    "raise": 0.01,
+    "bulk": 0.01,
 }
 LOOK_S = 0.02
 
@@ -165,7 +171,9 @@ class SimWorker:
         """(coordinator, work) of what runs now."""
         if not self.process.alive or self.slots_frozen:
             return []
-        return [slot.running[1:] for slot in self._slots if slot is not None and slot.alive and slot.running is not None]
+        return [
+            slot.running[1:] for slot in self._slots if slot is not None and slot.alive and slot.running is not None
+        ]
 
     def kill_slot(self) -> None:
         """Somebody kills one of its slot processes."""
@@ -179,7 +187,11 @@ class SimWorker:
             self.handle(BulkLetGo(lease))
 
     def _watch(self, since: float) -> None:
-        if self.process.alive and self.process.frozen and self.cluster.clock.now - since >= self.cluster.rules.lease_s / 2 - 1e-9:
+        if (
+            self.process.alive
+            and self.process.frozen
+            and self.cluster.clock.now - since >= self.cluster.rules.lease_s / 2 - 1e-9
+        ):
             for slot in self._slots:
                 if slot is not None and slot.alive and self.machine.can_kill:
                     self._kill(slot, -9)
@@ -275,7 +287,7 @@ class SimWorker:
         assert slot is not None
         slot.given_to = give.items[-1][0]
         if not self.machine.can_kill:
-            assert slot.running is None and len(give.items) == 1, "worker P1: a thread has one item at a time"
+            assert (slot.running, len(give.items)) == (None, 1), "worker P1: a thread has one item at a time"
 
         def arrive() -> None:
             if not slot.alive:
@@ -355,7 +367,12 @@ class SimWorker:
 
     def _interrupt(self, index: int, position: int) -> None:
         slot = self._slots[index]
-        if slot is not None and slot.running is not None and slot.running[0] == position and self._random.random() < 0.5:
+        if (
+            slot is not None
+            and slot.running is not None
+            and slot.running[0] == position
+            and self._random.random() < 0.5
+        ):
             # The function looks at zmqdist.cancelled() and returns early.
             self.cluster.clock.after(0.01, lambda: self._end_of(slot, position, "polite"))
 

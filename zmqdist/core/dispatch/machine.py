@@ -32,16 +32,15 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from zmqdist import errors
-from zmqdist.core.batches import split
 from zmqdist.core.credit import WorkWindow
-from zmqdist.core.dispatch.records import Batch, Hands, Lease, Session
+from zmqdist.core.dispatch.placement import Placement
+from zmqdist.core.dispatch.records import Hands, Lease, Session
 from zmqdist.core.events import Peer, Send
 from zmqdist.core.membership import Member
 from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX
 from zmqdist.messages import (
     BULK,
     CANCELLED,
-    Assign,
     CutOff,
     Done,
     EndGeneration,
@@ -50,9 +49,7 @@ from zmqdist.messages import (
     Forget,
     GenerationEnded,
     Item,
-    Leased,
     Progress,
-    Recall,
     Refused,
     Register,
     Release,
@@ -65,9 +62,6 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
-
-RECALL_WORTH_S = 0.01
-"""Work that its worker will reach sooner than this is not called back: the messages would cost more."""
 
 SLOTS_END_S = 0.1
 """A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
@@ -82,23 +76,22 @@ class Dispatch:
     def __init__(self, *, attempts_max: int, lease_s: float, first_lease: int = 1) -> None:
         self.attempts_max = attempts_max
         self._lease_s = lease_s
-        self._next_lease = first_lease
+        self._placement = Placement(first_lease)
         self.sessions: dict[Peer, Session] = {}
         self._former: dict[int, list[Session]] = {}
         self._ending: dict[Session, None] = {}
         self._crowded: dict[Session, None] = {}
         self.hands: dict[Member, Hands] = {}
-        self._rota: deque[Session] = deque()
-        self.queued = 0
-        # Each in the order in which they became so; a dict because a set has no order and the machine must be repeatable.
-        self._idle: dict[Hands, None] = {}
-        self._roomy: dict[Hands, None] = {}
-        self._surplus: dict[Hands, None] = {}
+
+    @property
+    def queued(self) -> int:
+        """Pieces of work that wait, of all coordinators."""
+        return self._placement.queued
 
     @property
     def deadline(self) -> float | None:
-        """When the end of a generation may next become certain by the passing of time alone."""
-        times = []
+        """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
+        times = [] if self._placement.deadline is None else [self._placement.deadline]
         for session in self._ending:
             lives = (session, *self._former.get(session.coordinator, ()))
             if all(life.outstanding == 0 for life in lives) and not self._has_leftover(session):
@@ -144,10 +137,10 @@ class Dispatch:
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
         session.queue.extend(submit.items)
         session.submitted += len(submit.items)
-        self.queued += len(submit.items)
+        self._placement.queued += len(submit.items)
         if session.submitted - session.progress_told >= session.queue_max:
             self._crowded[session] = None
-        self._enrol(session)
+        self._placement.enrol(session)
         return []
 
     def withdraw(self, session: Session, withdraw: Withdraw) -> list[Send]:
@@ -158,7 +151,7 @@ class Dispatch:
             if wanted and any(item[0] in wanted for item in old):
                 results += [(item[0], item[1], CANCELLED, b"") for item in old if item[0] in wanted]
                 setattr(session, name, deque(item for item in old if item[0] not in wanted))
-        self.queued -= len(results)
+        self._placement.queued -= len(results)
         session.left_queue += len(results)
         effects = [Send(session.peer, Results(results))] if results else []
         return effects + self._cut_off(
@@ -202,7 +195,7 @@ class Dispatch:
     def joined(self, member: Member, register: Register) -> list[Send]:
         hands = self.hands[member] = Hands(member, WorkWindow(member.slots))
         hands.leftover = dict(register.leftover)
-        self._place(hands)
+        self._placement.place(hands)
         effects = self._stale(hands, register.held)
         return effects + (self._tell_workers() if self._live() == 1 else [])
 
@@ -223,21 +216,21 @@ class Dispatch:
         if cut:
             effects.append(Send(member.peer, CutOff(cut, 0.0)))
         effects += self._give_back(vanished)
-        self._place(hands)
+        self._placement.place(hands)
         return effects
 
     def away(self, member: Member) -> None:
         hands = self.hands[member]
         hands.reachable = False
-        self._place(hands)
+        self._placement.place(hands)
 
     def leaving(self, member: Member) -> None:
-        self._place(self.hands[member])
+        self._placement.place(self.hands[member])
 
     def lost(self, member: Member, exit_code: int | None, log: str, now: float, *, settled: bool) -> list[Send]:
         hands = self.hands.pop(member)
         hands.reachable = False
-        self._place(hands)
+        self._placement.place(hands)
         leases = list(hands.leases.values())
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         for lease in leases:
@@ -278,7 +271,7 @@ class Dispatch:
                 by_session.setdefault(session, []).append((lease.work, lease.attempt, kind, payload))
         hands.done += ended
         hands.window.done(ended, now, idle=not hands.leases)
-        self._place(hands)
+        self._placement.place(hands)
         effects = [Send(session.peer, Results(results)) for session, results in by_session.items()]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, Release(unwanted)))
@@ -300,7 +293,7 @@ class Dispatch:
             lease = hands.leases.pop(number, None)
             if lease is not None:
                 back.append(lease)
-        self._place(hands)
+        self._placement.place(hands)
         return self._give_back(back) + self.settle(now)
 
     def slots_lost(self, member: Member, lost: SlotsLost, now: float) -> list[Send]:
@@ -310,100 +303,12 @@ class Dispatch:
             lease = hands.leases.pop(number, None)
             if lease is not None:
                 charged.append((lease, exit_code, log))
-        self._place(hands)
+        self._placement.place(hands)
         return self._charge(charged, member.name) + self.settle(now)
-
-    # -- placement ----------------------------------------------------------------------------------------------
 
     def assign(self, now: float) -> list[Send]:
         """Hand out what waits. Called once at the end of each event."""
-        if not self.queued:
-            return self._recall(now) + self._tell_progress()
-        batches: dict[Hands, Batch] = {}
-        while self._rota and self._idle:
-            hands = next(iter(self._idle))
-            self._give(hands, hands.member.slots - hands.outstanding, batches, now)
-        while self._rota and self._roomy:
-            hands = next(iter(self._roomy))
-            share = max(1, self.queued // len(self._roomy))
-            self._give(hands, min(share, hands.window.limit - hands.outstanding), batches, now)
-            if hands in self._roomy:  # to the end of the line
-                del self._roomy[hands]
-                self._roomy[hands] = None
-        effects: list[Send] = []
-        for hands, batch in batches.items():
-            functions = batch.functions
-            for items, careful in ((batch.careful, True), (batch.items, False)):
-                for part in split(items):
-                    if part:
-                        effects.append(Send(hands.member.peer, Assign(functions, list(part), careful)))
-                        functions = []
-        return effects + self._tell_progress()
-
-    def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
-        batch = batches.get(hands)
-        if batch is None:
-            batch = batches[hands] = Batch()
-        hands.window.given(now)
-        while count > 0 and self._rota:
-            session = self._rota[0]
-            take = min(count, max(1, count // len(self._rota)))
-            while take and session.careful:
-                self._lease(hands, session, session.careful.popleft(), batch, batch.careful)
-                take -= 1
-                count -= 1
-            while take and session.queue:
-                self._lease(hands, session, session.queue.popleft(), batch, batch.items)
-                take -= 1
-                count -= 1
-            if session.queued:
-                self._rota.rotate(-1)
-            else:
-                self._rota.popleft()
-                session.in_rota = False
-        self._place(hands)
-
-    def _lease(self, hands: Hands, session: Session, item: Item, batch: Batch, into: list[Leased]) -> None:
-        work, attempt, lost, fn, payload = item
-        number = self._next_lease
-        self._next_lease = number + 1
-        key = (session.coordinator, fn)
-        if key not in hands.known:
-            hands.known.add(key)
-            batch.functions.append((session.coordinator, fn, session.functions[fn]))
-        hands.leases[number] = Lease(session, work, attempt, lost, fn, payload)
-        session.outstanding += 1
-        session.left_queue += 1
-        self.queued -= 1
-        into.append((number, session.coordinator, attempt, fn, payload))
-
-    def _recall(self, now: float) -> list[Send]:
-        """Somebody is idle and nothing waits: take from whoever will need longest for what it has not begun."""
-        effects: list[Send] = []
-        if not self._idle or not self._surplus:
-            return effects
-        wanted = sum(hands.member.slots - hands.outstanding for hands in self._idle)
-        for hands in list(self._surplus):
-            # The newest leases are the last to be begun; one a slot will have begun, so it is not even asked for.
-            spare = [n for n, lease in hands.leases.items() if not lease.started and n not in hands.recalled]
-            spare = spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
-            if not spare or hands.recalled or hands.window.remaining_s(hands.outstanding) < RECALL_WORTH_S:
-                continue
-            take = spare[-max(wanted, (len(spare) + 1) // 2) :]
-            hands.recalled.update(take)
-            effects.append(Send(hands.member.peer, Recall(take)))
-            wanted -= len(take)
-            if wanted <= 0:
-                break
-        return effects
-
-    def _place(self, hands: Hands) -> None:
-        """Keep the three lists of workers true for one of them."""
-        count = hands.outstanding
-        usable = hands.reachable and not hands.member.leaving
-        _set(self._idle, hands, usable and count < hands.member.slots)
-        _set(self._roomy, hands, usable and count < hands.window.limit)
-        _set(self._surplus, hands, hands.reachable and count > hands.member.slots)
+        return self._placement.assign(now) + self._tell_progress()
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
@@ -441,8 +346,8 @@ class Dispatch:
                 continue
             (session.careful if careful else session.queue).appendleft(lease.again())
             session.left_queue -= 1
-            self.queued += 1
-            self._enrol(session)
+            self._placement.queued += 1
+            self._placement.enrol(session)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _unhold(self, leases: Iterable[Lease]) -> list[Lease]:
@@ -478,13 +383,11 @@ class Dispatch:
         return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
 
     def _drop_queue(self, session: Session) -> None:
-        self.queued -= session.queued
+        self._placement.queued -= session.queued
         session.left_queue += session.queued
         session.queue.clear()
         session.careful.clear()
-        if session.in_rota:
-            self._rota.remove(session)
-            session.in_rota = False
+        self._placement.leave(session)
 
     def settle(self, now: float) -> list[Send]:
         """Say that a generation has ended where that is certain now."""
@@ -513,11 +416,6 @@ class Dispatch:
 
     # -- small things -------------------------------------------------------------------------------------------
 
-    def _enrol(self, session: Session) -> None:
-        if not session.in_rota and session.queued:
-            session.in_rota = True
-            self._rota.append(session)
-
     def _forget_everywhere(self, coordinator: int, functions: list[int]) -> list[Send]:
         keys = {(coordinator, fn) for fn in functions}
         effects: list[Send] = []
@@ -545,10 +443,3 @@ class Dispatch:
             if session.submitted - session.progress_told < session.queue_max:
                 del self._crowded[session]
         return effects
-
-
-def _set(line: dict[Hands, None], hands: Hands, wanted: bool) -> None:
-    if wanted:
-        line.setdefault(hands, None)
-    else:
-        line.pop(hands, None)

@@ -1,0 +1,165 @@
+"""Which worker gets which work next: idle ones first, then those with room, coordinators in turn; and what is called back.
+
+The lists of workers are kept true by `place`, which is called whenever what a worker holds has changed, so that nothing here looks at all
+workers. They are dicts because a set has no order, and the machine must be repeatable.
+
+Not here: why work is queued or given back (machine.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from zmqdist.core.batches import split
+from zmqdist.core.dispatch.records import Batch, Hands, Lease, Session
+from zmqdist.core.events import Send
+from zmqdist.messages import Assign, Item, Leased, Recall
+
+RECALL_WORTH_S = 0.01
+"""Work that its worker will reach sooner than this is not called back: the messages would cost more."""
+
+
+class Placement:
+    """The sessions that have waiting work, and the workers that can take some.
+
+    Attributes:
+      queued: pieces of work that wait, of all sessions.
+    """
+
+    def __init__(self, first_lease: int) -> None:
+        self.queued = 0
+        self._next_lease = first_lease
+        self._rota: deque[Session] = deque()
+        self._idle: dict[Hands, None] = {}
+        self._roomy: dict[Hands, None] = {}
+        self._surplus: dict[Hands, None] = {}
+
+    @property
+    def deadline(self) -> float | None:
+        """When a recall may next become worth while by the passing of time alone."""
+        if self.queued or not self._idle:
+            return None
+        at = min((_worth_recalling_at(hands) for hands in self._surplus if _spare(hands)), default=math.inf)
+        return at if at < math.inf else None
+
+    def enrol(self, session: Session) -> None:
+        """A session has waiting work."""
+        if not session.in_rota and session.queued:
+            session.in_rota = True
+            self._rota.append(session)
+
+    def leave(self, session: Session) -> None:
+        """A session has none any more."""
+        if session.in_rota:
+            self._rota.remove(session)
+            session.in_rota = False
+
+    def place(self, hands: Hands) -> None:
+        """Keep the three lists of workers true for one of them."""
+        count = hands.outstanding
+        usable = hands.reachable and not hands.member.leaving
+        _set(self._idle, hands, usable and count < hands.member.slots)
+        _set(self._roomy, hands, usable and count < hands.window.limit)
+        _set(self._surplus, hands, hands.reachable and count > hands.member.slots)
+
+    def assign(self, now: float) -> list[Send]:
+        """Hand out what waits. Called once at the end of each event."""
+        if not self.queued:
+            return self._recall(now)
+        batches: dict[Hands, Batch] = {}
+        while self._rota and self._idle:
+            hands = next(iter(self._idle))
+            self._give(hands, hands.member.slots - hands.outstanding, batches, now)
+        while self._rota and self._roomy:
+            hands = next(iter(self._roomy))
+            share = max(1, self.queued // len(self._roomy))
+            self._give(hands, min(share, hands.window.limit - hands.outstanding), batches, now)
+            if hands in self._roomy:  # to the end of the line
+                del self._roomy[hands]
+                self._roomy[hands] = None
+        effects: list[Send] = []
+        for hands, batch in batches.items():
+            functions = batch.functions
+            for items, careful in ((batch.careful, True), (batch.items, False)):
+                for part in split(items):
+                    if part:
+                        effects.append(Send(hands.member.peer, Assign(functions, list(part), careful)))
+                        functions = []
+        return effects
+
+    def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
+        batch = batches.get(hands)
+        if batch is None:
+            batch = batches[hands] = Batch()
+        hands.window.given(now)
+        while count > 0 and self._rota:
+            session = self._rota[0]
+            take = min(count, max(1, count // len(self._rota)))
+            while take and session.careful:
+                self._lease(hands, session, session.careful.popleft(), batch, batch.careful)
+                take -= 1
+                count -= 1
+            while take and session.queue:
+                self._lease(hands, session, session.queue.popleft(), batch, batch.items)
+                take -= 1
+                count -= 1
+            if session.queued:
+                self._rota.rotate(-1)
+            else:
+                self._rota.popleft()
+                session.in_rota = False
+        self.place(hands)
+
+    def _lease(self, hands: Hands, session: Session, item: Item, batch: Batch, into: list[Leased]) -> None:
+        work, attempt, lost, fn, payload = item
+        number = self._next_lease
+        self._next_lease = number + 1
+        key = (session.coordinator, fn)
+        if key not in hands.known:
+            hands.known.add(key)
+            batch.functions.append((session.coordinator, fn, session.functions[fn]))
+        hands.leases[number] = Lease(session, work, attempt, lost, fn, payload)
+        session.outstanding += 1
+        session.left_queue += 1
+        self.queued -= 1
+        into.append((number, session.coordinator, attempt, fn, payload))
+
+    def _recall(self, now: float) -> list[Send]:
+        """Somebody is idle and nothing waits: take from whoever will need longest for what it has not begun."""
+        effects: list[Send] = []
+        if not self._idle or not self._surplus:
+            return effects
+        wanted = sum(hands.member.slots - hands.outstanding for hands in self._idle)
+        for hands in list(self._surplus):
+            spare = _spare(hands)
+            if not spare or now < _worth_recalling_at(hands):
+                continue
+            take = spare[-max(wanted, (len(spare) + 1) // 2) :]
+            hands.recalled.update(take)
+            effects.append(Send(hands.member.peer, Recall(take)))
+            wanted -= len(take)
+            if wanted <= 0:
+                break
+        return effects
+
+
+def _spare(hands: Hands) -> list[int]:
+    """Leases that its slots will not have begun: the newest, but for one a slot. None while it is being asked for some."""
+    spare = [] if hands.recalled else [number for number, lease in hands.leases.items() if not lease.started]
+    return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
+
+
+def _worth_recalling_at(hands: Hands) -> float:
+    """From when on it is better to take back what a worker has not begun than to leave it there."""
+    held = hands.outstanding
+    if hands.window.remaining_s(held) >= RECALL_WORTH_S:
+        return 0.0
+    return hands.window.overdue_at(held) + RECALL_WORTH_S
+
+
+def _set(line: dict[Hands, None], hands: Hands, wanted: bool) -> None:
+    if wanted:
+        line.setdefault(hands, None)
+    else:
+        line.pop(hands, None)
