@@ -282,9 +282,12 @@ class Release(Message, tag=46):
 
 
 class Leave(Message, tag=47):
-    """End yourself in good order: give back what has not been started, finish what runs (at most `grace_s`), say Goodbye."""
+    """End yourself in good order: give back what has not been started, finish what runs (at most `grace_s`), say Goodbye.
 
-    SENT = "dispatcher -> worker"
+    From a worker: I am doing so, send nothing more.
+    """
+
+    SENT = "dispatcher -> worker, worker -> dispatcher"
     grace_s: float
 
 

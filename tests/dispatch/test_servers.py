@@ -15,6 +15,7 @@ from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors, limits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.messages import Beat
 from zmqdist.rpc import Client
 
 
@@ -135,9 +136,7 @@ def test_a_second_living_worker_of_the_same_name_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for a while, because its namesake might have died a moment ago."""
-    import zmqdist.core.worker as machine
-
-    monkeypatch.setattr(machine, "REGISTER_AGAIN_S", 100.0)
+    monkeypatch.setattr("zmqdist.core.contact.REGISTER_AGAIN_S", 100.0)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
         with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
             zd.WorkerServer(WorkerConfig(dispatcher.address, index=3))
@@ -170,6 +169,47 @@ def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_what_waits(
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):
             assert coordinator.fetch(values) == ["0", "1", "2"]
     assert len(list(tmp_path.glob("begun-*"))) == 3
+
+
+def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
+    dispatcher: zd.DispatchServer, tmp_path: Path
+) -> None:
+    """The dispatcher is busy while its worker ends, and finds out by a message that it cannot send any more."""
+    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+        value = coordinator.schedule(waits, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        (member,) = dispatcher._broker.membership.members.values()
+        until(lambda: dispatcher.snapshot().workers[0].running)
+        found: list[bool] = []
+
+        def busy() -> None:
+            go(tmp_path)
+            until(lambda: worker.num_tasks == 0)
+            worker.stop()
+            until(lambda: not dispatcher._router.send(member.peer, Beat()))  # type: ignore[arg-type]
+            found.append(True)
+
+        assert dispatcher._loop is not None
+        dispatcher._loop.call_soon(busy)
+        assert value.get(20) == "x"
+        assert found
+        until(lambda: dispatcher.num_workers == 0)
+        assert dispatcher.snapshot().losses_count == 0
+        assert len(begun(tmp_path)) == 1
+
+
+def test_a_worker_that_leaves_by_itself_is_given_nothing_more(dispatcher: zd.DispatchServer, tmp_path: Path) -> None:
+    with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+        values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
+        until(lambda: begun(tmp_path))
+        stopping = threading.Thread(target=worker.stop, args=(20,))
+        stopping.start()
+        until(lambda: [(row.state, row.leases) for row in dispatcher.snapshot().workers] == [("leaving", 1)])
+        assert dispatcher.snapshot().queued == 3
+        go(tmp_path)
+        stopping.join(20)
+        assert values[0].get(20) == "0"
+        assert not any(value.done() for value in values[1:])
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ RESOLVE = Closures._resolve
 
 
 def never_stop(self: Worker, effects: Any) -> Any:
-    self._stop_at = None
+    self._contact.stop_at = None
     return effects
 
 

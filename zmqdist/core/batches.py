@@ -13,11 +13,9 @@ T = TypeVar("T", bound=tuple[Any, ...])
 def split(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in order.
 
-    The payload is the last field of an item; one that is larger than the bound alone is a part of its own.
+    The payload is the last field of an item; one that is larger than the bound alone is a part of its own. Errors and pickled
+    functions can be that large, so that few items are no proof of a small message.
     """
-    if len(items) <= BATCH_ITEMS_MAX and len(items) * 1024 <= BATCH_BYTES_MAX // 64:
-        yield items  # cannot be too large: a payload has at most INLINE_BYTES_MAX
-        return
     start = size = 0
     for end, item in enumerate(items):
         payload = len(item[-1])

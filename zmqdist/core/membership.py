@@ -50,6 +50,7 @@ class Member:
     peer: Peer | None
     away_until: float = 0.0
     leaving: bool = False
+    leave_grace_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -147,6 +148,12 @@ class Membership:
                 return (
                     [] if member is None else [self._lose(member, reason or "said goodbye", 0, "", now, settled=True)]
                 )
+            case Heard(peer, Leave()):
+                member = self.by_peer.get(peer)
+                if member is None or member.leaving:
+                    return []
+                member.leaving = True
+                return [MemberLeaving(member)]
             case Heard():
                 return []
             case PeerGone(peer):
@@ -161,6 +168,7 @@ class Membership:
         if member.leaving:
             return []
         member.leaving = True
+        member.leave_grace_s = grace_s
         changes: list[Change | Send] = [MemberLeaving(member)]
         if member.peer is not None:
             changes.append(Send(member.peer, Leave(grace_s)))
@@ -178,7 +186,10 @@ class Membership:
             self._away.pop(id(old), None)
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
-            return [Send(peer, self._welcome(old)), MemberBack(old, register)]
+            changes = [Send(peer, self._welcome(old)), MemberBack(old, register)]
+            if old.leaving:  # it may not have heard that it shall
+                changes.append(Send(peer, Leave(old.leave_grace_s)))
+            return changes
         if old is not None:
             changes.append(self._lose(old, "its successor registered", None, "", now, settled=False))
         index = register.index if register.index >= 0 else self._lowest_free(register.job)
@@ -203,9 +214,9 @@ class Membership:
     def _problem(self, peer: Peer, register: Register) -> Refused | None:
         if register.slots < 1:
             return Refused(errors.INVALID_ARGUMENT, f"a worker offered {register.slots} slots, at least 1 is wanted")
-        if peer in self.by_peer and self.by_peer[peer].incarnation != register.incarnation:
-            return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
         old = self._find(register)
+        if peer in self.by_peer and (self.by_peer[peer] is not old or old.incarnation != register.incarnation):
+            return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
         if old is None and len(self.members) >= WORKERS_MAX:
             return Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {WORKERS_MAX} workers and takes no more")
         if old is not None and old.incarnation != register.incarnation and old.peer is not None:

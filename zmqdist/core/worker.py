@@ -25,12 +25,13 @@ Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Final
 
 from zmqdist import errors
 from zmqdist.core.batches import split
+from zmqdist.core.contact import Contact
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.slot import Slot
 from zmqdist.core.worker_events import (
     NOT_RUN,
     BulkLetGo,
@@ -77,37 +78,10 @@ from zmqdist.messages import (
 DISPATCHER: Final = "dispatcher"
 """The one peer of this machine."""
 
-SLOT_BATCH_MAX: Final = 256
-SLOT_BATCH_S: Final = 0.005
-"""A batch for a slot should take about this long."""
 STUCK_S: Final = 0.02
 """A slot that reported nothing for this long gives up what it has not begun, if another slot could run it."""
 SPAWN_FAILURES_MAX: Final = 3
 """Slot processes that die before they are ready, one after the other, before the worker gives up."""
-REGISTER_AGAIN_S: Final = 0.25
-
-
-@dataclass(slots=True)
-class _Slot:
-    index: int
-    ready: bool = False
-    given: deque[tuple[int, Leased]] = field(default_factory=deque)
-    position: int = 0
-    batch: int = 1
-    given_at: float = 0.0
-    given_count: int = 0
-    heard_at: float = 0.0
-    known: set[tuple[int, int]] = field(default_factory=set)
-    reclaiming: bool = False
-    wanted_back: set[int] = field(default_factory=set)
-    cut: dict[int, float] = field(default_factory=dict)
-    """Leases to be cut off: lease -> when its grace ends."""
-    told: int = 0
-    """Position up to which starts have been reported."""
-    killed: bool = False
-    """Its process is being ended by us."""
-    orphan: bool = False
-    """It runs a function (in a thread) of which the dispatcher knows nothing."""
 
 
 class Worker:
@@ -129,29 +103,17 @@ class Worker:
         self.job, self.index, self.pid, self.host = job, index, pid, host
         self.incarnation = incarnation
         self.can_kill = can_kill
-        self.registered = False
         self.leaving = False
         self.ended: Exit | None = None
-        self._slots = [_Slot(i) for i in range(slots)]
+        self._slots = [Slot(i) for i in range(slots)]
         self._queue: deque[tuple[Leased, bool]] = deque()
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
-        self._orphan_limit_s = orphan_limit_s
-        self._dispatcher: int | None = None
-        self._up = False
-        self.lease_s = 0.0
-        self._beat_s = 1.0
-        self._beat_at: float | None = None
-        self._beats_sent = self._beats_echoed = 0
-        self._orphan_at: float | None = now + orphan_limit_s
-        self._stop_at: float | None = None
+        self._contact = Contact(orphan_limit_s, now, now + orphan_limit_s)
         self._leave_at: float | None = None
-        self._register_at: float | None = None
-        self._refusals = 0
         self._spawn_failures = 0
-        self._heard_at = now
         self._careful: tuple[int, int] | None = None
         """The careful lease whose start was reported, and the beat whose echo lets it start."""
 
@@ -160,13 +122,23 @@ class Worker:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self.ended is not None:
             return None
-        times = [self._beat_at, self._orphan_at, self._stop_at, self._leave_at, self._register_at]
+        times = [self._contact.deadline, self._leave_at]
         for slot in self._slots:
-            if self.can_kill and slot.given and not slot.killed:  # only what runs is cut off by time
-                times.append(slot.cut.get(slot.given[0][1][0]))
+            if self.can_kill:
+                times.append(slot.kill_at)
             if self._could_balance(slot):
                 times.append(slot.heard_at + STUCK_S)
         return min((t for t in times if t is not None), default=None)
+
+    @property
+    def registered(self) -> bool:
+        """Whether a dispatcher has taken this worker, and the connection to it stands."""
+        return self._contact.registered
+
+    @property
+    def lease_s(self) -> float:
+        """The dispatcher's lease; 0 before the first registration."""
+        return self._contact.lease_s
 
     @property
     def busy_slots(self) -> int:
@@ -197,12 +169,12 @@ class Worker:
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Heard(_, message):
-                self._heard_at = now
+                self._contact.heard_at = now
                 return self._hear(message, now)
             case SlotFinished(index, outcomes):
                 return self._finished(self._slots[index], outcomes, now)
             case SlotSeen(index, position):
-                self._seen(self._slots[index], position)
+                self._started += self._slots[index].begun(position)
                 return []
             case SlotReady(index):
                 self._slots[index].ready = True
@@ -213,13 +185,9 @@ class Worker:
             case SlotDied():
                 return self._died(event)
             case DispatcherUp(incarnation):
-                return self._dispatcher_up(incarnation, now)
+                return self._dispatcher_up(incarnation)
             case DispatcherDown():
-                self._up = self.registered = False
-                self._beat_at = self._register_at = None
-                self._orphan_at = now + self._orphan_limit_s
-                # The dispatcher counts its lease from when it heard us last, which was before it answered last.
-                self._stop_at = min(now + self.lease_s / 2, max(now, self._heard_at + 0.75 * self.lease_s))
+                self._contact.went(now)
                 return []
             case LeaveAsked(grace_s):
                 return self._leave(grace_s, now)
@@ -239,15 +207,12 @@ class Worker:
                 self._queue.extend((item, careful) for item in items)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s):
-                self.index, self._beat_s, self.lease_s = index, beat_s, lease_s
-                self.registered = True
-                self._refusals = 0
-                self._orphan_at = self._stop_at = None
-                self._beat_at = now + beat_s
+                self.index = index
+                self._contact.welcomed(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
-                return []
+                return self._say_leaving()
             case Beat():
-                self._beats_echoed += 1
+                self._contact.beats_echoed += 1
                 return []
             case Recall(leases):
                 return self._take_back(set(leases))
@@ -260,25 +225,21 @@ class Worker:
             case Leave(grace_s):
                 return self._leave(grace_s, now)
             case Refused(code, text):
-                return self._refused(code, text, now)
+                return [] if self._contact.refused(code, now) else self._exit(code, text)
             case _:
                 return []
 
-    def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
+    def _dispatcher_up(self, incarnation: int) -> list[Effect]:
         effects: list[Effect] = []
-        if incarnation != self._dispatcher:
+        if self._contact.came(incarnation):
             effects += self._abandon()
             self._functions.clear()
-            self._dispatcher = incarnation
-        self._up = True
-        self._beats_sent = self._beats_echoed = 0
         self._careful = None
         return effects + self._register()
 
     def _register(self) -> list[Effect]:
-        self._register_at = None
         held = [item[0] for item, _ in self._queue]
-        held += [item[0] for slot in self._slots if not slot.orphan for _, item in slot.given]
+        held += [lease for slot in self._slots if not slot.orphan for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
         leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
@@ -287,50 +248,35 @@ class Worker:
         )
         return [Send(DISPATCHER, register)]
 
-    def _refused(self, code: int, text: str, now: float) -> list[Effect]:
-        """A worker under our name may have died a moment ago, and the dispatcher may not know yet: ask again for a while."""
-        self.registered = False
-        self._refusals += 1
-        patience = 1.0 + (self.lease_s or 10.0)
-        again = code in (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
-        if again and self._refusals * REGISTER_AGAIN_S < patience:
-            self._register_at = now + REGISTER_AGAIN_S
-            return []
-        return self._exit(code, text)
-
     def _tick(self, now: float) -> list[Effect]:
+        contact = self._contact
         effects: list[Effect] = []
-        if self._orphan_at is not None and now >= self._orphan_at:
-            return self._exit(errors.UNAVAILABLE, f"no dispatcher for {self._orphan_limit_s:g} s")
-        if self._register_at is not None and now >= self._register_at:
+        if contact.orphaned(now):
+            return self._exit(errors.UNAVAILABLE, f"no dispatcher for {contact.orphan_limit_s:g} s")
+        if contact.register_due(now):
             effects += self._register()
-        if self._stop_at is not None and now >= self._stop_at:
-            self._stop_at = None
-            self._dispatcher = None  # whoever answers next knows nothing of what was dropped
+        if contact.must_stop(now):
             effects += self._abandon()
-        if self._beat_at is not None and now >= self._beat_at:
+        if contact.beat_due(now):
             effects.append(self._beat())
-            self._beat_at = now + self._beat_s
         if self._leave_at is not None and now >= self._leave_at:
-            effects += self._cut_off({item[0] for slot in self._slots for _, item in slot.given}, now)
+            effects += self._cut_off({lease for slot in self._slots for lease in slot.leases()}, now)
             self._leave_at = None
             if not self.can_kill:
-                effects += self._returned(
-                    [item[0] for slot in self._slots if not slot.orphan for _, item in slot.given]
-                )
+                effects += self._returned([lease for slot in self._slots if not slot.orphan for lease in slot.leases()])
                 effects += self._exit(errors.OK, "")
         return effects + self._kill_overdue(now)
 
     def _kill_overdue(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for slot in self._slots if self.can_kill else ():
-            if slot.given and not slot.killed and slot.cut.get(slot.given[0][1][0], now + 1) <= now:
+            if slot.kill_at is not None and slot.kill_at <= now:
                 slot.killed = True
                 effects.append(Kill(slot.index))
         return effects
 
     def _beat(self) -> Send:
-        self._beats_sent += 1
+        self._contact.beats_sent += 1
         return Send(DISPATCHER, Beat())
 
     # -- stopping -----------------------------------------------------------------------------------------------
@@ -363,7 +309,15 @@ class Worker:
         if not self.leaving or (self._leave_at is not None and at < self._leave_at):  # somebody asks for a sooner end
             self._leave_at = at
         self.leaving = True
-        return self._return_queue() + [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
+        return (
+            self._say_leaving()
+            + self._return_queue()
+            + [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
+        )
+
+    def _say_leaving(self) -> list[Effect]:
+        """Else what is given back would come again at once."""
+        return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
         if not self.leaving or self.ended is not None or self.busy_slots or self._queue:
@@ -373,7 +327,7 @@ class Worker:
     def _exit(self, code: int, text: str) -> list[Effect]:
         effects: list[Effect] = self._report()
         self.ended = Exit(code, text)
-        if self._up:
+        if self._contact.up:
             effects.append(Send(DISPATCHER, Goodbye()))
         return [*effects, self.ended]
 
@@ -431,7 +385,7 @@ class Worker:
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
         return effects
 
-    def _give_careful(self, slot: _Slot, now: float) -> list[Effect]:
+    def _give_careful(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
             return []
         lease = self._queue[0][0][0]
@@ -439,15 +393,15 @@ class Worker:
             if not self.registered:
                 return []
             beat = self._beat()
-            self._careful = (lease, self._beats_sent)
+            self._careful = (lease, self._contact.beats_sent)
             return [Send(DISPATCHER, Done([], [lease])), beat]
-        if self._beats_echoed < self._careful[1]:
+        if self._contact.beats_echoed < self._careful[1]:
             return []
         self._careful = None
         return [self._give(slot, 1, now)]
 
-    def _give(self, slot: _Slot, count: int, now: float) -> Give:
-        idle = not slot.given
+    def _give(self, slot: Slot, count: int, now: float) -> Give:
+        was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
         while self._queue and len(items) < count and (not self._queue[0][1] or not items):
@@ -461,14 +415,12 @@ class Worker:
             items.append((slot.position, coordinator, fn, payload))
             if careful:
                 break
-        if idle:
-            slot.given_at = slot.heard_at = now
-            slot.given_count = 0
-            self._tell_start(slot)
-        slot.given_count += len(items)
+        slot.took(len(items), now, was_idle=was_idle)
+        if was_idle:
+            self._started += slot.begun()
         return Give(slot.index, functions, items)
 
-    def _finished(self, slot: _Slot, outcomes: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
+    def _finished(self, slot: Slot, outcomes: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         count = 0
         leftover: list[int] = []
         effects: list[Effect] = []
@@ -486,73 +438,46 @@ class Worker:
             if slot.orphan:
                 slot.orphan = False
                 leftover.append(lease)
+                effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
             self._outcomes.append((lease, kind, payload))
             if kind == BULK:
                 self._bulk[lease] = self._outcomes[-1]
         slot.heard_at = now
         if count:
-            self._tune(slot, now)
-            self._tell_start(slot)
+            slot.tune(now, several=self.can_kill)
+            self._started += slot.begun()
         return effects + self._returned(leftover)
 
-    def _unbegun(self, slot: _Slot, item: Leased) -> list[Effect]:
+    def _unbegun(self, slot: Slot, item: Leased) -> list[Effect]:
         """A slot was about to begin this when it was told not to."""
-        lease = item[0]
-        if lease in slot.wanted_back or slot.cut.pop(lease, None) is not None or self.leaving:
-            slot.wanted_back.discard(lease)
-            return self._returned([lease])
+        if self._goes_back(slot, item[0]):
+            return self._returned([item[0]])
         self._queue.appendleft((item, False))
         return []
 
-    def _tune(self, slot: _Slot, now: float) -> None:
-        """Follow the speed of the work: up by doubling, down at once."""
-        done = slot.given_count - len(slot.given)
-        each = (now - slot.given_at) / max(1, done)
-        fits = SLOT_BATCH_MAX if each <= 0 else int(SLOT_BATCH_S / each)
-        slot.batch = max(1, min(fits, slot.batch * 2, SLOT_BATCH_MAX)) if self.can_kill else 1
-        slot.given_at = now
-        slot.given_count = len(slot.given)
+    def _goes_back(self, slot: Slot, lease: int) -> bool:
+        """Whether what a slot did not begin goes back to the dispatcher, and not to our own queue."""
+        cut = slot.cut.pop(lease, None) is not None
+        wanted = lease in slot.wanted_back
+        slot.wanted_back.discard(lease)
+        return cut or wanted or self.leaving
 
-    def _tell_start(self, slot: _Slot) -> None:
-        """The first of what a slot has is running: a slot works in order."""
-        if slot.given and slot.given[0][0] > slot.told:
-            slot.told = slot.given[0][0]
-            self._started.append(slot.given[0][1][0])
-
-    def _seen(self, slot: _Slot, position: int) -> None:
-        for at, item in slot.given:
-            if at > position:
-                break
-            if at > slot.told:
-                slot.told = at
-                self._started.append(item[0])
-
-    def _reclaim(self, slot: _Slot) -> Reclaim:
+    def _reclaim(self, slot: Slot) -> Reclaim:
         slot.reclaiming = True
         return Reclaim(slot.index)
 
-    def _reclaimed(self, slot: _Slot, position: int, now: float) -> list[Effect]:
-        slot.reclaiming = False
-        slot.heard_at = now
+    def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         back: list[int] = []
-        again: list[Leased] = []
-        while slot.given and slot.given[-1][0] > position:
-            item = slot.given.pop()[1]
-            if item[0] in slot.wanted_back or item[0] in slot.cut or self.leaving:
+        for item in slot.take_unbegun(position, now):
+            if self._goes_back(slot, item[0]):
                 back.append(item[0])
-                slot.cut.pop(item[0], None)
             else:
-                again.append(item)
+                self._queue.appendleft((item, False))
         slot.wanted_back.clear()
-        slot.given_count = min(slot.given_count, len(slot.given))
-        slot.given_at = now
-        slot.batch = 1
-        self._seen(slot, position)
-        for item in again:
-            self._queue.appendleft((item, False))
+        self._started += slot.begun(position)
         effects = self._returned(back)
-        if slot.given and slot.given[0][1][0] in slot.cut:
+        if slot.given and slot.running in slot.cut:
             effects.append(Interrupt(slot.index, slot.given[0][0]))
         return effects
 
@@ -585,10 +510,10 @@ class Worker:
         for item in reversed(again):
             self._queue.appendleft((item, False))
         effects += self._returned(back)
-        self._slots[event.slot] = _Slot(event.slot)
+        self._slots[event.slot] = Slot(event.slot)
         return effects if self.leaving and not self._queue else [*effects, Spawn(event.slot)]
 
-    def _could_balance(self, slot: _Slot) -> bool:
+    def _could_balance(self, slot: Slot) -> bool:
         """Whether the slot has work that it has not begun while another slot has nothing to do."""
         if len(slot.given) < 2 or slot.reclaiming or self._queue:
             return False

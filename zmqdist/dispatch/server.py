@@ -28,6 +28,7 @@ from zmqdist.messages import (
     Enlist,
     Forget,
     Goodbye,
+    Leave,
     Message,
     Register,
     Returned,
@@ -44,7 +45,7 @@ from zmqdist.wire.hello import host_identity, our_hello
 
 LOOK_FOR_END_S = 0.005
 
-FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat)
+FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat, Leave)
 FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
 
 

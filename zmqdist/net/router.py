@@ -12,7 +12,8 @@ Rules
 Who has gone
     The monitor tells a descriptor, and descriptors are used again at once: so its word, and a new connection on a known
     descriptor, only name suspects. A suspect is sent a Ping; ZeroMQ's "host unreachable" is the truth. The end of a
-    connection takes a moment to reach the socket, so the question is repeated for SUSPECT_S.
+    connection takes a moment to reach the socket, so the question is repeated for SUSPECT_S. That a peer has gone is told when
+    everything that it had sent before has been read.
 
 Not here: what the messages mean, and pending calls (their bound is the business of who answers them).
 """
@@ -131,6 +132,7 @@ class Router:
         self._by_fd: dict[int, Peer] = {}
         self._suspects: dict[Peer, float] = {}
         self._recent: dict[int, float] = {}
+        self._going: list[Peer] = []
         self._closed = False
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
         loop.run(self._open)
@@ -257,7 +259,7 @@ class Router:
     @property
     def peers(self) -> list[Peer]:
         """Those whose hello was taken."""
-        return [peer for peer in self._peers.values() if peer.hello is not None]
+        return [peer for peer in self._peers.values() if peer.hello is not None and not peer.gone]
 
     def _read(self) -> bool:
         """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
@@ -405,13 +407,28 @@ class Router:
         return peer.gone
 
     def _mark_gone(self, peer: Peer) -> None:
+        """Nothing can be sent to it any more. What it sent before it went may still lie here, and is read first."""
         peer.gone = True
-        self._peers.pop(peer.routing_id, None)
         if self._by_fd.get(peer.fd) is peer:
             del self._by_fd[peer.fd]
-        if peer.hello is not None:
-            for fn in self.on_gone:
-                self._loop.call_soon(fn, peer)
+        self._going.append(peer)
+        if len(self._going) == 1:
+            self._loop.call_soon(self._let_go)
+
+    def _let_go(self) -> None:
+        """Forget those who have gone, when nothing of them can be left to read."""
+        if self._closed:
+            return
+        self._watched.dirty = True
+        if self._watched.events(_EVENTS) & _POLLIN and self._read():
+            self._loop.call_soon(self._let_go)  # there is more: let others have their turn
+            return
+        going, self._going = self._going, []
+        for peer in going:
+            self._peers.pop(peer.routing_id, None)
+            if peer.hello is not None:
+                for fn in self.on_gone:
+                    self._loop.call_soon(fn, peer)
 
 
 def _look_up(host: str) -> str:

@@ -1,11 +1,11 @@
-"""What tests of a cluster need: virtual time, a network with ZeroMQ's failures, a whole cluster in one thread.
+"""Doubles that ship: virtual time, a network with ZeroMQ's failures, and a whole cluster in one thread.
 
 from zmqdist.testing import simulate
 simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
 """
 
-from zmqdist.testing.clock import SimClock
-from zmqdist.testing.network import SimConnection, SimProcess
-from zmqdist.testing.sim_cluster import SimCluster, simulate
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.testing.simulation.cluster import SimCluster, simulate
+from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 __all__ = ["SimClock", "SimCluster", "SimConnection", "SimProcess", "simulate"]

@@ -32,6 +32,7 @@ from zmqdist.messages import (
     Enlist,
     Forget,
     Goodbye,
+    Leave,
     Message,
     Refused,
     Register,
@@ -196,7 +197,7 @@ class Broker:
                 return self.dispatch.slots_lost(member, message, now)
             case Beat():
                 return [Send(peer, message)]
-            case Register() | Goodbye():
+            case Register() | Leave() | Goodbye():
                 return self._apply(self.membership.handle(Heard(peer, message), now), now)
             case _:
                 return [_refuse(peer, "a worker", message)]

@@ -91,7 +91,8 @@ class Dispatch:
     @property
     def deadline(self) -> float | None:
         """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
-        times = [] if self._placement.deadline is None else [self._placement.deadline]
+        recall_at = self._placement.deadline
+        times = [] if recall_at is None else [recall_at]
         for session in self._ending:
             lives = (session, *self._former.get(session.coordinator, ()))
             if all(life.outstanding == 0 for life in lives) and not self._has_leftover(session):
@@ -153,6 +154,9 @@ class Dispatch:
                 setattr(session, name, deque(item for item in old if item[0] not in wanted))
         self._placement.queued -= len(results)
         session.left_queue += len(results)
+        for (work, _), (hands, number) in session.held.items():
+            if work in wanted:  # it may still be taken; lost before that, it is not made again
+                hands.held[number].cut = True
         effects = [Send(session.peer, Results(results))] if results else []
         return effects + self._cut_off(
             lambda lease: lease.session is session and lease.work in wanted, withdraw.grace_s
@@ -233,8 +237,11 @@ class Dispatch:
         self._placement.place(hands)
         leases = list(hands.leases.values())
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
-        for lease in leases:
-            lease.session.unsettled_until = max(lease.session.unsettled_until, until)
+        running = [lease.session for lease in leases]
+        if hands.leftover:
+            running += [s for s in self.sessions.values() if s.coordinator in hands.leftover.values()]
+        for session in running:
+            session.unsettled_until = max(session.unsettled_until, until)
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._unhold(hands.held.values())

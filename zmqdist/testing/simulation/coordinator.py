@@ -27,10 +27,10 @@ from zmqdist.core.closures import (
 )
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.messages import CANCELLED, ERROR, VALUE, Message, StartsLost
-from zmqdist.testing.network import SimConnection
+from zmqdist.testing.simulation.network import SimConnection
 
 if TYPE_CHECKING:
-    from zmqdist.testing.sim_cluster import SimCluster
+    from zmqdist.testing.simulation.cluster import SimCluster
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer")
 

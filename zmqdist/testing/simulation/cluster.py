@@ -3,8 +3,9 @@
 First a phase with faults, in which only safety is checked; then calm: what comes back is back, and everything that was scheduled must
 end within CALM_LIMIT_S of virtual time, with nothing left over.
 
-A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker has
-registered again: nobody can prevent that, and what it returns is refused. It is the one exception to "nothing executes".
+A function that runs in a process that was frozen as a whole, and thaws after its connection has ended, executes until the worker
+has registered again: nobody can prevent that, and what it returns is refused. The same holds for a thread, which nobody can end, in a
+worker that has lost its connection. These are the two exceptions to "nothing executes".
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from zmqdist.core.dispatch.broker import Broker, BrokerRules
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, Message, Register
-from zmqdist.testing.clock import SimClock
-from zmqdist.testing.network import SimConnection
-from zmqdist.testing.sim_coordinator import SimCoordinator
-from zmqdist.testing.sim_worker import SimWorker, Truth
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.testing.simulation.coordinator import SimCoordinator
+from zmqdist.testing.simulation.network import SimConnection
+from zmqdist.testing.simulation.worker import SimWorker, Truth
 
 FAULTS_UNTIL_S = 8.0
 CALM_LIMIT_S = 200.0
@@ -282,6 +283,8 @@ class SimCluster:
         for worker in self.workers:
             apart = worker.connection is None or not worker.connection.open
             if apart and (worker.process.frozen or worker.thawed_unheard):
+                continue
+            if worker.was_apart and not self._can_kill:
                 continue
             for owner, work in worker.executing():
                 assert owner != coordinator or work > last_work, (

@@ -35,10 +35,10 @@ from zmqdist.core.worker_events import (
     Spawn,
 )
 from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, SlotsLost
-from zmqdist.testing.network import SimConnection, SimProcess
+from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 if TYPE_CHECKING:
-    from zmqdist.testing.sim_cluster import SimCluster
+    from zmqdist.testing.simulation.cluster import SimCluster
 
 DURATIONS_S = {
     "quick": 0.001,
@@ -94,6 +94,8 @@ class SimWorker:
         self.slots_frozen = False
         self.cut_off_until = 0.0
         """Its network is gone until then."""
+        self.was_apart = False
+        """It has lost a connection at least once."""
         self.thawed_unheard = False
         """It was frozen as a whole, and has not registered since."""
         self.careful: set[int] = set()
@@ -139,6 +141,7 @@ class SimWorker:
         """This side notices that a connection has ended."""
         if connection is self.connection:
             self.connection = None
+            self.was_apart = True
             self.handle(DispatcherDown())
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
 

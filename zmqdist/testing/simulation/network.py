@@ -11,7 +11,7 @@ from collections.abc import Callable
 from random import Random
 
 from zmqdist.messages import Message
-from zmqdist.testing.clock import SimClock
+from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.wire.headers import decode, encode
 
 

@@ -1,0 +1,88 @@
+"""Speaking to a dispatcher as its peers do, for the tests of the dispatch machine.
+
+The payload of a piece of work is its number, and all of it is for function 7.
+"""
+
+from __future__ import annotations
+
+from zmqdist.core.dispatch.broker import Broker
+from zmqdist.core.events import Heard, ProcessExited, Send
+from zmqdist.messages import (
+    CANCELLED,
+    VALUE,
+    Assign,
+    Define,
+    Done,
+    EndGeneration,
+    Enlist,
+    Message,
+    Register,
+    Registered,
+    Results,
+    Submit,
+)
+
+LEASE_S, BACK_S, CUT_S = 10.0, 1.0, 5.0
+WELCOME = Registered(0, 1.0, LEASE_S, CUT_S)
+SEEN = ProcessExited(100, -9, "log", job="worker", index=0)
+"""Worker 0 was seen to end, by its parent."""
+
+
+def hear(broker: Broker, peer: str, message: Message, now: float = 0.0) -> list[Send]:
+    return broker.handle(Heard(peer, message), now)
+
+
+def coordinator(
+    broker: Broker, peer: str = "c", number: int = 1, *, queue_max: int = 1000, former: bool = False, now: float = 0.0
+) -> list[Send]:
+    effects = hear(broker, peer, Enlist(number, queue_max, 1, former), now)
+    return effects + hear(broker, peer, Define([(7, b"f")]), now)
+
+
+def worker(
+    broker: Broker,
+    peer: str = "w",
+    index: int = 0,
+    *,
+    slots: int = 1,
+    held: list[int] | None = None,
+    leftover: list[tuple[int, int]] | None = None,
+    life: int | None = None,
+    now: float = 0.0,
+) -> list[Send]:
+    register = Register(life or index + 1, "worker", index, slots, held or [], leftover or [], 100 + index, "host")
+    return hear(broker, peer, register, now)
+
+
+def submit(broker: Broker, *works: int, peer: str = "c", lost: int = 0, now: float = 0.0) -> list[Send]:
+    return hear(broker, peer, Submit(1, [(work, 0, lost, 7, b"%d" % work) for work in works]), now)
+
+
+def done(broker: Broker, *leases: int, peer: str = "w", kind: int = VALUE, now: float = 0.0) -> list[Send]:
+    return hear(broker, peer, Done([(lease, kind, b"r") for lease in leases], []), now)
+
+
+def begin(broker: Broker, *leases: int, peer: str = "w", now: float = 0.0) -> None:
+    assert hear(broker, peer, Done([], list(leases)), now) == []
+
+
+def given(effects: list[Send], *, careful: bool = False) -> list[tuple[str, int, int, int]]:
+    """What was handed out: (peer, lease, work, attempt)."""
+    return [
+        (str(effect.to), lease, int(payload), attempt)
+        for effect in effects
+        if isinstance(effect.message, Assign) and effect.message.careful == careful
+        for lease, _, attempt, _, payload in effect.message.items
+    ]
+
+
+def leases_of(effects: list[Send]) -> list[int]:
+    return [lease for _, lease, _, _ in given(effects)]
+
+
+def end(broker: Broker, peer: str = "c", now: float = 0.0) -> list[Send]:
+    return hear(broker, peer, EndGeneration(1, 2.0), now)
+
+
+def cancelled(*works: int, attempt: int = 0, peer: str = "c") -> Send:
+    return Send(peer, Results([(work, attempt, CANCELLED, b"") for work in works]))

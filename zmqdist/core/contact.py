@@ -1,0 +1,106 @@
+"""A worker's contact with its dispatcher: when it registers, beats, stops its work and gives up.
+
+Theory of operation
+    Contact is the connection. While it stands the worker beats; a Beat comes back, which says that everything before it has arrived.
+    When it goes, work may go on for half a lease, or until three quarters of a lease after the dispatcher was last heard, whichever is
+    sooner: the dispatcher counts its lease from when it heard the worker last. Without any contact for the orphan limit the worker
+    ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago.
+
+Not here: what is stopped, and what a registration says (worker.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zmqdist import errors
+from zmqdist.limits import LEASE_S
+
+REGISTER_AGAIN_S = 0.25
+AGAIN = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
+"""Refusals that may pass."""
+
+
+@dataclass(slots=True)
+class Contact:
+    """Times are seconds of the machine's clock; None where nothing is due.
+
+    Attributes:
+      dispatcher: incarnation of the one that knows what this worker has; None when nobody does.
+      up, registered: the connection stands; the dispatcher has taken us.
+      lease_s: as the dispatcher told; 0 before.
+    """
+
+    orphan_limit_s: float
+    heard_at: float
+    orphan_at: float | None
+    dispatcher: int | None = None
+    up: bool = False
+    registered: bool = False
+    lease_s: float = 0.0
+    beats_sent: int = 0
+    beats_echoed: int = 0
+    stop_at: float | None = None
+    _beat_s: float = 1.0
+    _beat_at: float | None = None
+    _register_at: float | None = None
+    _refusals: int = 0
+
+    @property
+    def deadline(self) -> float | None:
+        times = (self._beat_at, self.orphan_at, self.stop_at, self._register_at)
+        return min((time for time in times if time is not None), default=None)
+
+    def came(self, incarnation: int) -> bool:
+        """The connection stands. True when this dispatcher knows nothing of what the worker has."""
+        self.up = True
+        self.beats_sent = self.beats_echoed = 0
+        stranger = incarnation != self.dispatcher
+        self.dispatcher = incarnation
+        self._register_at = None
+        return stranger
+
+    def went(self, now: float) -> None:
+        self.up = self.registered = False
+        self._beat_at = self._register_at = None
+        self.orphan_at = now + self.orphan_limit_s
+        self.stop_at = min(now + self.lease_s / 2, max(now, self.heard_at + 0.75 * self.lease_s))
+
+    def welcomed(self, beat_s: float, lease_s: float, now: float) -> None:
+        self._beat_s, self.lease_s = beat_s, lease_s
+        self.registered = True
+        self._refusals = 0
+        self.orphan_at = self.stop_at = None
+        self._beat_at = now + beat_s
+
+    def refused(self, code: int, now: float) -> bool:
+        """True when the registration is to be repeated, which `register_due` will say."""
+        self.registered = False
+        self._refusals += 1
+        patience_s = 1.0 + (self.lease_s or LEASE_S)
+        if code not in AGAIN or self._refusals * REGISTER_AGAIN_S >= patience_s:
+            return False
+        self._register_at = now + REGISTER_AGAIN_S
+        return True
+
+    def orphaned(self, now: float) -> bool:
+        return self.orphan_at is not None and now >= self.orphan_at
+
+    def register_due(self, now: float) -> bool:
+        due = self._register_at is not None and now >= self._register_at
+        if due:
+            self._register_at = None
+        return due
+
+    def must_stop(self, now: float) -> bool:
+        """Everything has to stop now; whoever answers next knows nothing of it."""
+        if self.stop_at is None or now < self.stop_at:
+            return False
+        self.stop_at = self.dispatcher = None
+        return True
+
+    def beat_due(self, now: float) -> bool:
+        due = self._beat_at is not None and now >= self._beat_at
+        if due:
+            self._beat_at = now + self._beat_s
+        return due

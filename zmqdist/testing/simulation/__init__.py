@@ -1,0 +1,1 @@
+"""The simulation; its names are those of zmqdist.testing."""
