@@ -21,7 +21,7 @@ ANSWER_S: Final = 3.0
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Seconds(click.ParamType):
+class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
     """A finite number of seconds; more than 0, or from 0 on."""
 
     name = "seconds"
@@ -65,9 +65,7 @@ def target_options(command: F) -> F:
     return timeout(secret_options(command))
 
 
-def place(
-    target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool
-) -> tuple[str, Credentials]:
+def place(target: str | None, token_file: str | None, keys_dir: str | None, insecure: bool) -> tuple[str, Credentials]:
     """ "host:port" of a dispatcher, and with what to go there: TARGET, else the cluster of ZMQDIST_CONFIG.
 
     Raises:

@@ -55,7 +55,7 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
 @target_options
 @click.pass_context
 def shutdown(
-    context: click.Context, target: str | None, *, grace_s: float, timeout_s: float, **secrets: Any
+    context: click.Context, /, target: str | None, *, grace_s: float, timeout_s: float, **secrets: Any
 ) -> None:
     """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
 

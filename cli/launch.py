@@ -24,7 +24,7 @@ from zmqdist_cli.exit_codes import ExitCode
     help="What the program and the workers have to end in, after Ctrl-C or SIGTERM.",
 )
 @click.pass_context
-def launch(context: click.Context, config: str, arguments: tuple[str, ...], *, grace_s: float) -> None:
+def launch(context: click.Context, /, config: str, arguments: tuple[str, ...], *, grace_s: float) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.
 
     What workers write has a prefix, as [worker-0]. When the program ends everything is stopped; the exit code is the

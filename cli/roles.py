@@ -34,7 +34,7 @@ _grace = click.option(
 )
 
 
-class Slots(click.ParamType):
+class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4
     """A number of slots, or "auto" for the cores that this process may use."""
 
     name = "slots"
@@ -59,13 +59,13 @@ class Slots(click.ParamType):
 @secret_options
 @_config
 @click.pass_context
-def dispatcher(context: click.Context, file: str | None, **options: Any) -> None:
+def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> None:
     """Run a dispatcher in the foreground.
 
     Workers register with it (zmqdist worker --dispatcher HOST:PORT), programs schedule functions on it
     (ClusterCoordinator("HOST:PORT")). On anything but loopback it needs keys (zmqdist keygen).
     """
-    from zmqdist.dispatch.server import DispatcherConfig
+    from zmqdist.dispatch.config import DispatcherConfig
     from zmqdist.launch.roles import run_dispatcher
 
     given = {name: value for name, value in options.items() if value is not None}
@@ -99,6 +99,7 @@ def dispatcher(context: click.Context, file: str | None, **options: Any) -> None
 @click.pass_context
 def worker(
     context: click.Context,
+    /,
     target: str | None,
     *,
     slots: int | str | None,
@@ -117,7 +118,7 @@ def worker(
     function that crashes takes nothing else with it.
     """
     from zmqdist.cluster.sections import WorkerJob
-    from zmqdist.dispatch.worker import WorkerConfig
+    from zmqdist.dispatch.config import WorkerConfig
     from zmqdist.launch.roles import run_worker
 
     section = WorkerJob()

@@ -31,7 +31,7 @@ from zmqdist_cli.exit_codes import ExitCode
 @target_options
 @click.pass_context
 def top(
-    context: click.Context, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
+    context: click.Context, /, target: str | None, *, interval_s: float, as_json: bool, timeout_s: float, **secrets: Any
 ) -> None:
     """Show workers, queues and losses of the dispatcher TARGET, live; q or Ctrl-C ends it.
 

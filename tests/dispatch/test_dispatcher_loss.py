@@ -100,7 +100,7 @@ def test_where_slots_are_threads_the_new_dispatcher_waits_for_what_runs(port: in
             until(lambda: second.num_workers == 1 and len(second.snapshot().coordinators) == 1)
             coordinator.schedule(int, ("x",))
             value.cancel()
-            helper = zd.WorkerServer(WorkerConfig(second.address))
+            second_worker = zd.WorkerServer(WorkerConfig(second.address))
             raised: list[Any] = []
 
             def join() -> None:
@@ -117,7 +117,7 @@ def test_where_slots_are_threads_the_new_dispatcher_waits_for_what_runs(port: in
             joining.join(20)
             assert len(raised) == 1
             assert raised[0][1]
-            helper.stop()
+            second_worker.stop()
             worker.stop()
 
 

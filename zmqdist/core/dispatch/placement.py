@@ -38,7 +38,7 @@ class Placement:
     @property
     def deadline(self) -> float | None:
         """When a recall may next become worth while by the passing of time alone."""
-        if self.queued or not self._idle:
+        if self.queued or self._wanted() <= 0:
             return None
         at = min((_worth_recalling_at(hands) for hands in self._surplus if _spare(hands)), default=math.inf)
         return at if at < math.inf else None
@@ -128,10 +128,8 @@ class Placement:
     def _recall(self, now: float) -> list[Send]:
         """Somebody is idle and nothing waits: take from whoever will need longest for what it has not begun."""
         effects: list[Send] = []
-        if not self._idle or not self._surplus:
-            return effects
-        wanted = sum(hands.member.slots - hands.outstanding for hands in self._idle)
-        for hands in list(self._surplus):
+        wanted = self._wanted()
+        for hands in list(self._surplus) if wanted > 0 else ():
             spare = _spare(hands)
             if not spare or now < _worth_recalling_at(hands):
                 continue
@@ -142,6 +140,13 @@ class Placement:
             if wanted <= 0:
                 break
         return effects
+
+    def _wanted(self) -> int:
+        """How many pieces of work the idle slots could take, but for those that are on their way back already."""
+        if not self._idle or not self._surplus:
+            return 0
+        idle = sum(hands.member.slots - hands.outstanding for hands in self._idle)
+        return idle - sum(len(hands.recalled) for hands in self._surplus)
 
 
 def _spare(hands: Hands) -> list[int]:

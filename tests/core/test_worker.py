@@ -1,0 +1,598 @@
+"""A worker and its leases: what is given to slots, reported, given back, cut off and stopped.
+
+In these tests a lease's payload is its number, and all work is of coordinator 1, for function 7.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from zmqdist import errors
+from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.worker import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, Worker
+from zmqdist.core.worker_events import (
+    NOT_RUN,
+    BulkLetGo,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    ForgetFunctions,
+    FreeBulk,
+    Give,
+    Interrupt,
+    Kill,
+    LeaveAsked,
+    Reclaim,
+    SlotDied,
+    SlotFinished,
+    SlotReady,
+    SlotReclaimed,
+    SlotSeen,
+    Spawn,
+)
+from zmqdist.limits import BATCH_ITEMS_MAX
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    VALUE,
+    Assign,
+    Beat,
+    CutOff,
+    Done,
+    Forget,
+    Goodbye,
+    Leave,
+    Message,
+    Recall,
+    Refused,
+    Register,
+    Registered,
+    Release,
+    Returned,
+    SlotsLost,
+)
+
+LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
+WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)
+GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
+
+
+def make(slots: int = 1, *, threads: bool = False) -> Worker:
+    return Worker(
+        incarnation=9,
+        job="worker",
+        index=-1,
+        slots=slots,
+        pid=100,
+        host="host",
+        orphan_limit_s=ORPHAN_S,
+        can_kill=not threads,
+        now=0.0,
+    )
+
+
+def ready(slots: int = 1, *, threads: bool = False) -> Worker:
+    """A worker that is registered, and whose slots have started."""
+    worker = make(slots, threads=threads)
+    do(worker, *map(SlotReady, range(slots)), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    return worker
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """A registered worker with one process slot."""
+    return ready()
+
+
+@pytest.fixture
+def threads() -> Worker:
+    """A registered worker with one thread slot."""
+    return ready(threads=True)
+
+
+def do(worker: Worker, *events: Event, now: float = 0.0) -> list[Effect]:
+    return [effect for event in events for effect in worker.handle(event, now)]
+
+
+def hear(worker: Worker, message: Message, now: float = 0.0) -> list[Effect]:
+    return worker.handle(Heard(DISPATCHER, message), now)
+
+
+def assign(worker: Worker, *leases: int, careful: bool = False, now: float = 0.0) -> list[Effect]:
+    return hear(worker, Assign([(1, 7, b"f")], [(n, 1, 0, 7, b"%d" % n) for n in leases], careful), now)
+
+
+def finish(worker: Worker, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:
+    return do(worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now)
+
+
+def batches(worker: Worker) -> None:
+    """Let slot 0 end a first piece of quick work (lease 1), so that it is given two at a time from then on."""
+    assign(worker, 1)
+    finish(worker, 1)
+
+
+def give(*positions_and_leases: tuple[int, int], slot: int = 0, new: bool = False) -> Give:
+    return Give(
+        slot, [(1, 7, b"f")] if new else [], [(position, 1, 7, b"%d" % n) for position, n in positions_and_leases]
+    )
+
+
+def say(message: Message) -> Send:
+    return Send(DISPATCHER, message)
+
+
+def started(*leases: int) -> Send:
+    return say(Done([], list(leases)))
+
+
+def returned(*leases: int) -> Send:
+    return say(Returned(list(leases)))
+
+
+def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send:
+    return say(Done([(lease, kind, b"" if kind == CANCELLED else b"r") for lease in leases], list(then)))
+
+
+def registration(*held: int, leftover: list[tuple[int, int]] | None = None, index: int = 3, slots: int = 1) -> Send:
+    return say(Register(9, "worker", index, slots, list(held), leftover or [], 100, "host"))
+
+
+# -- registering and beating -----------------------------------------------------------------------------------------
+
+
+def test_a_worker_starts_its_slots_and_registers_when_there_is_a_dispatcher() -> None:
+    worker = make(2)
+    assert worker.start() == [Spawn(0), Spawn(1)]
+    assert do(worker, DispatcherUp(LIFE)) == [registration(index=-1, slots=2)]
+    assert not worker.registered
+    assert hear(worker, WELCOME) == []
+    assert (worker.registered, worker.index, worker.lease_s) == (True, 3, LEASE_S)
+
+
+def test_a_registered_worker_beats(worker: Worker) -> None:
+    for now in (1.0, 2.0):
+        assert worker.deadline == now
+        assert do(worker, Ticked(), now=now - 0.01) == []
+        assert do(worker, Ticked(), now=now) == [say(Beat())]
+
+
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [
+        (errors.ALREADY_EXISTS, True),
+        (errors.FAILED_PRECONDITION, True),
+        (errors.INVALID_ARGUMENT, False),
+        (errors.RESOURCE_EXHAUSTED, False),
+    ],
+)
+def test_a_refusal_that_may_pass_is_answered_by_another_registration(code: int, again: bool) -> None:
+    worker = make()
+    do(worker, DispatcherUp(LIFE))
+    effects = hear(worker, Refused(code, "no"), 1.0)
+    assert effects == ([] if again else [say(Goodbye()), Exit(code, "no")])
+    if again:
+        assert worker.deadline == 1.25
+        assert do(worker, Ticked(), now=1.25) == [registration(index=-1)]
+
+
+def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run_out() -> None:
+    worker = make()
+    do(worker, DispatcherUp(LIFE))
+    now, effects = 0.0, []
+    while worker.ended is None:
+        effects = hear(worker, Refused(errors.ALREADY_EXISTS, "is here already"), now)
+        if worker.ended is None:
+            now = worker.deadline or 0.0
+            assert do(worker, Ticked(), now=now) == [registration(index=-1)]
+    assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
+    assert LEASE_S < now < 2 * LEASE_S
+
+
+@pytest.mark.parametrize("had_one", [True, False])
+def test_p7_a_worker_without_a_dispatcher_ends_itself(had_one: bool) -> None:
+    worker = make()
+    if had_one:
+        do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME), DispatcherDown())
+        do(worker, Ticked(), now=LEASE_S)  # it stops what it has, which is nothing
+    assert worker.deadline == ORPHAN_S
+    assert do(worker, Ticked(), now=ORPHAN_S) == [Exit(errors.UNAVAILABLE, "no dispatcher for 60 s")]
+    assert worker.deadline is None
+    assert do(worker, DispatcherUp(LIFE)) == [], "it has ended"
+
+
+# -- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_work_waits_for_a_slot_and_is_reported_when_it_starts_and_when_it_ends() -> None:
+    worker = make()
+    do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    assert assign(worker, 1, 2) == []
+    assert do(worker, SlotReady(0)) == [give((1, 1), new=True), started(1)]
+    assert (worker.busy_slots, worker.running, worker.lease_at(0, 1), worker.lease_at(0, 2)) == (1, 2, 1, None)
+    assert finish(worker, 1, now=1.0) == [give((2, 2)), outcome(1, then=(2,))], "the function is there already"
+    assert finish(worker, 2, now=2.0) == [outcome(2)]
+
+
+def test_each_slot_gets_some_and_its_own_copy_of_the_function() -> None:
+    worker = ready(2)
+    effects = assign(worker, 1, 2, 3)
+    assert effects == [give((1, 1), new=True), give((1, 2), slot=1, new=True), started(1, 2)]
+
+
+def test_p1_a_slot_works_in_order_and_quick_work_is_given_in_growing_batches(worker: Worker) -> None:
+    effects = assign(worker, *range(1, 100))
+    sizes, positions = [], []
+    for _ in range(5):
+        (items,) = (effect.items for effect in effects if isinstance(effect, Give))
+        sizes.append(len(items))
+        positions += [position for position, *_ in items]
+        effects = finish(worker, *(position for position, *_ in items))
+    assert sizes == [1, 2, 4, 8, 16]
+    assert positions == list(range(1, 32))
+
+
+def test_p1_slow_work_is_given_one_by_one(worker: Worker) -> None:
+    batches(worker)
+    assert assign(worker, 2, 3, 4) == [give((2, 2), (3, 3)), started(2)]
+    assert finish(worker, 2, 3, now=60.0)[0] == give((4, 4))
+    assert assign(worker, 5, now=60.0) == []
+
+
+def test_p1_a_thread_is_given_one_at_a_time(threads: Worker) -> None:
+    assign(threads, *range(1, 9))
+    for position in range(1, 8):
+        assert finish(threads, position)[0] == give((position + 1, position + 1))
+
+
+def test_a_batch_is_topped_up_when_half_of_it_is_done(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3, 4)
+    assert (
+        finish(worker, 2) == [give((4, 4), (5, 5)), outcome(2, then=(3,))]
+        if False
+        else [
+            give((4, 4)),
+            outcome(2, then=(3,)),
+        ]
+    )
+
+
+def test_a_look_at_a_slot_tells_what_has_begun(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3)
+    assert do(worker, SlotSeen(0, 2)) == []
+    assert do(worker, SlotSeen(0, 3)) == [started(3)]
+    assert do(worker, SlotSeen(0, 3)) == []
+    assert finish(worker, 2) == [outcome(2)]
+
+
+def test_outcomes_that_are_known_at_once_are_reported_together_up_to_a_messages_size(worker: Worker) -> None:
+    now, size, position = 0.0, 1, 0
+    reports = assign(worker, *range(1, 2000))
+    while size < 256:
+        size = sum(len(effect.items) for effect in reports if isinstance(effect, Give))
+        reports = finish(worker, *range(position + 1, position + size + 1), now=now)
+        position += size
+    sizes = [len(e.message.outcomes) for e in reports if isinstance(e, Send) and isinstance(e.message, Done)]
+    assert sizes == [256]
+    assert max(sizes) <= BATCH_ITEMS_MAX
+
+
+def test_outcomes_without_contact_are_reported_when_it_is_back(worker: Worker) -> None:
+    assign(worker, 1, 2)
+    do(worker, DispatcherDown(), now=1.0)
+    assert finish(worker, 1, now=1.0) == [give((2, 2))]
+    assert do(worker, DispatcherUp(LIFE), now=2.0) == [registration(2, 1)]
+    assert hear(worker, WELCOME, 2.0) == [outcome(1, then=(2,))]
+
+
+def test_work_that_is_stuck_behind_other_work_goes_to_an_idle_slot() -> None:
+    worker = ready(2)
+    assign(worker, 1, 2)
+    finish(worker, 1)
+    finish(worker, 1, slot=1)
+    assign(worker, 3, 4)
+    assert worker.deadline == STUCK_S
+    assert do(worker, Ticked(), now=STUCK_S) == [Reclaim(0)]
+    assert do(worker, SlotReclaimed(0, 2), now=STUCK_S) == [give((2, 4), slot=1), started(4)]
+    assert worker.deadline == BEAT_S
+
+
+# -- how a lease ends ------------------------------------------------------------------------------------------------
+
+
+def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3, 4, 5)
+    assert hear(worker, Recall([3, 5, 99])) == [returned(5), Reclaim(0)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert finish(worker, 2)[0] == give((4, 4)), "which was not asked for"
+
+
+def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3)
+    assert hear(worker, Recall([2, 3])) == [returned(), Reclaim(0)], "a recall has one answer, and 2 is running"
+    assert do(worker, SlotReclaimed(0, 3)) == [started(3)]
+    assert finish(worker, 2, 3) == [outcome(2, 3)]
+
+
+@pytest.mark.parametrize("recalled", [True, False])
+def test_p2_what_a_slot_was_told_not_to_begin_is_given_back_or_given_out_again(worker: Worker, recalled: bool) -> None:
+    batches(worker)
+    assign(worker, 2, 3)
+    hear(worker, Recall([3] if recalled else [99]))
+    finish(worker, 2)
+    effects = finish(worker, 3, kind=NOT_RUN)
+    assert (returned(3) in effects) == recalled
+    effects += do(worker, SlotReclaimed(0, 3))
+    assert (give((4, 3)) in effects) == (not recalled)
+
+
+def test_p2_when_a_slot_dies_what_ran_is_lost_and_the_rest_runs_in_its_successor(worker: Worker) -> None:
+    batches(worker)
+    finish(worker, 2, 3) if assign(worker, 2, 3) else []
+    assign(worker, 4, 5, 6, 7)
+    assert do(worker, SlotDied(0, 5, -11, "log")) == [
+        started(5),
+        say(SlotsLost([(5, -11, "log")])),
+        returned(4),  # it ended, and its outcome died with the slot
+        Spawn(0),
+    ]
+    assert do(worker, SlotReady(0)) == [give((1, 6), new=True), started(6)]
+
+
+def test_p2_a_slot_that_dies_before_it_begins_anything_costs_nothing(worker: Worker) -> None:
+    assign(worker, 1)
+    assert do(worker, SlotDied(0, 0, -9, "")) == [Spawn(0)]
+    assert do(worker, SlotReady(0))[0] == give((1, 1), new=True)
+
+
+def test_p2_an_outcome_for_something_that_a_slot_does_not_have_is_dropped(worker: Worker) -> None:
+    assign(worker, 1)
+    assert finish(worker, 2) == []
+    assert finish(worker, 1) == [outcome(1)]
+    assert finish(worker, 1) == []
+
+
+@pytest.mark.parametrize("log", ["boom", ""])
+def test_slots_that_die_before_they_are_ready_end_the_worker(log: str) -> None:
+    worker = make()
+    do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    for _ in range(SPAWN_FAILURES_MAX - 1):
+        assert do(worker, SlotDied(0, 0, 1, log)) == [Spawn(0)]
+    bye, ended = do(worker, SlotDied(0, 0, 1, log))
+    assert (bye, ended) == (say(Goodbye()), worker.ended)
+    assert isinstance(ended, Exit)
+    assert (ended.code, (log or "it wrote nothing") in ended.error) == (errors.INTERNAL, True)
+
+
+def test_a_slot_that_becomes_ready_forgives_the_failures_before_it() -> None:
+    worker = make()
+    for _ in range(2 * SPAWN_FAILURES_MAX):
+        assert do(worker, SlotDied(0, 0, 1, ""), SlotReady(0), SlotDied(0, 0, 1, "")) == [Spawn(0), Spawn(0)]
+
+
+# -- cutting off -----------------------------------------------------------------------------------------------------
+
+
+def test_p5_what_runs_is_interrupted_and_killed_when_its_grace_is_over(worker: Worker) -> None:
+    assign(worker, 1, now=1.0)
+    assert hear(worker, CutOff([1], 0.5), 1.0) == [returned(), Interrupt(0, 1)]
+    assert worker.deadline == 1.5
+    assert do(worker, Ticked(), now=1.49) == []
+    assert do(worker, Ticked(), now=1.5) == [Kill(0)]
+    assert do(worker, Ticked(), now=1.6) == [], "it is killed once"
+    assert do(worker, SlotDied(0, 1, -9, ""), now=1.6) == [Spawn(0), outcome(1, kind=CANCELLED)]
+
+
+def test_p5_what_ends_within_its_grace_is_not_killed(worker: Worker) -> None:
+    assign(worker, 1)
+    hear(worker, CutOff([1], 0.5))
+    assert finish(worker, 1, now=0.4) == [outcome(1)]
+    assert do(worker, Ticked(), now=0.5) == []
+
+
+def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3, 4)
+    assert hear(worker, CutOff([3, 4], 0.5)) == [returned(4), Reclaim(0)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert do(worker, Ticked(), now=0.5) == [], "and what runs was not cut off"
+
+
+def test_p5_what_was_begun_in_the_meantime_is_interrupted_and_killed(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3)
+    hear(worker, CutOff([3], 0.5))
+    finish(worker, 2)
+    assert do(worker, SlotReclaimed(0, 3)) == [Interrupt(0, 3)]
+    assert do(worker, Ticked(), now=0.5) == [Kill(0)]
+
+
+def test_a_thread_that_is_cut_off_is_told_so_and_waited_for(threads: Worker) -> None:
+    assign(threads, 1)
+    assert hear(threads, CutOff([1], 0.0)) == [returned(), Interrupt(0, 1)]
+    assert do(threads, Ticked(), now=0.5) == []
+    assert finish(threads, 1, now=0.6) == [outcome(1)]
+
+
+# -- careful work ----------------------------------------------------------------------------------------------------
+
+
+def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(worker: Worker) -> None:
+    assert assign(worker, 1, 2, careful=True) == [started(1), say(Beat())]
+    assert do(worker, SlotSeen(0, 0)) == []
+    assert hear(worker, Beat()) == [give((1, 1), new=True), started(1)]
+    assert finish(worker, 1) == [started(2), say(Beat()), outcome(1)]
+    assert hear(worker, Beat()) == [give((2, 2)), started(2)]
+
+
+def test_p6_the_echo_of_an_earlier_beat_is_not_enough(worker: Worker) -> None:
+    do(worker, Ticked(), now=1.0)  # a beat of its own
+    assert assign(worker, 1, careful=True, now=1.0) == [started(1), say(Beat())]
+    assert hear(worker, Beat(), 1.0) == []
+    assert hear(worker, Beat(), 1.0)[0] == give((1, 1), new=True)
+
+
+def test_p6_over_a_new_connection_the_start_is_reported_again(worker: Worker) -> None:
+    assign(worker, 1, careful=True)
+    do(worker, DispatcherDown(), DispatcherUp(LIFE))
+    assert hear(worker, WELCOME) == [started(1), say(Beat())]
+
+
+def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2)
+    assert assign(worker, 3, careful=True) == []
+    assert finish(worker, 2) == [started(3), say(Beat()), outcome(2)]
+
+
+# -- contact lost ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heard_at", "down_at", "stop_at"),
+    [(0.0, 0.0, 5.0), (20.0, 20.0, 25.0), (0.0, 4.0, 7.5), (0.0, 9.0, 9.0)],
+    ids=["at once", "later", "silent before: by what was heard last", "silent for too long before"],
+)
+def test_p3_everything_is_stopped_before_the_dispatchers_lease_has_run_out(
+    worker: Worker, heard_at: float, down_at: float, stop_at: float
+) -> None:
+    assign(worker, 1, 2, now=heard_at)
+    do(worker, DispatcherDown(), now=down_at)
+    assert worker.deadline == stop_at
+    if stop_at > down_at:
+        assert do(worker, Ticked(), now=stop_at - 0.01) == []
+    assert do(worker, Ticked(), now=stop_at) == [Kill(0)]
+    assert worker.running == 0
+    assert finish(worker, 1, now=stop_at) == [], "its outcome was on its way"
+    assert do(worker, SlotDied(0, 1, -9, ""), now=stop_at) == [Spawn(0)]
+    assert do(worker, DispatcherUp(LIFE), now=stop_at) == [registration()]
+
+
+def test_p3_contact_that_is_back_in_time_stops_nothing(worker: Worker) -> None:
+    assign(worker, 1, 2)
+    do(worker, DispatcherDown(), now=1.0)
+    assert do(worker, DispatcherUp(LIFE), now=2.0) == [registration(2, 1)]
+    hear(worker, WELCOME, 2.0)
+    assert do(worker, Ticked(), now=50.0) == [say(Beat())]
+
+
+def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(worker: Worker) -> None:
+    assign(worker, 1, 2)
+    do(worker, DispatcherDown())
+    assert do(worker, DispatcherUp(LIFE + 1)) == [Kill(0), registration()]
+    hear(worker, WELCOME)
+    assert do(worker, SlotDied(0, 1, -9, ""), SlotReady(0)) == [Spawn(0)]
+    assert assign(worker, 1)[0] == give((1, 1), new=True)
+
+
+def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: Worker) -> None:
+    assign(threads, 1, 2)
+    do(threads, DispatcherDown())
+    assert do(threads, DispatcherUp(LIFE + 1)) == [Interrupt(0, 1), registration(leftover=[(1, 1)])]
+    hear(threads, WELCOME)
+    assert assign(threads, 5) == [], "the thread is not free"
+    assert finish(threads, 1) == [returned(1), give((2, 5)), started(5)]
+
+
+def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
+    assign(threads, 1)
+    do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
+    hear(threads, WELCOME)
+    assert finish(threads, 1, kind=BULK) == [FreeBulk(1), returned(1)]
+
+
+# -- bulk results and functions --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "freed"),
+    [
+        (Heard(DISPATCHER, Release([1, 9])), [FreeBulk(1)]),
+        (Heard(DISPATCHER, CutOff([1], 0.0)), [returned(), FreeBulk(1)]),
+        (BulkLetGo(1), []),
+    ],
+    ids=["released", "cut off", "fetched"],
+)
+def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
+    worker: Worker, event: Event, freed: list[Effect]
+) -> None:
+    assign(worker, 1)
+    assert finish(worker, 1, kind=BULK) == [outcome(1, kind=BULK)]
+    do(worker, DispatcherDown())
+    assert do(worker, DispatcherUp(LIFE)) == [registration(1)]
+    assert hear(worker, WELCOME) == [outcome(1, kind=BULK)], "the report may have been lost with the connection"
+    assert do(worker, event) == freed
+    assert do(worker, event)[-1:] == ([returned()] if len(freed) == 2 else []), "it is freed once"
+    do(worker, DispatcherDown())
+    assert do(worker, DispatcherUp(LIFE)) == [registration()]
+
+
+def test_bulk_results_are_freed_for_another_dispatcher(worker: Worker) -> None:
+    assign(worker, 1)
+    finish(worker, 1, kind=BULK)
+    do(worker, DispatcherDown())
+    assert do(worker, DispatcherUp(LIFE + 1)) == [FreeBulk(1), registration()]
+
+
+def test_a_function_is_forgotten_by_the_slots_that_have_it() -> None:
+    worker = ready(2)
+    batches(worker)
+    assert hear(worker, Forget(1, [7, 8])) == [ForgetFunctions(0, [(1, 7)])]
+    assert assign(worker, 2)[0] == give((2, 2), new=True)
+
+
+# -- leaving ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("event", [LeaveAsked(3.0), Heard(DISPATCHER, Leave(3.0))], ids=["by the user", "told"])
+def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Worker, event: Event) -> None:
+    batches(worker)
+    assign(worker, 2, 3, 4)
+    assert do(worker, event) == [say(Leave(0.0)), returned(4), Reclaim(0)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert assign(worker, 5) == [returned(5)], "which was on its way"
+    assert finish(worker, 2) == [outcome(2), *GONE]
+    assert worker.ended == Exit(errors.OK, "")
+
+
+def test_one_that_has_nothing_leaves_at_once(worker: Worker) -> None:
+    assert do(worker, LeaveAsked(3.0)) == [say(Leave(0.0)), *GONE]
+    assert hear(worker, Leave(3.0)) == []
+
+
+def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(worker: Worker) -> None:
+    assign(worker, 1)
+    do(worker, LeaveAsked(0.5))
+    assert worker.deadline == 0.5
+    assert Kill(0) in do(worker, Ticked(), now=0.5)
+    assert do(worker, SlotDied(0, 1, -9, ""), now=0.6) == [returned(1), *GONE]
+
+
+def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_worker(threads: Worker) -> None:
+    assign(threads, 1)
+    do(threads, LeaveAsked(0.5))
+    effects = do(threads, Ticked(), now=0.5)
+    assert Interrupt(0, 1) in effects
+    assert effects[-3:] == [returned(1), *GONE]
+
+
+@pytest.mark.parametrize(("second_s", "end_s"), [(0.2, 0.3), (9.0, 1.0)], ids=["sooner", "not later"])
+def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: Worker, second_s: float, end_s: float) -> None:
+    assign(worker, 1)
+    do(worker, LeaveAsked(1.0))
+    do(worker, LeaveAsked(second_s), now=0.1)
+    do(worker, Ticked(), now=end_s - 0.01)
+    assert worker.deadline == pytest.approx(end_s)
+    assert Kill(0) in do(worker, Ticked(), now=end_s + 1e-9)
+
+
+def test_one_that_leaves_says_so_again_over_a_new_connection(worker: Worker) -> None:
+    assign(worker, 1)
+    do(worker, LeaveAsked(3.0), DispatcherDown(), DispatcherUp(LIFE))
+    assert hear(worker, WELCOME)[0] == say(Leave(0.0))
