@@ -1,1 +1,1 @@
-"""One file a question; `python -m benchmarks` lists them, `python -m benchmarks NAME` answers one and prints JSON with --json."""
+"""Measurements, one file a question: `python -m benchmarks NAME`. What `zmqdist bench` needs is in zmqdist/observe/bench.py."""

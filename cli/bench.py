@@ -1,46 +1,86 @@
-"""`zmqdist bench`: this machine's figures, each as a ratio to bare pyzmq or to the standard library in the same run."""
+"""`zmqdist bench`: this machine in figures, each as a ratio to something simpler in the same run."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import signal
+import sys
+import threading
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from zmqdist.observe.bench import Figure
+    from zmqdist.observe.bench import Figure, Plan
 
 
-@click.command()
-@click.option("--peer", metavar="ADDRESS", help="RPC server to call; it has to offer `echo` and `echo_pool`.")
-@click.option("--quick", is_flag=True, help="A few seconds, rough figures.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, when all is measured.")
-def bench(peer: str | None, *, quick: bool, as_json: bool) -> None:
-    """Measure this machine against bare pyzmq."""
-    from zmqdist.observe.bench import Size, machine, measure
+@click.command(short_help="Measure this machine against bare pyzmq.")
+@click.option("--peer", metavar="HOST:PORT", help="Measure calls only, to what `bench --serve` serves there.")
+@click.option("--serve", metavar="HOST:PORT", help="Be the other end for --peer, until Ctrl-C.")
+@click.option("--quick", is_flag=True, help="Fewer and smaller blocks: seconds instead of a minute or two.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) -> None:
+    """Measure this machine against bare pyzmq and a process pool.
 
-    figures = []
-    if not as_json:
-        click.echo(f"{machine()}; ratios are medians over blocks of this run")
-        click.echo(f"{'what':48} {'ours':>12} {'p99':>10} {'other':>12}  ratio")
-    for figure in measure(Size.quick() if quick else Size(), peer):
-        figures.append(figure)
-        if not as_json:
-            click.echo(row(figure))
+    Calls, tasks and large results, on a cluster of two worker processes that is started for it. Both sides of a ratio are
+    measured in turn in the same run; figures of different runs cannot be compared.
+
+    With --serve a bare echo, open to whoever reaches the host, listens beside the RPC server.
+    """
+    from zmqdist.errors import InvalidArgumentError
+
+    if serve is not None and (peer is not None or quick or as_json):
+        raise click.UsageError("--serve goes alone")
+    if serve is not None:
+        _serve(serve)
+        return
+    from zmqdist.observe.bench import FULL, QUICK, table
+
+    try:
+        figures = _measured(peer, QUICK if quick else FULL)
+    except ValueError as error:
+        raise InvalidArgumentError(None, None, str(error)) from None
     if as_json:
-        told = [dataclasses.asdict(figure) for figure in figures]
-        click.echo(json.dumps({"machine": machine(), "figures": told}, indent=2))
+        click.echo(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
+    else:
+        click.echo("\n".join(table(figures).lines()))
 
 
-def row(figure: Figure) -> str:
-    """One line of the table."""
-    p99 = "" if figure.p99 is None else number(figure.p99)
-    other = "" if figure.other is None else number(figure.other)
-    ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} x {figure.against}"
-    return f"{figure.what:48} {number(figure.ours):>12} {p99:>10} {other:>12}  {figure.unit}  {ratio}".rstrip()
+def _measured(peer: str | None, plan: Plan) -> list[Figure]:
+    from zmqdist.observe import bench
+
+    if peer is not None:
+        return bench.measure_calls(peer.removeprefix("zmq://"), plan)
+    from zmqdist.launch.local_cluster import local_cluster
+    from zmqdist.observe.peer import peer_process
+
+    with contextlib.ExitStack() as stack:
+        local = stack.enter_context(peer_process())
+        _note("calls")
+        figures = bench.measure_calls(local, plan)
+        cluster = stack.enter_context(local_cluster(workers=2))
+        _note("tasks")
+        figures += bench.measure_tasks(cluster, plan)
+        figures += bench.measure_round_trip(cluster, local, plan)
+        _note("large results")
+        figures += bench.measure_results(cluster, local, plan)
+    return figures
 
 
-def number(value: float) -> str:
-    """Three figures that count."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def _note(what: str) -> None:
+    """For who waits at a terminal."""
+    if sys.stderr.isatty():
+        click.echo(f"measuring {what} ...", err=True)
+
+
+def _serve(address: str) -> None:
+    from zmqdist.observe.peer import serving
+
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with serving(address.removeprefix("zmq://")) as real:
+        click.echo(f"benchmark peer at {real}: zmqdist bench --peer {real}")
+        ended.wait()

@@ -244,6 +244,14 @@ def test_a_worker_that_shall_leave_gets_no_more_and_what_it_returns_goes_elsewhe
     assert [row.name for row in broker.snapshot().workers] == ["worker:1"]
 
 
+def test_a_worker_that_says_that_it_leaves_gets_no_more(broker: Broker) -> None:
+    coordinator(broker)
+    worker(broker, "w")
+    assert hear(broker, "w", Leave(0.0)) == []
+    assert submit(broker, 1) == []
+    assert broker.snapshot().workers[0].state == "leaving"
+
+
 def test_nobody_leaves_who_is_not_there(broker: Broker) -> None:
     assert broker.leave("worker", 0, 3.0, 0.0) is None
 

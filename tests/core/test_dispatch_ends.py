@@ -42,10 +42,12 @@ from zmqdist.messages import (
     Forget,
     GenerationEnded,
     Goodbye,
+    Leave,
     Message,
     Progress,
     Refused,
     Register,
+    Registered,
     Release,
     Results,
     Returned,
@@ -290,18 +292,17 @@ def test_who_filled_the_queue_is_told_of_progress_until_it_is_not_full(
 # -- what is refused, and small talk ---------------------------------------------------------------------------------
 
 
-WORK = [
-    Submit(1, []), Define([]), Forget(1, []), Taken([]), Withdraw([], 0.0), EndGeneration(1, 0.0),
-    Done([], []), Returned([]), SlotsLost([]), Beat(), Refused(1, "")
-]  # fmt: skip
+FROM_COORDINATORS = [Submit(1, []), Define([]), Forget(1, []), Taken([]), Withdraw([], 0.0), EndGeneration(1, 0.0)]
+FROM_WORKERS = [Done([], []), Returned([]), SlotsLost([]), Beat(), Leave(0.0)]
+FROM_NOBODY = [Refused(1, ""), GenerationEnded(1), Registered(0, 1.0, 1.0, 1.0)]
 
 
 @pytest.mark.parametrize(
     ("peer", "who", "messages"),
     [
-        ("x", "somebody who has neither registered nor enlisted", WORK),
-        ("c", "a coordinator", [*WORK[6:], Register(9, "worker", 9, 1, [], [], 1, "host")]),
-        ("w", "a worker", [*WORK[:6], Enlist(9, 10, 1, False)]),
+        ("x", "somebody who has neither registered nor enlisted", [*FROM_COORDINATORS, *FROM_WORKERS, *FROM_NOBODY]),
+        ("c", "a coordinator", [*FROM_WORKERS, *FROM_NOBODY, Register(9, "worker", 9, 1, [], [], 1, "host")]),
+        ("w", "a worker", [*FROM_COORDINATORS, *FROM_NOBODY, Enlist(9, 10, 1, False)]),
     ],
     ids=["a newcomer", "a coordinator", "a worker"],
 )

@@ -295,8 +295,26 @@ def test_one_that_is_away_is_told_to_leave_when_it_is_back(membership: Membershi
     assert back[1:] == [MemberBack(member, asks()), Send("b", Leave(3.0))]
 
 
+def test_one_that_says_itself_that_it_leaves_is_not_told_to(membership: Membership) -> None:
+    member = join(membership)
+    assert membership.handle(Heard("a", Leave(0.0)), 1.0) == [MemberLeaving(member)]
+    assert membership.handle(Heard("a", Leave(0.0)), 1.0) == []
+    assert membership.leave(member, 3.0) == []
+    membership.handle(PeerGone("a"), 2.0)
+    assert membership.handle(Heard("b", asks()), 2.5)[1:] == [MemberBack(member, asks())]
+
+
+def test_one_that_answered_that_it_leaves_is_not_told_again(membership: Membership) -> None:
+    member = join(membership)
+    membership.leave(member, 3.0)
+    assert membership.handle(Heard("a", Leave(0.0)), 1.0) == []
+    membership.handle(PeerGone("a"), 2.0)
+    assert membership.handle(Heard("b", asks()), 2.5)[1:] == [MemberBack(member, asks())]
+
+
 def test_strangers_and_other_messages_change_nothing(membership: Membership) -> None:
     assert membership.handle(Heard("stranger", Goodbye()), 0.0) == []
+    assert membership.handle(Heard("stranger", Leave(0.0)), 0.0) == []
     assert membership.handle(PeerGone("stranger"), 0.0) == []
     assert membership.heard("stranger", 0.0) is None
     member = join(membership)

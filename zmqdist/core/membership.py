@@ -50,7 +50,8 @@ class Member:
     peer: Peer | None
     away_until: float = 0.0
     leaving: bool = False
-    leave_grace_s: float = 0.0
+    leave_grace_s: float | None = None
+    """What it was told, until it says that it leaves."""
 
     @property
     def name(self) -> str:
@@ -150,7 +151,10 @@ class Membership:
                 )
             case Heard(peer, Leave()):
                 member = self.by_peer.get(peer)
-                if member is None or member.leaving:
+                if member is None:
+                    return []
+                member.leave_grace_s = None
+                if member.leaving:
                     return []
                 member.leaving = True
                 return [MemberLeaving(member)]
@@ -187,7 +191,7 @@ class Membership:
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
             changes = [Send(peer, self._welcome(old)), MemberBack(old, register)]
-            if old.leaving:  # it may not have heard that it shall
+            if old.leave_grace_s is not None:  # it may not have heard that it shall
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
         if old is not None:

@@ -1,236 +1,283 @@
-"""Figures of this machine: each beside the same work on bare ZeroMQ, or on the standard library, in interleaved blocks of one run.
+"""How fast this machine is with zmqdist, as ratios to something simpler that was measured in the same run.
 
-Machines are shared and noisy: only the ratio counts, and it is the median over the blocks. Nothing here is asserted.
+Rules
+    The two sides of a comparison alternate in short blocks, and the ratio is the median of the blocks' ratios: a shared machine
+    changes its speed from second to second, for both alike. Absolute figures say little; compare ratios only.
+    What a block does not need is done before it: connections stand, workers run, functions are known.
+
+Not here: starting a cluster (launch is no layer below); whoever measures tasks brings one. Start-up, imports and memory are in
+benchmarks/, which is not installed.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing import get_context
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
 
 import numpy as np
 
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.launch.local_cluster import local_cluster
+from zmqdist.net.address import join, split
 from zmqdist.net.bare import BareClient
-from zmqdist.rpc.client import Client, ZmqClient
+from zmqdist.observe.status import Table
+from zmqdist.rpc import Client
 
-SMALL = b"x" * 24
-"""About what a call of two small integers weighs."""
+MIB: Final = 2**20
+ANSWER_MS: Final = 30_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured. Each block is done once for each side.
+
+    Attributes:
+      blocks: blocks of each question.
+      calls: blocking calls of a block.
+      window: calls on the way at a time.
+      windows: so many windows are a block of pipelined calls.
+      tasks: tasks of a block; the process pool gets a fifth of them.
+      sizes: bytes of large results.
+      transfers: transfers of each size.
+    """
+
+    blocks: int
+    calls: int
+    window: int
+    windows: int
+    tasks: int
+    sizes: tuple[int, ...]
+    transfers: int
+
+
+FULL: Final = Plan(15, 400, 1000, 5, 20_000, (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB), 7)
+QUICK: Final = Plan(5, 200, 500, 2, 5_000, (MIB, 16 * MIB), 5)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One row.
+    """One answer.
 
     Attributes:
-      ours, other: median of each; None where there is nothing to compare with.
-      ratio: median of the paired ratios ours / other, of the blocks of this run.
+      name: the question.
+      unit: of the figures; what ends in "/s" is better when larger, all else when smaller.
+      ours, ours_p99: median, and 99th percentile of single calls; None where there are no single calls.
+      against: what it is compared with; empty for nothing.
+      theirs, theirs_p99: the same of that.
+      ratio: ours to theirs, paired; None where there is nothing to compare with.
     """
 
-    what: str
+    name: str
     unit: str
     ours: float
-    other: float | None = None
+    ours_p99: float | None = None
     against: str = ""
+    theirs: float | None = None
+    theirs_p99: float | None = None
     ratio: float | None = None
-    p99: float | None = None
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much of everything."""
-
-    blocks: int = 15
-    calls: int = 200
-    tasks: int = 20_000
-    megabytes: tuple[int, ...] = (1, 16, 64)
-    starts: int = 5
-
-    @classmethod
-    def quick(cls) -> Size:
-        """Enough to see that it works; the figures mean little."""
-        return cls(blocks=3, calls=20, tasks=500, megabytes=(1,), starts=1)
-
-
-_SERVER = """
-import sys
-from zmqdist.rpc.server import Server
-server = Server.create("zmq", "127.0.0.1:0")
-server.register("echo", lambda value: value, inline=True)
-server.register("echo_pool", lambda value: value)
-server.start()
-print(server.address, flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
-def measure(size: Size, address: str | None = None) -> Iterator[Figure]:
-    """All figures, one after the other; the calls against the server at `address` where one is given."""
-    yield from calls(size, address)
-    if address is None:
-        yield from tasks(size)
-        yield start(size)
-        yield from imported(size)
-
-
-@contextmanager
-def _child(*command: str) -> Iterator[str]:
-    """A helper process; gives its first line."""
-    with subprocess.Popen(
-        [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.communicate()
-
-
-def _block(fn: Callable[[], object], count: int) -> list[float]:
-    """Microseconds of each of `count` calls."""
-    taken = []
-    for _ in range(count):
-        began = time.perf_counter()
-        fn()
-        taken.append((time.perf_counter() - began) * 1e6)
-    return taken
-
-
-def _paired(what: str, unit: str, against: str, ours: list[list[float]], other: list[list[float]]) -> Figure:
-    ratios = [statistics.median(mine) / statistics.median(theirs) for mine, theirs in zip(ours, other, strict=True)]
-    flat = sorted(value for block in ours for value in block)
-    return Figure(
-        what,
-        unit,
-        statistics.median(flat),
-        statistics.median(value for block in other for value in block),
-        against,
-        statistics.median(ratios),
-        flat[int(len(flat) * 0.99)] if len(flat) > 20 else None,
+def table(figures: list[Figure], title: str = "medians; the ratio is zmqdist to the other, paired in blocks") -> Table:
+    """The figures, one in a row."""
+    columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
+    return Table(
+        title,
+        columns,
+        tuple(
+            (
+                figure.name,
+                shown(figure.ours),
+                shown(figure.ours_p99),
+                figure.unit,
+                figure.against or "-",
+                shown(figure.theirs),
+                shown(figure.theirs_p99),
+                "-" if figure.ratio is None else f"{figure.ratio:.2f} x",
+            )
+            for figure in figures
+        ),
     )
 
 
-def calls(size: Size, address: str | None = None) -> Iterator[Figure]:
-    """Blocking and pipelined calls against bare ZeroMQ; both servers in processes of their own."""
-    with _child("-m", "zmqdist.net.bare") as port, _child("-c", _SERVER) as ours:
-        bare = BareClient(int(port))
-        with Client.create("zmq", address or ours, timeout_in_ms=10_000) as client:
-            yield from _calls(size, client, bare)
-            yield from _bandwidth(size, client, bare)
-        bare.close()
+def shown(number: float | None) -> str:
+    """A figure with three digits that count: "0.123", "12.3", "123", "12,345"."""
+    if number is None:
+        return "-"
+    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2 if abs(number) >= 1 else 3
+    return f"{number:,.{digits}f}"
 
 
-def _calls(size: Size, client: ZmqClient, bare: BareClient) -> Iterator[Figure]:
-    blocking: Any = client
-    for what, fn in (
-        ("blocking call, inline handler", lambda: blocking.echo_blocking(1)),
-        ("blocking call, handler in a thread", lambda: blocking.echo_pool_blocking(1)),
-    ):
-        ours, other = [], []
-        for _ in range(size.blocks + 1):
-            other.append(_block(lambda: bare.call(SMALL), size.calls))
-            ours.append(_block(fn, size.calls))
-        yield _paired(what, "us", "bare ROUTER/DEALER", ours[1:], other[1:])  # the first block warms up
-    ours, other = [], []
-    count = size.calls * 5
-    for _ in range(size.blocks + 1):
-        other.append([count / (_seconds(lambda: bare.many(SMALL, count)))])
-        ours.append([count / _seconds(lambda: _pipelined(blocking, count))])
-    yield _paired(f"calls, {count} outstanding", "calls/s", "bare, one message a call", ours[1:], other[1:])
+# -- calls, with a peer ---------------------------------------------------------------------------------------------------
 
 
-def _pipelined(client: Any, count: int) -> None:
-    for answer in [client.echo(1) for _ in range(count)]:
-        answer.get_value()
+def measure_calls(peer: str, plan: Plan) -> list[Figure]:
+    """Blocking and pipelined calls to a peer (observe/peer.py), against a bare echo in the same process.
+
+    Raises:
+      OpError: the peer cannot be reached, or is none.
+    """
+    with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
+        if not hasattr(client, "bare_port_blocking"):
+            client.methods()  # tells an unreachable server from another kind of server
+            raise ValueError(f"{peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` there")
+        bare_port = int(client.call("bare_port").get_value()[0])
+        with BareClient(join(split(peer)[0], bare_port)) as bare:
+            return [_blocking(client, bare, plan), _pipelined(client, bare, plan)]
 
 
-def _seconds(fn: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    fn()
-    return time.perf_counter() - began
+def _blocking(client: Any, bare: BareClient, plan: Plan) -> Figure:
+    ask = client.echo_blocking
+
+    def ours() -> list[float]:
+        return _timed(lambda: ask(7), plan.calls)
+
+    return _latency("blocking call, inline handler", ours, lambda: bare.round_trips(plan.calls), plan)
 
 
-def _bandwidth(size: Size, client: ZmqClient, bare: BareClient) -> Iterator[Figure]:
-    blocking: Any = client
-    for megabytes in size.megabytes:
-        array = np.ones(megabytes * 2**17)
-        payload = array.tobytes()
-        ours, other = [], []
-        for _ in range(min(size.blocks, 7) + 1):
-            other.append([2 * len(payload) / _seconds(lambda: bare.call(payload)) / 1e9])  # noqa: B023
-            ours.append([2 * len(payload) / _seconds(lambda: blocking.echo_blocking(array)) / 1e9])  # noqa: B023
-        yield _paired(f"echo of {megabytes} MiB, there and back", "GB/s", "bare, one frame", ours[1:], other[1:])
+def _pipelined(client: Any, bare: BareClient, plan: Plan) -> Figure:
+    start_call = client.echo
+    count = plan.window * plan.windows
+
+    def ours() -> float:
+        start = perf_counter()
+        for _ in range(plan.windows):
+            for result in [start_call(7) for _ in range(plan.window)]:
+                result.get_value()
+        return count / (perf_counter() - start)
+
+    name = f"calls, {plan.window:,} on the way"
+    return _rates(name, "calls/s", ours, "bare pyzmq", lambda: count / bare.pipelined(count, plan.window), plan.blocks)
 
 
-def tasks(size: Size) -> Iterator[Figure]:
-    """Scheduled no-op functions on two worker processes against a ProcessPoolExecutor of two."""
-    with (
-        local_cluster(workers=2) as cluster,
-        ClusterCoordinator(cluster) as coordinator,
-        ProcessPoolExecutor(2) as pool,
-    ):
-        ours, other = [], []
-        for _ in range(min(size.blocks, 7) + 1):
-            few = max(1, size.tasks // 10)  # the pool is slower: the same number would take minutes
-            other.append([few / _seconds(lambda: [f.result() for f in [pool.submit(int, 1) for _ in range(few)]])])  # noqa: B023
-            ours.append([size.tasks / _seconds(lambda: _schedule(coordinator, size.tasks))])
-        yield _paired("no-op tasks, 2 worker processes", "tasks/s", "ProcessPoolExecutor(2)", ours[1:], other[1:])
-        ours, other = [], []
-        for _ in range(size.blocks + 1):
-            other.append(_block(lambda: pool.submit(int, 1).result(), size.calls // 4 + 1))
-            ours.append(_block(lambda: coordinator.schedule(int, (1,)).fetch(), size.calls // 4 + 1))
-        yield _paired("round trip of one task", "us", "ProcessPoolExecutor(2)", ours[1:], other[1:])
+# -- tasks, with a cluster ------------------------------------------------------------------------------------------------
 
 
-def _schedule(coordinator: ClusterCoordinator, count: int) -> None:
-    values = [coordinator.schedule(int, (number,)) for number in range(count)]
-    assert [value.fetch() for value in values] == list(range(count)), "a result is wrong"
+def nothing() -> None:
+    """The task that costs nothing."""
 
 
-_FIRST = """
-import zmqdist
-with zmqdist.local_cluster(workers=2) as cluster, zmqdist.coordinator.ClusterCoordinator(cluster) as coordinator:
-    coordinator.schedule(int, (1,)).fetch()
-    print("first", flush=True)
-"""
+@functools.lru_cache(maxsize=1)
+def _kept(byte_count: int) -> np.ndarray[Any, Any]:
+    return np.ones(byte_count, np.uint8)
 
 
-def start(size: Size) -> Figure:
-    """From the start of Python to the first result of two worker processes."""
-    taken = []
-    for _ in range(size.starts):
-        began = time.perf_counter()
-        with _child("-c", _FIRST) as line:
-            assert line == "first", "the cluster did not start"
-            taken.append(time.perf_counter() - began)
-    return Figure("start of Python to the first result, 2 workers", "s", statistics.median(taken))
+def large(byte_count: int) -> np.ndarray[Any, Any]:
+    """The task whose result is large. The array is made once in each slot, so that only its way here is measured."""
+    return _kept(byte_count)
 
 
-def imported(size: Size) -> Iterator[Figure]:
-    """What `import zmqdist` takes beyond NumPy; then with its main names, which are loaded at first use."""
-    names = "zmqdist.coordinator; zmqdist.rpc; zmqdist.local_cluster"
-    for what, code in (
-        ("import zmqdist, beyond NumPy", "import numpy; import zmqdist"),
-        ("the same and its main names in use", f"import numpy; import zmqdist; {names}"),
-    ):
-        alone, all_ = [], []
-        for _ in range(2 * size.starts + 1):
-            alone.append(_seconds(lambda: subprocess.run([sys.executable, "-c", "import numpy"], check=True)))
-            all_.append(_seconds(lambda: subprocess.run([sys.executable, "-c", code], check=True)))  # noqa: B023
-        beyond = statistics.median(mine - theirs for mine, theirs in zip(all_, alone, strict=True))
-        yield Figure(what, "s", beyond, statistics.median(alone), "Python and NumPy alone")
+def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
+    """No-op tasks per second, all results fetched, against a process pool of two.
+
+    Args:
+      cluster: what ClusterCoordinator takes, with two worker processes.
+    """
+    pool_tasks = max(1, plan.tasks // 5)
+    # Not forked: this process has threads. Its children import this module, as the workers do.
+    with ClusterCoordinator(cluster) as coordinator, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+
+        def ours() -> float:
+            start = perf_counter()
+            values = [coordinator.schedule(nothing) for _ in range(plan.tasks)]
+            coordinator.join()
+            for value in values:
+                value.fetch()
+            return plan.tasks / (perf_counter() - start)
+
+        def theirs() -> float:
+            start = perf_counter()
+            for future in [pool.submit(nothing) for _ in range(pool_tasks)]:
+                future.result()
+            return pool_tasks / (perf_counter() - start)
+
+        return [_rates("no-op tasks, 2 workers", "tasks/s", ours, "ProcessPoolExecutor(2)", theirs, plan.blocks)]
 
 
-def machine() -> str:
-    """One line about where this was measured."""
-    return f"{os.cpu_count()} cores, Python {sys.version_info[0]}.{sys.version_info[1]}, NumPy {np.__version__}"
+def measure_round_trip(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
+    """One task at a time, from `schedule` to its result, against a bare round trip; it crosses two of them."""
+    with ClusterCoordinator(cluster) as coordinator, _bare_of(peer) as bare:
+
+        def ours() -> list[float]:
+            return _timed(lambda: coordinator.schedule(nothing).fetch(), plan.calls)
+
+        return [_latency("task, schedule to result", ours, lambda: bare.round_trips(plan.calls), plan)]
+
+
+def measure_results(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
+    """Large results on their way from a worker, against one frame of a bare socket."""
+    with ClusterCoordinator(cluster) as coordinator, _bare_of(peer) as bare:
+        return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
+
+
+def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transfers: int) -> Figure:
+    def ours() -> float:
+        start = perf_counter()
+        array = coordinator.schedule(large, (size,)).fetch()
+        took = perf_counter() - start
+        assert array.nbytes == size
+        return size / took / 1e9
+
+    coordinator.fetch(coordinator.map(large, [size] * 4))  # each slot makes its array
+    name = f"result of {size // MIB} MiB" if size >= MIB else f"result of {size:,} bytes"
+    return _rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
+
+
+def _bare_of(peer: str) -> BareClient:
+    with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
+        return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
+
+
+# -- blocks and medians ---------------------------------------------------------------------------------------------------
+
+
+def _timed(ask: Callable[[], object], count: int) -> list[float]:
+    """The seconds of each of `count` calls."""
+    took = []
+    for _ in range(count):
+        start = perf_counter()
+        ask()
+        took.append(perf_counter() - start)
+    return took
+
+
+def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list[float]], plan: Plan) -> Figure:
+    pairs = _alternating(ours, bare, plan.blocks)
+    mine = [second * 1e6 for block, _ in pairs for second in block]
+    other = [second * 1e6 for _, block in pairs for second in block]
+    ratio = median(median(block) / median(bare_block) for block, bare_block in pairs)
+    return Figure(name, "us", median(mine), p99(mine), "bare pyzmq", median(other), p99(other), ratio)
+
+
+def _rates(
+    name: str, unit: str, ours: Callable[[], float], against: str, theirs: Callable[[], float], blocks: int
+) -> Figure:
+    pairs = _alternating(ours, theirs, blocks)
+    ratio = median(mine / other for mine, other in pairs)
+    mine, other = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
+    return Figure(name, unit, mine, None, against, other, None, ratio)
+
+
+def _alternating(ours: Callable[[], Any], theirs: Callable[[], Any], blocks: int) -> list[tuple[Any, Any]]:
+    """So many blocks of each in turn, each first as often as the other; what the first ones cost once is not counted."""
+    ours()
+    theirs()
+    pairs = []
+    for number in range(blocks):
+        if number % 2:
+            other = theirs()
+            pairs.append((ours(), other))
+        else:
+            mine = ours()
+            pairs.append((mine, theirs()))
+    return pairs
+
+
+def p99(values: list[float]) -> float:
+    """The 99th percentile."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
