@@ -12,9 +12,6 @@ memory     a million queued no-op tasks: the dispatcher's memory at its peak and
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import platform
 import sys
 from collections.abc import Callable
 
@@ -73,11 +70,7 @@ def main() -> int:
         if sys.stderr.isatty():
             print(f"measuring {name} ...", file=sys.stderr)
         figures += QUESTIONS[name](plan)
-    if given.json:
-        print(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
-    else:
-        machine = f"Python {platform.python_version()}, {platform.machine()}"
-        print("\n".join(bench.table(figures, f"{machine}; medians, ratios are paired").lines()))
+    print(bench.as_json(figures) if given.json else "\n".join(bench.table(figures).lines()))
     return 0
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import signal
 import sys
 import threading
@@ -36,16 +34,13 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     if serve is not None:
         _serve(serve)
         return
-    from zmqdist.observe.bench import FULL, QUICK, table
+    from zmqdist.observe import bench as measuring
 
     try:
-        figures = _measured(peer, QUICK if quick else FULL)
+        figures = _measured(peer, measuring.QUICK if quick else measuring.FULL)
     except ValueError as error:
         raise InvalidArgumentError(None, None, str(error)) from None
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(figure) for figure in figures], indent=2))
-    else:
-        click.echo("\n".join(table(figures).lines()))
+    click.echo(measuring.as_json(figures) if as_json else "\n".join(measuring.table(figures).lines()))
 
 
 def _measured(peer: str | None, plan: Plan) -> list[Figure]:

@@ -69,7 +69,9 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     from zmqdist.launch.roles import run_dispatcher
 
     given = {name: value for name, value in options.items() if value is not None}
-    config = DispatcherConfig(**{"host": HOST, "port": PORT, **(_dispatcher_of(file) if file else {}), **given})
+    config = DispatcherConfig(
+        **{"host": HOST, "port": PORT, **(_dispatcher_of(file, options) if file else {}), **given}
+    )
 
     def announce(line: str) -> None:
         click.echo(line)
@@ -124,6 +126,7 @@ def worker(
     section = WorkerJob()
     if file is not None:
         cluster = _load(file)
+        _check_keys(cluster, file, keys_dir)
         section = cluster.jobs.worker or section
         os.environ.update(section.env)
         target = target or _dispatcher_address(cluster, file)
@@ -150,13 +153,23 @@ def _load(file: str) -> ClusterConfig:
     return ClusterConfig.load(file)
 
 
-def _dispatcher_of(file: str) -> dict[str, Any]:
+def _check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
+    """A file that wants CURVE must not end up with the token because nobody has named the keys."""
+    if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
+        problem = f"{Path(file).name} wants CURVE and names no keys: make some (zmqdist keygen DIR) and say --keys DIR"
+        raise click.UsageError(problem)
+
+
+def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     """The fields of DispatcherConfig that a cluster file decides."""
     from zmqdist.cluster.sections import DispatcherJob, WorkerJob
     from zmqdist.net.address import split
 
     config = _load(file)
+    _check_keys(config, file, options["keys_dir"])
     section = config.jobs.dispatcher or DispatcherJob()
+    if section.work_dir is not None:
+        raise NotImplementedError("jobs.dispatcher.work_dir is not there yet: this dispatcher keeps nothing on disk")
     host, port = split(section.address)
     return {
         "host": host,

@@ -205,9 +205,10 @@ def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_ex
     assert schedule(ready, 4) == [], "it would be of an ended round"
     assert end_result(ready, 2) == [Resolve([(2, VALUE, b"r")])]
     cancelled = Resolve([(3, CANCELLED, b""), (4, CANCELLED, b"")])
-    assert hear(ready, GenerationEnded(1))[:2] == [cancelled, RoundEnded(1)]
+    assert hear(ready, GenerationEnded(1)) == [cancelled, RoundEnded(1)]
     assert (ready.failed, ready.ending, ready.unfinished, ready.generation) == (None, False, 0, 2)
     assert schedule(ready, 5) == [submitted(5, generation=2)]
+    assert ready.queued == 1, "work 4, which was never in the queue, has not left it"
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -285,7 +286,7 @@ def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavaila
     assert do(closures, Ticked(), now=99.9 + LOST_S) == []
     lost = Resolve([(1, UNAVAILABLE, NO_DISPATCHER), (2, UNAVAILABLE, NO_DISPATCHER)])
     assert do(closures, Ticked(), now=100.0 + LOST_S) == [lost]
-    assert (closures.unfinished, closures.failed, closures.deadline) == (0, 1, None)
+    assert (closures.unfinished, closures.queued, closures.failed, closures.deadline) == (0, 0, 1, None)
 
 
 def test_p6_a_dispatcher_that_goes_is_missed_from_then_on_and_work_does_not_put_it_off(ready: Closures) -> None:
@@ -373,7 +374,9 @@ def test_work_is_withdrawn_at_once_where_there_is_no_dispatcher(ready: Closures)
     schedule(ready, 1, 2)
     do(ready, DispatcherDown())
     schedule(ready, 3)
+    assert ready.queued == 3
     assert do(ready, WithdrawAsked([1, 3])) == [Resolve([(1, CANCELLED, b""), (3, CANCELLED, b"")])]
+    assert ready.queued == 1
     assert up(ready)[-1] == submitted(2, attempt=AGAIN)
 
 
@@ -418,3 +421,7 @@ def test_the_queue_is_counted_anew_with_each_dispatcher(ready: Closures) -> None
     assert ready.queued == 0
     up(ready)
     assert ready.queued == 2
+    do(ready, EndAsked(), DispatcherDown())
+    up(ready)  # which is not given what is to end
+    end_result(ready, 2)
+    assert ready.queued == 0

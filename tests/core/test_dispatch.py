@@ -203,8 +203,21 @@ def test_what_a_worker_has_not_begun_is_recalled_for_an_idle_one(broker: Broker)
     submit(broker, 1, 2)
     assert worker(broker, "v", 1)[1:] == [Send("w", Recall([2]))]
     assert hear(broker, "v", Beat()) == [Send("v", Beat())], "it is asked for once"
+    assert hear(broker, "w", Returned([])) == [Send("w", Recall([2]))], "and again when that had no success"
     back = hear(broker, "w", Returned([2]))
     assert given(back) == [("v", 3, 2, 1)]
+
+
+def test_for_one_idle_slot_one_worker_is_asked(broker: Broker) -> None:
+    coordinator(broker)
+    for index in range(4):
+        worker(broker, f"w{index}", index)
+    submit(broker, *range(8))
+    effects = worker(broker, "v", 4)
+    for now in (0.1, 0.2, 0.3):
+        effects += broker.handle(Ticked(), now)
+    assert effects[1:] == [Send("w0", Recall([5]))]
+    assert broker.deadline is None, "time alone changes nothing until it has answered"
 
 
 def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
@@ -287,7 +300,8 @@ def test_p3_work_fails_when_attempts_max_starts_were_lost_those_under_other_disp
     assert told == [
         StartsLost([(41, attempt, "worker:0", -11, "", attempt == starts - 1)]) for attempt in range(starts)
     ]
-    assert (broker.snapshot().queued, broker.snapshot().coordinators[0].out) == (0, 0)
+    row = broker.snapshot().coordinators[0]
+    assert (row.queued, row.out, row.finished) == (0, 0, 1)
 
 
 def test_p4_work_that_had_not_started_goes_back_uncharged_to_the_front(broker: Broker) -> None:

@@ -19,6 +19,7 @@ from tests.core.dispatched import (
     end,
     given,
     hear,
+    leases_of,
     submit,
     worker,
 )
@@ -261,6 +262,16 @@ def test_p1_the_work_of_a_coordinator_that_has_gone_is_dropped(broker: Broker, h
     assert given(worker(broker, "v", 1, now=1.0)) == []
 
 
+def test_nobody_is_told_of_the_end_of_a_generation_who_has_gone(broker: Broker) -> None:
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, 1)
+    end(broker)
+    broker.handle(PeerGone("c"), 1.0)
+    assert done(broker, 1, now=1.0) == []
+    assert broker.deadline is None
+
+
 def test_coordinators_are_told_when_there_is_a_first_worker_and_when_there_is_none(broker: Broker) -> None:
     coordinator(broker, "c", 1)
     coordinator(broker, "d", 2)
@@ -287,6 +298,27 @@ def test_who_filled_the_queue_is_told_of_progress_until_it_is_not_full(
     assert [effect.message.left_queue for effect in effects if isinstance(effect.message, Progress)] == told
     effects = done(broker, 1)
     assert [effect.message.left_queue for effect in effects if isinstance(effect.message, Progress)] == later
+
+
+def test_the_end_of_a_generation_makes_room_in_a_full_queue(broker: Broker) -> None:
+    coordinator(broker, queue_max=2)
+    submit(broker, 1, 2)
+    assert end(broker) == [ENDED, Send("c", Progress(2))]
+
+
+def test_p10_a_new_generation_does_not_get_the_turns_of_the_old_one_too(broker: Broker) -> None:
+    for number in (1, 2):
+        coordinator(broker, f"c{number}", number)
+    submit(broker, 0, peer="c1")
+    end(broker, "c1")
+    hear(broker, "c1", Submit(2, [(work, 0, 0, 7, b"%d" % work) for work in range(100, 104)]))
+    submit(broker, *range(200, 204), peer="c2")
+    effects = worker(broker)
+    order: list[int] = []
+    while leases := leases_of(effects):
+        order += [work // 100 for _, _, work, _ in given(effects)]
+        effects = [effect for lease in leases for effect in done(broker, lease, now=1.0)]
+    assert order == [1, 2] * 4
 
 
 # -- what is refused, and small talk ---------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_p5_a_lost_worker_is_settled_where_its_process_is_known_to_have_ended(
         membership.handle(PeerGone("a"), 1.0)
     (lost,) = membership.handle(event, 3.0)
     assert isinstance(lost, MemberLost)
-    assert (lost.member, lost.settled) == (member, settled)
+    assert (lost.member, lost.settled, member.peer) == (member, settled, None)
     assert (membership.members, membership.by_peer, membership.deadline) == ({}, {}, None)
     for again in (event, PeerGone("a"), Ticked()):  # P2: it is lost once
         assert membership.handle(again, 4.0) == []

@@ -176,6 +176,7 @@ def test_a_refusal_that_may_pass_is_answered_by_another_registration(code: int, 
     if again:
         assert worker.deadline == 1.25
         assert do(worker, Ticked(), now=1.25) == [registration(index=-1)]
+        assert do(worker, Ticked(), now=9.0) == [], "it waits for the answer"
 
 
 def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run_out() -> None:
@@ -189,6 +190,27 @@ def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run
             assert do(worker, Ticked(), now=now) == [registration(index=-1)]
     assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
     assert LEASE_S < now < 2 * LEASE_S
+
+
+def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
+    for _ in range(3):
+        for _ in range(30):
+            assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?")) == []
+        hear(worker, WELCOME)
+
+
+def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: Worker) -> None:
+    assign(worker, 1)
+    hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
+    assert finish(worker, 1) == []
+    assert do(worker, Ticked(), now=0.25) == [registration(1)]
+    assert hear(worker, WELCOME, 0.25) == [outcome(1)]
+
+
+def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: Worker) -> None:
+    hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
+    assert do(worker, DispatcherUp(LIFE), now=0.1) == [registration()]
+    assert do(worker, Ticked(), now=0.3) == []
 
 
 @pytest.mark.parametrize("had_one", [True, False])
@@ -293,6 +315,19 @@ def test_work_that_is_stuck_behind_other_work_goes_to_an_idle_slot() -> None:
     assert worker.deadline == BEAT_S
 
 
+def test_a_slot_is_stuck_when_it_reported_nothing_for_a_while(worker: Worker) -> None:
+    worker = ready(2)
+    assign(worker, 1, 2)
+    finish(worker, 1)
+    assign(worker, 3, 4, 5)
+    finish(worker, 2)  # that is lease 3, and 5 comes for it
+    assert finish(worker, 1, slot=1, now=0.01) == [outcome(2)]
+    assert worker.deadline == STUCK_S
+    finish(worker, 3, now=0.015)
+    assign(worker, 6, now=0.015)
+    assert do(worker, Ticked(), now=STUCK_S) == []
+
+
 # -- how a lease ends ------------------------------------------------------------------------------------------------
 
 
@@ -310,6 +345,15 @@ def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: Worker) -> 
     assert hear(worker, Recall([2, 3])) == [returned(), Reclaim(0)], "a recall has one answer, and 2 is running"
     assert do(worker, SlotReclaimed(0, 3)) == [started(3)]
     assert finish(worker, 2, 3) == [outcome(2, 3)]
+
+
+def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3, 4)
+    hear(worker, Recall([3]))
+    assert finish(worker, 2) == [outcome(2, then=(3,))]
+    assert do(worker, SlotReclaimed(0, 3)) == []
+    assert finish(worker, 3)[0] == give((4, 4))
 
 
 @pytest.mark.parametrize("recalled", [True, False])
@@ -435,6 +479,7 @@ def test_p6_over_a_new_connection_the_start_is_reported_again(worker: Worker) ->
     assign(worker, 1, careful=True)
     do(worker, DispatcherDown(), DispatcherUp(LIFE))
     assert hear(worker, WELCOME) == [started(1), say(Beat())]
+    assert hear(worker, Beat())[0] == give((1, 1), new=True), "echoes that were lost with the old one do not count"
 
 
 def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
@@ -480,8 +525,19 @@ def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(
     do(worker, DispatcherDown())
     assert do(worker, DispatcherUp(LIFE + 1)) == [Kill(0), registration()]
     hear(worker, WELCOME)
-    assert do(worker, SlotDied(0, 1, -9, ""), SlotReady(0)) == [Spawn(0)]
-    assert assign(worker, 1)[0] == give((1, 1), new=True)
+    assert assign(worker, 1) == [], "its process is ending"
+    assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
+    assert do(worker, SlotReady(0)) == [give((1, 1), new=True), started(1)]
+
+
+def test_slots_that_the_worker_killed_itself_are_no_failures(worker: Worker) -> None:
+    for life in range(2 * SPAWN_FAILURES_MAX):
+        do(worker, DispatcherUp(life))
+        hear(worker, WELCOME)
+        assign(worker, 1)
+        do(worker, SlotReady(0))
+        assert do(worker, DispatcherDown(), DispatcherUp(-1))[0] == Kill(0)
+        assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
 
 
 def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: Worker) -> None:

@@ -120,12 +120,12 @@ def test_a_program_that_does_not_listen_to_a_signal_is_killed_after_the_grace(la
     job.left_nothing()
 
 
-def test_workers_end_with_a_launcher_that_is_killed(launch: Launcher) -> None:
+def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher) -> None:
     """The folder with the token stays: nobody is left to remove it."""
     job = launch(BUSY)
     workers = [job.worker(0), job.worker(1)]
     job.saw("a function runs")
-    os.killpg(job.process.pid, signal.SIGKILL)  # the launcher and the program; workers have sessions of their own
+    job.process.kill()
     assert job.ends() == -signal.SIGKILL
     for pid in workers:
         eventually(lambda pid=pid: not Path("/proc", str(pid)).exists(), "the worker ends", 5.0)  # type: ignore[misc]

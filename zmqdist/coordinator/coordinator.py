@@ -171,7 +171,12 @@ class ClusterCoordinator:
         return f"zmq://{self._shell.address}"
 
     def close(self) -> None:
-        """Leave the dispatcher. What is unfinished is cancelled, what runs is cut off. Idempotent; does not raise."""
+        """Leave the dispatcher. What is unfinished is cancelled, what runs is cut off. Idempotent; does not raise.
+
+        Does nothing in a child that was forked from the program: its threads are not there, and the parent's goes on.
+        """
+        if self._shell.pid != os.getpid():
+            return
         with self._shell.lock:
             if self._shell.closed:
                 return

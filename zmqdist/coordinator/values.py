@@ -6,6 +6,7 @@ anything but the end of the work.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -148,6 +149,9 @@ class RemoteValue:
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
             return
+        if self._owner.pid != os.getpid():
+            problem = f"{self._name} was scheduled before a fork: its result comes to the process that scheduled it"
+            raise errors.FailedPreconditionError(None, None, problem)
         waiter = allocate_lock()
         waiter.acquire()
         with self._owner.lock:

@@ -184,6 +184,8 @@ class _Record:
     payload: bytes
     attempt: int = 0
     starts: tuple[LostStart, ...] = ()
+    sent: bool = False
+    """It is counted among what this dispatcher was given."""
 
 
 class Closures:
@@ -301,6 +303,7 @@ class Closures:
 
     def _round_ended(self) -> list[Effect]:
         effects = self._resolve([(work, 0, CANCELLED, b"") for work in self._works])
+        self._unsent.clear()
         generation = self.generation
         self.generation += 1
         self.ending = self._former = False
@@ -332,6 +335,8 @@ class Closures:
         self._enlisted = True
         self._count_workers(workers, now)
         self._submitted = self._left_queue = self._finished = 0
+        for record in self._works.values():
+            record.sent = False
         effects: list[Effect] = []
         if self._functions:
             effects += [Send(DISPATCHER, Define(list(part))) for part in split(list(self._functions.items()))]
@@ -361,6 +366,7 @@ class Closures:
             if record is None:
                 continue
             del works[work]
+            self._finished += record.sent
             left = uses[record.fn] - 1
             uses[record.fn] = left
             if not left:
@@ -370,7 +376,6 @@ class Closures:
             resolved.append((work, kind, payload))
         if not works:
             self._works = {}  # a dict keeps the room that it once needed
-        self._finished += len(resolved)
         if resolved:
             effects.append(Resolve(resolved))
         return effects + self._forget_unused(freed)
@@ -441,6 +446,7 @@ class Closures:
         for work in self._unsent:
             record = self._works.get(work)
             if record is not None:
+                record.sent = True
                 items.append((work, record.attempt, len(record.starts), record.fn, record.payload))
         self._unsent.clear()
         self._submitted += len(items)

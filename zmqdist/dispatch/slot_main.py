@@ -116,12 +116,15 @@ def _run_batch(
 ) -> None:
     if len(items) > 1:
         reporter.begin()
+    slot_pid = os.getpid()
     flushed_at = time.monotonic()
     for position, coordinator, fn, payload in items:
         if not _claim(position, cells):
             reporter.add((position, NOT_RUN, b""))
             continue
         kind, result = run(functions, coordinator, fn, payload)
+        if os.getpid() != slot_pid:
+            os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
         if kind == BULK:
             reporter.bulk(position, result)
             continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import resource
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from zmqdist.core.worker_events import (
 from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Work
 from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES, POSITION
 from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
+from zmqdist.errors import ResourceExhaustedError
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.net.loop import Loop
 
@@ -35,6 +37,15 @@ log = logging.getLogger("zmqdist.dispatch")
 
 LOOK_S = 0.02
 """How often the positions of busy slots are looked at: a function that runs for longer than this is known to have started."""
+
+SPAWNS_AT_ONCE = 32
+"""Slots that the template is asked for before it has answered: its socket holds a few hundred messages."""
+
+SLOT_FDS = 3
+"""Descriptors of this process for one slot: work, page, standard error."""
+
+OTHER_FDS = 96
+"""Descriptors for everything else that a worker does: connections, threads, and slots that are being made."""
 
 SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied
 Feed = Callable[[SlotEvent], None]
@@ -56,6 +67,8 @@ class ProcessSlots:
         self._loop = loop
         self._feed = feed
         self._hold = hold
+        self._unasked: deque[_SlotProcess] = deque()
+        self._unborn = 0
         self._slots: list[_SlotProcess | None] = [None] * slots
         self._by_pid: dict[int, _SlotProcess] = {}
         self._watch_s = LEASE_S / 2
@@ -64,6 +77,7 @@ class ProcessSlots:
         self._control.setblocking(False)
         self._closed = False
         self._looking = False
+        self._template_lost = False
         loop.call_soon(self._open)
 
     def _open(self) -> None:
@@ -73,13 +87,24 @@ class ProcessSlots:
     # -- what the machine asks for --------------------------------------------------------------------------------
 
     def spawn(self, slot: int) -> None:
+        if self._template_lost:
+            return  # the machine is being told that nothing starts any more
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
-        try:
-            descriptors = process.theirs
-            socket.send_fds(self._control, [COMMAND.pack(SPAWN, slot, 0)], descriptors)
-        finally:
-            process.hand_over()
+        self._unasked.append(process)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask the template for the next slots."""
+        while self._unasked and self._unborn < SPAWNS_AT_ONCE:
+            process = self._unasked.popleft()
+            self._unborn += 1
+            try:
+                socket.send_fds(self._control, [COMMAND.pack(SPAWN, process.slot, 0)], process.theirs)
+            except ConnectionError:
+                pass  # the template's end comes through _hear
+            finally:
+                process.hand_over()
 
     def give(self, give: Give) -> None:
         process = self._slots[give.slot]
@@ -128,6 +153,9 @@ class ProcessSlots:
         self._loop.set_timer((self, "look"), None, self._look)
         self._loop.set_timer((self, "beat"), None, self._beat)
         self._loop.remove_fd(self._control.fileno())
+        for process in self._unasked:
+            process.hand_over()
+        self._unasked.clear()
         for process in (*self._by_pid.values(), *filter(None, self._slots)):
             process.close()
         self._template.close()
@@ -156,6 +184,8 @@ class ProcessSlots:
         assert process is not None
         process.pid = pid
         self._by_pid[pid] = process
+        self._unborn -= 1
+        self._ask()
         if process.kill_when_born:
             self._tell(KILL, pid)
 
@@ -170,6 +200,7 @@ class ProcessSlots:
 
     def _template_died(self) -> None:
         """Somebody killed it, and all slots with it."""
+        self._template_lost = True
         code = self._template.wait(1.0)
         self._loop.remove_fd(self._control.fileno())
         log.error("the template process of the slots ended with %s; this worker cannot go on", code)
@@ -223,6 +254,18 @@ class ProcessSlots:
             pass
         except OSError:
             pass  # its end comes through _hear
+
+
+def check_descriptors(slots: int) -> None:
+    """Before anything is made: raises ResourceExhaustedError when this process may not have the descriptors for so many slots."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = slots * SLOT_FDS + OTHER_FDS
+    if limit != resource.RLIM_INFINITY and wanted > limit:
+        problem = (
+            f"{slots} slots need {wanted} descriptors, and this process may have {limit}: start it with fewer slots,"
+            f" or after `ulimit -n {wanted}`"
+        )
+        raise ResourceExhaustedError(None, None, problem)
 
 
 class _SlotProcess:

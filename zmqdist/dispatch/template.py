@@ -72,7 +72,7 @@ class Template:
         if verb == SPAWN:
             self._spawn(number, descriptors)
         elif verb == KILL and number in self._children.values():
-            os.kill(number, signal.SIGKILL)
+            os.killpg(number, signal.SIGKILL)
         elif verb == BEAT:
             self._watch_ms = number
         return True
@@ -81,6 +81,7 @@ class Template:
         pid = os.fork()
         if pid == 0:
             self._become_slot(descriptors)
+        os.setpgid(pid, pid)  # a group of its own: what user code starts there ends with the slot
         for descriptor in descriptors:
             os.close(descriptor)
         pidfd = os.pidfd_open(pid)
@@ -113,12 +114,13 @@ class Template:
         pid = self._children.pop(pidfd)
         self._poll.unregister(pidfd)
         os.close(pidfd)
+        os.killpg(pid, signal.SIGKILL)  # before it is waited for: until then the number is not given to another
         _, status = os.waitpid(pid, 0)
         self._tell(EXIT, pid, os.waitstatus_to_exitcode(status))
 
     def _end_children(self) -> None:
         for pid in self._children.values():
-            os.kill(pid, signal.SIGKILL)
+            os.killpg(pid, signal.SIGKILL)
 
     def _tell(self, verb: bytes, first: int, second: int) -> None:
         try:

@@ -35,7 +35,7 @@ from zmqdist.core.worker_events import (
 from zmqdist.dispatch.bulk import BulkStore, Fetcher, Reference, decode_reference, encode_reference
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
-from zmqdist.dispatch.slots import ProcessSlots
+from zmqdist.dispatch.slots import ProcessSlots, check_descriptors
 from zmqdist.dispatch.template import TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
 from zmqdist.messages import BULK, Message
@@ -68,6 +68,7 @@ class WorkerServer:
       AlreadyExistsError: a living worker has this job and index.
       UnavailableError: no dispatcher within `orphan_limit_s`.
       UnknownError: its own port could not be bound.
+      ResourceExhaustedError: the slots need more descriptors than this process may have.
     """
 
     def __init__(self, config: WorkerConfig, start: bool = True, *, template: TemplateProcess | None = None) -> None:
@@ -179,6 +180,7 @@ class WorkerServer:
             self._fetcher = Fetcher(credentials, "worker")
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:
+                check_descriptors(config.slots)
                 template = self._template or start_template(credentials.environment())
                 self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, template)
             else:

@@ -10,6 +10,7 @@ the program and the workers, so both have to be the same Python with the same pa
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -177,7 +178,7 @@ class Launch:
         with self._lock:
             if self._signals:
                 return 128 + self._signals[-1]
-            self._program = subprocess.Popen(self._command, env=environment)
+            self._program = subprocess.Popen(self._command, env=environment, preexec_fn=_end_with_parent)
             if self._signals:  # one came while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
@@ -224,6 +225,15 @@ class Launch:
     def _stop_workers(self, children: Children) -> None:
         self._stopping = True
         children.close(self._grace_s)
+
+
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """In the child, before the program: when the launcher is killed, the program is told to end, like its cluster."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 class _Signals:

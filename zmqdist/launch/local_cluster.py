@@ -7,6 +7,7 @@ more than one core. So the port is taken by a plain socket first, and handed to 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -74,7 +75,7 @@ class local_cluster:
         self._closed = threading.Lock()
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
-        atexit.register(self._forgotten)
+        atexit.register(self.close)
         try:
             started = self._start_processes(workers) if processes else []
             self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
@@ -128,29 +129,27 @@ class local_cluster:
         return index
 
     def close(self) -> None:
-        """End the workers and the dispatcher. Idempotent."""
-        if not self._closed.acquire(blocking=False):
+        """End the workers and the dispatcher. Idempotent. Does nothing in a child that was forked from the program."""
+        if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
-        atexit.unregister(self._forgotten)
-        for worker in self._threads:
-            worker.stop()
-        if self._children is not None:
-            self._children.close(STOP_GRACE_S)
-        if self._dispatcher is not None:
-            self._dispatcher.stop()
-        self._listener.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        atexit.unregister(self.close)
+        with (
+            contextlib.ExitStack() as steps
+        ):  # a Ctrl-C in one of them must not leave out the others; the last comes first
+            steps.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            steps.callback(self._listener.close)
+            if self._dispatcher is not None:
+                steps.callback(self._dispatcher.stop)
+            if self._children is not None:
+                steps.callback(self._children.close, STOP_GRACE_S)
+            for worker in self._threads:
+                steps.callback(worker.stop)
 
     def __enter__(self) -> local_cluster:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _forgotten(self) -> None:
-        """The program ends and has not closed it. A child that was forked from the program does not own it."""
-        if os.getpid() == self._pid:
-            self.close()
 
     def _worker(self, index: int, processes: bool) -> WorkerConfig:
         return WorkerConfig(

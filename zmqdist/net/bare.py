@@ -40,7 +40,9 @@ class BareServer:
         socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
         socket.setsockopt(zmq.IPV6, int(is_ipv6(host)))
         socket.bind(endpoint(address))
-        self.port = split(socket.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0").removeprefix("tcp://"))[1]
+        bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        self.port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
         self._thread = threading.Thread(target=self._serve, args=(socket,), name="zmqdist-bare-echo", daemon=True)
         self._thread.start()
 

@@ -12,9 +12,12 @@ benchmarks/, which is not installed.
 from __future__ import annotations
 
 import functools
+import json
+import os
+import platform
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from statistics import median
 from time import perf_counter
@@ -26,7 +29,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.net.address import join, split
 from zmqdist.net.bare import BareClient
 from zmqdist.observe.status import Table
-from zmqdist.rpc import Client
+from zmqdist.rpc import Client, StatusOrResult
 
 MIB: Final = 2**20
 ANSWER_MS: Final = 30_000
@@ -82,11 +85,11 @@ class Figure:
     ratio: float | None = None
 
 
-def table(figures: list[Figure], title: str = "medians; the ratio is zmqdist to the other, paired in blocks") -> Table:
+def table(figures: list[Figure]) -> Table:
     """The figures, one in a row."""
     columns = ("question", ">zmqdist", ">p99", "unit", "against", ">that", ">p99", ">ratio")
     return Table(
-        title,
+        f"{machine()}; medians, the ratio is zmqdist to the other",
         columns,
         tuple(
             (
@@ -102,6 +105,17 @@ def table(figures: list[Figure], title: str = "medians; the ratio is zmqdist to 
             for figure in figures
         ),
     )
+
+
+def as_json(figures: list[Figure]) -> str:
+    """The figures and the machine, as one JSON object."""
+    return json.dumps({"machine": machine(), "figures": [asdict(figure) for figure in figures]}, indent=2)
+
+
+def machine() -> str:
+    """One line about where this was measured."""
+    cores = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    return f"{cores}, Python {platform.python_version()}, NumPy {np.__version__}"
 
 
 def shown(number: float | None) -> str:
@@ -127,20 +141,19 @@ def measure_calls(peer: str, plan: Plan) -> list[Figure]:
             raise ValueError(f"{peer} is no peer of a benchmark: start `zmqdist bench --serve HOST:PORT` there")
         bare_port = int(client.call("bare_port").get_value()[0])
         with BareClient(join(split(peer)[0], bare_port)) as bare:
-            return [_blocking(client, bare, plan), _pipelined(client, bare, plan)]
+            methods: Any = client
+            return [
+                _blocking("blocking call, inline handler", methods.echo_blocking, bare, plan),
+                _blocking("blocking call, handler in a thread", methods.echo_pool_blocking, bare, plan),
+                _pipelined(methods.echo, bare, plan),
+            ]
 
 
-def _blocking(client: Any, bare: BareClient, plan: Plan) -> Figure:
-    ask = client.echo_blocking
-
-    def ours() -> list[float]:
-        return _timed(lambda: ask(7), plan.calls)
-
-    return _latency("blocking call, inline handler", ours, lambda: bare.round_trips(plan.calls), plan)
+def _blocking(name: str, ask: Callable[[int], object], bare: BareClient, plan: Plan) -> Figure:
+    return _latency(name, lambda: _timed(lambda: ask(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
 
 
-def _pipelined(client: Any, bare: BareClient, plan: Plan) -> Figure:
-    start_call = client.echo
+def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: Plan) -> Figure:
     count = plan.window * plan.windows
 
     def ours() -> float:

@@ -34,6 +34,7 @@ def serving(address: str) -> Iterator[str]:
     """
     server = Server.create("zmq", address)
     server.register("echo", echo, inline=True)
+    server.register("echo_pool", echo)
     server.register("bare_port", lambda: bare.port, inline=True)
     with server:
         bare = BareServer(join(split(address)[0], 0))

@@ -1,0 +1,118 @@
+"""The command in child processes, as a terminal has it: what it says as it comes, its exit code, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 20.0
+COMMAND = [sys.executable, "-W", "error", "-m", "zmqdist_cli"]
+
+
+def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
+    """Look until it is so; a failure says what was awaited."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while not found():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        pause.wait(0.02)
+
+
+@dataclass
+class Ended:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None, cwd: Path | None = None) -> Ended:
+    """Run a command to its end."""
+    start = time.monotonic()
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+        cwd=cwd,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+
+
+def status(address: str) -> dict[str, Any] | None:
+    """The record of a dispatcher; None while it does not answer."""
+    done = run("status", address, "--json", "--timeout", "1")
+    assert done.code in (0, 3), done.err
+    return json.loads(done.out) if done.code == 0 else None
+
+
+def workers(address: str) -> list[str]:
+    """The names of the workers that are alive."""
+    record = status(address)
+    return [] if record is None else [row["name"] for row in record["workers"] if row["state"] == "alive"]
+
+
+class Terminal:
+    """A command that goes on: its lines are kept as they come."""
+
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def saw(self, text: str) -> str:
+        """Wait for a line with this in it, and give it."""
+        eventually(lambda: any(text in line for line in self.lines) or not self._reader.is_alive(), repr(text))
+        found = [line for line in self.lines if text in line]
+        assert found, f"it ended without {text!r}: {self.lines}"
+        return found[0]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def interrupt(self) -> None:
+        """Ctrl-C: SIGINT to all processes of the terminal."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def ends(self) -> int:
+        """Wait for its end; its exit code."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def kill(self) -> None:
+        """End it whatever it does; nothing when it has ended."""
+        if self.process.returncode is None:
+            self.process.kill()
+            self.ends()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))

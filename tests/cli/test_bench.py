@@ -1,0 +1,68 @@
+"""`zmqdist bench` and `python -m benchmarks`: that they run and answer every question; the figures are nobody's business here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Open
+from tests.cli.running import run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_bench_answers_every_question_in_a_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from zmqdist.observe import bench
+    from zmqdist_cli.main import main
+
+    monkeypatch.setattr(bench, "QUICK", bench.Plan(1, 3, 4, 1, 10, (bench.MIB,), 1))
+    assert main(["bench", "--quick"]) == 0
+    told = capsys.readouterr()
+    names = ("blocking call", "calls, 4 on the way", "no-op tasks", "task, schedule to result", "result of 1 MiB")
+    assert all(f"  {name}" in told.out for name in names)
+    assert told.err == ""
+
+
+def test_bench_measures_calls_to_a_peer_as_json(terminal: Open) -> None:
+    peer = terminal("bench", "--serve", "127.0.0.1:0")
+    address = peer.saw("benchmark peer at").split()[-1]
+    done = run("bench", "--peer", address, "--quick", "--json")
+    assert done.code == 0, done.err
+    assert [figure["unit"] for figure in json.loads(done.out)["figures"]] == ["us", "us", "calls/s"]
+    peer.interrupt()
+    assert peer.ends() == 0
+
+
+def test_the_other_benchmarks_answer_their_questions() -> None:
+    command = [sys.executable, "-W", "error", "-m", "benchmarks", "--quick", "--json", "imports"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [figure["name"] for figure in json.loads(done.stdout)["figures"]] == [
+        "import zmqdist after numpy",
+        "import zmqdist.coordinator after numpy",
+    ]
+
+
+@pytest.mark.parametrize("name", ["memory", "startup"])
+def test_a_small_run_of_a_benchmark_of_processes_gives_its_figures(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks import memory, startup
+    from zmqdist.observe.bench import Plan
+
+    monkeypatch.setattr(memory, "TASKS_QUICK", 100)
+    monkeypatch.setattr(memory, "SETTLE_S", 0.0)
+    figures = {"memory": memory, "startup": startup}[name].measure(Plan(1, 1, 1, 1, 1, (1,), 1))
+    assert all(figure.ours >= 0 for figure in figures)
+    assert len(figures) == {"memory": 5, "startup": 2}[name]
+
+
+def test_an_unknown_question_is_refused_with_the_list() -> None:
+    command = [sys.executable, "-m", "benchmarks", "speed"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert "no question 'speed'; there are: calls, tasks" in done.stderr

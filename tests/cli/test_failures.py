@@ -1,0 +1,198 @@
+"""What goes wrong: one line on standard error that says who, where and what to do, and the exit code of the table."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Open
+from tests.cli.running import Terminal, run
+from zmqdist_cli.exit_codes import ExitCode
+from zmqdist_cli.main import main
+
+CLUSTER = """\
+name: test
+jobs:
+  dispatcher: {address: 127.0.0.1:0}
+  worker: {count: 1}
+program: PROGRAM
+"""
+
+
+@pytest.fixture
+def free() -> Iterator[str]:
+    """An address at which nobody listens, and nobody will: it is bound."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cluster files, a token and keys that fit nothing."""
+    tmp_path = tmp_path_factory.mktemp("files")
+    (tmp_path / "launcher.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "launcher: slurm\n")
+    (tmp_path / "program.yaml").write_text(CLUSTER.replace("PROGRAM", "no-such-program-here"))
+    (tmp_path / "key.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py").replace("count: 1", "cuont: 1"))
+    (tmp_path / "curve.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {curve: true}\n")
+    (tmp_path / "disk.yaml").write_text(CLUSTER.replace(":0}", ":0, work_dir: here}").replace("PROGRAM", "python x.py"))
+    (tmp_path / "token").write_text("t" * 43 + "\n")
+    (tmp_path / "token").chmod(0o600)
+    assert run("keygen", str(tmp_path / "keys")).code == 0
+    return tmp_path
+
+
+USAGE: list[tuple[str, str]] = [
+    ("stat 127.0.0.1:1", "zmqdist: no such command 'stat' (did you mean status?)"),
+    ("xyzzy", "zmqdist: no such command 'xyzzy' (there are: launch,"),
+    ("--bad", "zmqdist: No such option '--bad'"),
+    ("status", "zmqdist status: which TARGET?"),
+    ("status nowhere", "zmqdist status: 'nowhere' is not an address: wanted host:port"),
+    ("status 127.0.0.1:99999", "zmqdist status: '127.0.0.1:99999' is not an address"),
+    ("status 127.0.0.1:1 --timeout 0", "'0' is not a number of seconds: wanted more than 0"),
+    ("status 127.0.0.1:1 --timeout nan", "'nan' is not a number of seconds"),
+    ("status 10.1.2.3:5050", "zmqdist status: 10.1.2.3 is reached from other machines, and no CURVE keys are given"),
+    ("top 127.0.0.1:1 --interval -1", "zmqdist top: Invalid value for '--interval'"),
+    ("dispatcher --port 99999", "zmqdist dispatcher: Invalid value for '--port'"),
+    ("dispatcher --port five", "zmqdist dispatcher: Invalid value for '--port'"),
+    ("dispatcher --lease inf", "zmqdist dispatcher: Invalid value for '--lease'"),
+    ("dispatcher --attempts 0", "zmqdist dispatcher: Invalid value for '--attempts'"),
+    ("dispatcher --host 0.0.0.0", "0.0.0.0 is reached from other machines, and no CURVE keys are given"),
+    ("dispatcher --token-file nowhere", "cannot read the token file nowhere"),
+    ("dispatcher --keys nowhere", "there is no key file nowhere"),
+    ("dispatcher --config curve.yaml", "curve.yaml wants CURVE and names no keys"),
+    ("dispatcher --config disk.yaml", "work_dir is not there yet"),
+    ("dispatcher --config nofile.yaml", "nofile.yaml:1: (file): cannot be read"),
+    ("worker", "zmqdist worker: which TARGET?"),
+    ("worker --dispatcher 127.0.0.1:1 --slots 0", "zmqdist worker: Invalid value for '--slots'"),
+    ("worker --dispatcher 127.0.0.1:1 --slots many", "zmqdist worker: Invalid value for '--slots'"),
+    ("worker --dispatcher 127.0.0.1:1 --index -1", "zmqdist worker: Invalid value for '--index'"),
+    ("worker --config key.yaml", "key.yaml:4: jobs.worker.cuont:"),
+    ("worker --config launcher.yaml", "launcher.yaml gives the dispatcher no fixed port: say --dispatcher"),
+    ("drain 127.0.0.1:1", "zmqdist drain: which TARGET?"),
+    ("drain 127.0.0.1:1 worker", "zmqdist drain: 'worker' is not the name of a worker: wanted JOB:INDEX"),
+    ("drain a b c", "zmqdist drain: wanted [TARGET] WORKER"),
+    ("shutdown 127.0.0.1:1 --grace -1", "zmqdist shutdown: Invalid value for '--grace'"),
+    ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
+    ("launch nofile.yaml", "zmqdist launch: nofile.yaml:1: (file): cannot be read"),
+    ("launch key.yaml", "key.yaml:4: jobs.worker.cuont:"),
+    ("launch launcher.yaml", "zmqdist launch: launcher: slurm is not there yet"),
+    ("launch program.yaml", "zmqdist launch: program.yaml: program: 'no-such-program-here' is not found"),
+    ("validate", "zmqdist validate: which CONFIG?"),
+    ("bench --serve 127.0.0.1:0 --quick", "zmqdist bench: --serve goes alone"),
+]
+
+
+def assert_one_line(err: str) -> None:
+    assert err.count("\n") == 1, err
+    assert err.endswith("\n")
+
+
+@pytest.mark.parametrize(("line", "told"), USAGE, ids=[line for line, _ in USAGE])
+def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
+    line: str, told: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    code = main(line.split())
+    said = capsys.readouterr()
+    assert (code, said.out) == (ExitCode.USAGE, ""), said.err
+    assert told in said.err
+    assert_one_line(said.err)
+
+
+@pytest.mark.parametrize("command", ["status", "top", "shutdown", "drain"])
+def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str, free: str) -> None:
+    words = [command, free, *(["worker:0"] if command == "drain" else []), "--timeout", "0.5"]
+    done = run(*words)
+    assert done.code == ExitCode.UNAVAILABLE
+    assert f"zmqdist {command}: no dispatcher answered at {free} within 0.5 s: is it running" in done.err
+    assert_one_line(done.err)
+
+
+def test_a_worker_without_a_dispatcher_ends_after_its_limit(free: str) -> None:
+    done = run("worker", "--dispatcher", free, "--orphan-limit", "0.5")
+    assert (done.code, done.out) == (ExitCode.UNAVAILABLE, "")
+    assert f"worker: worker of {free}: no dispatcher for 0.5 s" in done.err
+    assert_one_line(done.err)
+
+
+def test_a_port_in_use_is_named(dispatcher: tuple[Terminal, str]) -> None:
+    _, address = dispatcher
+    done = run("dispatcher", "--port", address.rpartition(":")[2])
+    assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
+    assert f"could not bind {address}: the port is in use" in done.err
+    assert_one_line(done.err)
+
+
+@pytest.mark.parametrize("command", ["status {}", "shutdown {}", "drain {} worker:0", "worker --dispatcher {}"])
+def test_a_wrong_token_is_refused_at_once(command: str, dispatcher: tuple[Terminal, str], folder: Path) -> None:
+    _, address = dispatcher
+    done = run(*command.format(address).split(), "--token-file", "token", cwd=folder)
+    assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
+    assert f"the server at {address} refused this side" in done.err
+    assert "tttt" not in done.err
+    assert_one_line(done.err)
+
+
+@pytest.mark.parametrize("command", ["status {}", "worker --dispatcher {}"])
+def test_keys_where_a_token_is_wanted_are_told_from_a_wrong_token(
+    command: str, dispatcher: tuple[Terminal, str], folder: Path
+) -> None:
+    _, address = dispatcher
+    done = run(*command.format(address).split(), "--keys", "keys", cwd=folder)
+    assert (done.code, done.out) == (ExitCode.USAGE, ""), done.err
+    assert f"the server at {address} uses the user's token" in done.err
+    assert_one_line(done.err)
+
+
+def test_a_wrong_key_is_refused(terminal: Open, folder: Path) -> None:
+    assert run("keygen", str(folder / "others")).code == 0
+    server = terminal("dispatcher", "--port", "0", "--keys", str(folder / "keys"))
+    address = server.saw("dispatcher at zmq://").partition("zmq://")[2]
+    assert run("status", address, "--keys", "keys", cwd=folder).code == 0
+    done = run("status", address, "--keys", "others", cwd=folder)
+    assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
+    assert_one_line(done.err)
+
+
+def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher: tuple[Terminal, str]) -> None:
+    _, address = dispatcher
+    done = run("drain", address, "worker:3")
+    assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
+    assert done.err == "zmqdist drain: no worker worker:3 here; there are: none\n"
+
+
+def test_a_second_worker_of_the_same_name_is_refused(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
+    _, address = dispatcher
+    terminal("worker", "--dispatcher", address, "--index", "4").saw("worker:4 of")
+    done = run("worker", "--dispatcher", address, "--index", "4")
+    assert (done.code, done.out) == (ExitCode.REFUSED, "")
+    assert "worker:4" in done.err
+    assert_one_line(done.err)
+
+
+def test_another_server_than_a_dispatcher_is_told_from_one(terminal: Open) -> None:
+    peer = terminal("bench", "--serve", "127.0.0.1:0")
+    address = peer.saw("benchmark peer at").split()[3].rstrip(":")
+    done = run("status", address)
+    assert (done.code, done.out) == (ExitCode.USAGE, "")
+    assert f"what listens at {address} is no dispatcher" in done.err
+    assert_one_line(done.err)
+    peer.interrupt()
+    assert peer.ends() == 0
+
+
+def test_a_port_of_something_else_is_unavailable_and_not_a_hang() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        done = run("status", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "1")
+    assert done.code == ExitCode.UNAVAILABLE
+    assert_one_line(done.err)
+
+
+def test_the_module_and_the_installed_command_are_the_same() -> None:
+    done = subprocess.run(["zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False)
+    assert done.stdout == run("--version").out

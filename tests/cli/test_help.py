@@ -1,0 +1,54 @@
+"""The command line itself: help, versions, and what is wrong with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tests.cli.running import run
+from zmqdist import __version__
+from zmqdist_cli.exit_codes import ExitCode
+from zmqdist_cli.main import COMMANDS, cli
+
+
+def test_the_help_is_there_without_numpy_and_zeromq() -> None:
+    program = (
+        "import sys; from zmqdist_cli.main import main; code = main(['--help']);"
+        "heavy = {'numpy', 'zmq', 'yaml', 'msgspec', 'rich'} & set(sys.modules); sys.exit(str(heavy) if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_help_that_agrees_with_the_list(name: str) -> None:
+    command = cli.get_command(None, name)  # type: ignore[arg-type]
+    assert command is not None
+    told = command.get_short_help_str(limit=200) if command.short_help else (command.help or "").partition("\n")[0]
+    shown = CliRunner().invoke(cli, [name, "--help"], prog_name="zmqdist")
+    assert shown.exit_code == 0
+    assert shown.output.startswith(f"Usage: zmqdist {name} [OPTIONS]")
+    assert told
+    if command.short_help:
+        assert told == COMMANDS[name][1]
+
+
+def test_the_version_is_one_line() -> None:
+    done = run("--version")
+    assert (done.code, done.out, done.err) == (0, f"zmqdist {__version__}\n", "")
+
+
+def test_nothing_asked_for_shows_the_help_on_stderr() -> None:
+    done = run()
+    assert (done.code, done.out) == (ExitCode.USAGE, "")
+    assert done.err.startswith("Usage: zmqdist ")
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m zmqdist_cli validate --schema | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.stdout, done.stderr) == ("{\n0\n", "")

@@ -1,0 +1,97 @@
+"""`zmqdist top` on a terminal: it shows, goes on while the dispatcher is away, and gives the terminal back."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.conftest import Open
+from tests.cli.running import COMMAND, PATIENCE_S, Terminal
+
+
+class Screen:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.ours, self.theirs = pty.openpty()
+        self.before = termios.tcgetattr(self.theirs)
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "40"}
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=self.theirs,
+            stdout=self.theirs,
+            stderr=self.theirs,
+            env=environment,
+            start_new_session=True,
+        )
+        self.seen = ""
+
+    def saw(self, text: str) -> None:
+        """Wait for a text that is new."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"not seen: {text!r}; the screen had {self.seen[-2000:]!r}"
+            if select.select([self.ours], [], [], left)[0]:
+                self.seen += os.read(self.ours, 65536).decode(errors="replace")
+        self.seen = self.seen.partition(text)[2]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+    def ends(self) -> int:
+        """Its exit code; what it writes meanwhile is read, so that it does not wait for us."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "it did not end"
+            if select.select([self.ours], [], [], 0.02)[0]:
+                self.seen += os.read(self.ours, 65536).decode(errors="replace")
+        return self.process.returncode
+
+
+@pytest.fixture
+def screen(dispatcher: tuple[Terminal, str]) -> Iterator[Screen]:
+    opened = Screen("top", dispatcher[1], "--interval", "0.1", "--timeout", "1")
+    yield opened
+    opened.close()
+
+
+def test_q_ends_it_with_0_and_the_terminal_is_as_before(screen: Screen) -> None:
+    screen.saw("0 workers")
+    os.write(screen.ours, b"q")
+    assert screen.ends() == 0
+    assert termios.tcgetattr(screen.theirs) == screen.before
+
+
+def test_ctrl_c_ends_it_with_0(screen: Screen) -> None:
+    screen.saw("0 workers")
+    screen.process.send_signal(signal.SIGINT)
+    assert screen.ends() == 0
+    assert termios.tcgetattr(screen.theirs) == screen.before
+    assert "Traceback" not in screen.seen
+
+
+def test_it_follows_what_happens_and_outlives_a_restart_of_the_dispatcher(
+    screen: Screen, dispatcher: tuple[Terminal, str], terminal: Open
+) -> None:
+    first, address = dispatcher
+    screen.saw("0 workers")
+    terminal("worker", "--dispatcher", address, "--threads")
+    screen.saw("1 worker,")
+    screen.saw("worker:0")
+    first.kill()
+    screen.saw("trying again")
+    terminal("dispatcher", "--port", address.rpartition(":")[2])
+    screen.saw("1 worker,")

@@ -1,0 +1,37 @@
+"""A child that is forked from a program in the middle of its work: nothing of the parent is its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import zmqdist as zd
+from tests.dispatch.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+
+
+def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        value = coordinator.schedule(waits, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                began = time.monotonic()
+                coordinator.close()
+                cluster.close()
+                code = 0 if time.monotonic() - began < 2.0 else 2
+                value.get(10)
+                code = 3
+            except errors.FailedPreconditionError:
+                pass
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert cluster.credentials.token_file is not None
+        assert Path(cluster.credentials.token_file).exists()
+        go(tmp_path)
+        assert value.get(20) == "x"

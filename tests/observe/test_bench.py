@@ -1,0 +1,88 @@
+"""The measuring itself, with numbers so small that the figures mean nothing: each question gives its figure, and nothing stays behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from zmqdist.launch.local_cluster import local_cluster
+from zmqdist.net.bare import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
+from zmqdist.observe import bench
+from zmqdist.observe.peer import peer_process, serving
+from zmqdist.rpc import Server
+
+TINY = bench.Plan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
+
+
+def test_the_bare_echo_answers_what_it_was_sent_or_as_much_as_it_was_asked_for() -> None:
+    server = BareServer("127.0.0.1:0")
+    try:
+        with BareClient(f"127.0.0.1:{server.port}") as client:
+            assert len(client.round_trips(3)) == 3
+            assert client.pipelined(7, 3) > 0
+            assert client.fetch(5_000_000) > 0
+            client._socket.send(ASK + b"no number")
+            assert client._socket.recv() == ASK + b"no number"
+            client._socket.send(ASK + str(ANSWER_BYTES_MAX * 10).encode())
+            assert len(client._socket.recv(copy=False)) == ANSWER_BYTES_MAX
+    finally:
+        server.close()
+
+
+def test_calls_are_measured_against_a_peer_in_another_process() -> None:
+    with peer_process() as peer:
+        figures = bench.measure_calls(peer, TINY)
+    assert [(figure.name, figure.unit) for figure in figures] == [
+        ("blocking call, inline handler", "us"),
+        ("blocking call, handler in a thread", "us"),
+        ("calls, 4 on the way", "calls/s"),
+    ]
+    assert all(figure.ours > 0 and figure.theirs and figure.ratio for figure in figures)
+
+
+def test_tasks_round_trips_and_results_are_measured_on_a_cluster() -> None:
+    with serving("127.0.0.1:0") as peer, local_cluster(workers=2) as cluster:
+        figures = bench.measure_tasks(cluster, TINY)
+        figures += bench.measure_round_trip(cluster, peer, TINY)
+        figures += bench.measure_results(cluster, peer, TINY)
+    assert [figure.name for figure in figures] == [
+        "no-op tasks, 2 workers",
+        "task, schedule to result",
+        "result of 1,000 bytes",
+        "result of 2 MiB",
+    ]
+    assert all(figure.ours > 0 and figure.theirs and figure.ratio for figure in figures)
+
+
+def test_a_server_that_is_no_peer_is_told_from_one() -> None:
+    with Server.create("zmq", "127.0.0.1:0") as server, pytest.raises(ValueError, match="no peer of a benchmark"):
+        bench.measure_calls(server.address, TINY)
+
+
+def test_a_ratio_is_the_median_of_the_blocks_ratios_and_the_first_blocks_do_not_count() -> None:
+    ours = iter([1000.0, 10.0, 20.0, 90.0])
+    theirs = iter([1000.0, 10.0, 10.0, 30.0])
+    figure = bench._rates("x", "x/s", lambda: next(ours), "other", lambda: next(theirs), 3)
+    assert (figure.ours, figure.theirs, figure.ratio) == (20.0, 10.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(None, "-"), (0.12345, "0.123"), (1.2345, "1.23"), (12.345, "12.3"), (123.45, "123"), (12345.6, "12,346")],
+)
+def test_a_figure_is_shown_with_three_digits_that_count(number: float | None, text: str) -> None:
+    assert bench.shown(number) == text
+
+
+def test_the_table_has_a_row_for_each_figure_and_a_dash_for_what_is_not_there() -> None:
+    lines = bench.table(
+        [bench.Figure("start", "s", 1.5), bench.Figure("call", "us", 80, 99, "bare", 40, 50, 2.0)]
+    ).lines()
+    assert [line.split() for line in lines[2:]] == [
+        ["start", "1.50", "-", "s", "-", "-", "-", "-"],
+        ["call", "80.0", "99.0", "us", "bare", "40.0", "50.0", "2.00", "x"],
+    ]
+
+
+def test_the_99th_percentile_is_one_of_the_values() -> None:
+    assert bench.p99([float(number) for number in range(100, 0, -1)]) == 100.0
+    assert bench.p99([4.0]) == 4.0

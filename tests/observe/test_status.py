@@ -1,0 +1,113 @@
+"""What `status` and `top` show, from records made by hand: exact lines, and no harm done by texts of other processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmqdist.dispatch.config import DispatcherConfig
+from zmqdist.dispatch.server import DispatchServer
+from zmqdist.observe import status
+
+
+def worker(**changes: Any) -> dict[str, Any]:
+    row = {"name": "worker:0", "state": "alive", "slots": 2, "pid": 41, "host": "alpha", "leases": 5, "running": 2}
+    return {**row, "window": 8, "done": 1200, "rate": 310.4, "idle_s": 0.26, "age_s": 9.0, **changes}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    empty = {"address": "127.0.0.1:5050", "pid": 7, "queued": 0, "workers": [], "coordinators": []}
+    return {**empty, "losses_count": 0, "losses": [], "dropped": {}, "refused_handshakes": 0, **changes}
+
+
+def loss(**changes: Any) -> dict[str, Any]:
+    return {"name": "worker:1", "reason": "its process ended", "exit_code": -9, "ago_s": 3.0, **changes}
+
+
+def test_a_full_record_reads_as_tables_with_equal_columns() -> None:
+    full = record(
+        queued=10_000,
+        workers=[worker(), worker(name="worker:10", leases=0, running=0, rate=99.0, state="away")],
+        coordinators=[
+            {"coordinator": 0xABC, "queued": 9, "out": 5, "held": 0, "submitted": 20, "finished": 6, "functions": 1}
+        ],
+        losses_count=1,
+        losses=[loss()],
+    )
+    assert status.lines(full) == [
+        "dispatcher at 127.0.0.1:5050 (pid 7): 2 workers, 4 slots, 10,000 queued, 3 given out, 2 running, 2,400 done, 310/s, 1 loss",
+        "",
+        "workers",
+        "  name       state  slots  running  waiting   done  per s      heard  host   pid",
+        "  worker:0   alive      2        2        3  1,200    310  0.3 s ago  alpha   41",
+        "  worker:10  away       2        0        0  1,200      0  0.3 s ago  alpha   41",
+        "",
+        "coordinators",
+        "  id        queued  out  held  submitted  finished  functions",
+        "  00000abc       9    5     0         20         6          1",
+        "",
+        "lost workers (last 1 of 1)",
+        "  name      when       how                why",
+        "  worker:1  3.0 s ago  killed by SIGKILL  its process ended",
+    ]
+
+
+def test_a_dispatcher_without_workers_says_how_to_add_one() -> None:
+    assert status.lines(record()) == [
+        "dispatcher at 127.0.0.1:5050 (pid 7): 0 workers, 0 slots, 0 queued, 0 given out, 0 running, 0 done, 0/s",
+        "no worker has registered: zmqdist worker --dispatcher 127.0.0.1:5050",
+    ]
+
+
+def test_the_record_of_a_real_dispatcher_can_be_shown() -> None:
+    with DispatchServer(DispatcherConfig()) as server:
+        told = server.status() if hasattr(server, "status") else server._status()
+    assert status.lines(told)[0].startswith(f"dispatcher at {server.address} (pid ")
+
+
+def test_the_latest_losses_come_first_and_old_ones_are_only_counted() -> None:
+    many = [loss(name=f"worker:{number}", ago_s=100.0 - number) for number in range(30)]
+    table = status.losses(record(losses=many, losses_count=44))
+    assert [row[0] for row in table.rows] == [f"worker:{29 - at}" for at in range(status.LOSSES_SHOWN_MAX)]
+    assert table.title == "lost workers (last 10 of 44)"
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(None, "-"), (-11, "killed by SIGSEGV"), (3, "exit code 3"), (0, "exit code 0")]
+)
+def test_an_exit_code_is_told_in_words(code: int | None, told: str) -> None:
+    assert status.losses(record(losses=[loss(exit_code=code)])).rows[0][2] == told
+
+
+def test_what_strangers_do_is_told_and_nothing_in_good_times() -> None:
+    assert status.troubles(record(dropped={"garbage": 0})) == []
+    assert status.troubles(record(dropped={"garbage": 2, "another": 1}, refused_handshakes=3)) == [
+        "3 connections refused: a wrong token or key, or no zmqdist",
+        "messages dropped: another 1, garbage 2",
+    ]
+
+
+def test_texts_of_other_processes_cannot_write_to_the_terminal() -> None:
+    evil = "\x1b[2J\nworker\x07" + "x" * 1000
+    told = "\n".join(status.lines(record(workers=[worker(name=evil, host=evil)], losses=[loss(reason=evil)])))
+    assert all(char.isprintable() or char == "\n" for char in told)
+    assert len(told) < 1500
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (-0.1, "0.0 s"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.95, "10 s"),
+        (119.4, "119 s"),
+        (120, "2 min"),
+        (7199, "120 min"),
+        (7200, "2 h"),
+        (172_800, "2 d"),
+    ],
+)
+def test_a_duration_has_one_unit(seconds: float, told: str) -> None:
+    assert status.duration(seconds) == told
