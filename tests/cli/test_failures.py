@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -194,5 +195,7 @@ def test_a_port_of_something_else_is_unavailable_and_not_a_hang() -> None:
 
 
 def test_the_module_and_the_installed_command_are_the_same() -> None:
-    done = subprocess.run(["zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(
+        [Path(sys.executable).parent / "zmqdist", "--version"], capture_output=True, text=True, timeout=50, check=False
+    )
     assert done.stdout == run("--version").out

@@ -1,32 +1,46 @@
-"""A worker and its leases: what is given to slots, reported, given back, cut off and stopped.
+"""A worker and its leases: registering, what is given to slots, reported, given back and cut off.
 
-In these tests a lease's payload is its number, and all work is of coordinator 1, for function 7.
+In these tests a lease's payload is its number, and all work is of coordinator 1, for function 7. What stops a
+worker's work, and the end of the worker, are in test_worker_stops.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from tests.core.worked import (
+    BEAT_S,
+    LEASE_S,
+    LIFE,
+    ORPHAN_S,
+    WELCOME,
+    assign,
+    batches,
+    do,
+    finish,
+    give,
+    hear,
+    make,
+    outcome,
+    ready,
+    registration,
+    returned,
+    say,
+    started,
+)
 from zmqdist import errors
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.worker import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, Worker
 from zmqdist.core.worker_events import (
     NOT_RUN,
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
-    Effect,
-    Event,
     Exit,
-    ForgetFunctions,
-    FreeBulk,
     Give,
     Interrupt,
     Kill,
-    LeaveAsked,
     Reclaim,
     SlotDied,
-    SlotFinished,
     SlotReady,
     SlotReclaimed,
     SlotSeen,
@@ -34,111 +48,14 @@ from zmqdist.core.worker_events import (
 )
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
-    BULK,
     CANCELLED,
-    VALUE,
-    Assign,
     Beat,
     CutOff,
-    Done,
-    Forget,
     Goodbye,
-    Leave,
-    Message,
     Recall,
     Refused,
-    Register,
-    Registered,
-    Release,
-    Returned,
     SlotsLost,
 )
-
-LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
-WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)
-GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
-
-
-def make(slots: int = 1, *, threads: bool = False) -> Worker:
-    return Worker(
-        incarnation=9,
-        job="worker",
-        index=-1,
-        slots=slots,
-        pid=100,
-        host="host",
-        orphan_limit_s=ORPHAN_S,
-        can_kill=not threads,
-        now=0.0,
-    )
-
-
-def ready(slots: int = 1, *, threads: bool = False) -> Worker:
-    """A worker that is registered, and whose slots have started."""
-    worker = make(slots, threads=threads)
-    do(worker, *map(SlotReady, range(slots)), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
-    return worker
-
-
-@pytest.fixture
-def worker() -> Worker:
-    """A registered worker with one process slot."""
-    return ready()
-
-
-@pytest.fixture
-def threads() -> Worker:
-    """A registered worker with one thread slot."""
-    return ready(threads=True)
-
-
-def do(worker: Worker, *events: Event, now: float = 0.0) -> list[Effect]:
-    return [effect for event in events for effect in worker.handle(event, now)]
-
-
-def hear(worker: Worker, message: Message, now: float = 0.0) -> list[Effect]:
-    return worker.handle(Heard(DISPATCHER, message), now)
-
-
-def assign(worker: Worker, *leases: int, careful: bool = False, now: float = 0.0) -> list[Effect]:
-    return hear(worker, Assign([(1, 7, b"f")], [(n, 1, 0, 7, b"%d" % n) for n in leases], careful), now)
-
-
-def finish(worker: Worker, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:
-    return do(worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now)
-
-
-def batches(worker: Worker) -> None:
-    """Let slot 0 end a first piece of quick work (lease 1), so that it is given two at a time from then on."""
-    assign(worker, 1)
-    finish(worker, 1)
-
-
-def give(*positions_and_leases: tuple[int, int], slot: int = 0, new: bool = False) -> Give:
-    return Give(
-        slot, [(1, 7, b"f")] if new else [], [(position, 1, 7, b"%d" % n) for position, n in positions_and_leases]
-    )
-
-
-def say(message: Message) -> Send:
-    return Send(DISPATCHER, message)
-
-
-def started(*leases: int) -> Send:
-    return say(Done([], list(leases)))
-
-
-def returned(*leases: int) -> Send:
-    return say(Returned(list(leases)))
-
-
-def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send:
-    return say(Done([(lease, kind, b"" if kind == CANCELLED else b"r") for lease in leases], list(then)))
-
-
-def registration(*held: int, leftover: list[tuple[int, int]] | None = None, index: int = 3, slots: int = 1) -> Send:
-    return say(Register(9, "worker", index, slots, list(held), leftover or [], 100, "host"))
-
 
 # -- registering and beating -----------------------------------------------------------------------------------------
 
@@ -487,161 +404,3 @@ def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
     assign(worker, 2)
     assert assign(worker, 3, careful=True) == []
     assert finish(worker, 2) == [started(3), say(Beat()), outcome(2)]
-
-
-# -- contact lost ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("heard_at", "down_at", "stop_at"),
-    [(0.0, 0.0, 5.0), (20.0, 20.0, 25.0), (0.0, 4.0, 7.5), (0.0, 9.0, 9.0)],
-    ids=["at once", "later", "silent before: by what was heard last", "silent for too long before"],
-)
-def test_p3_everything_is_stopped_before_the_dispatchers_lease_has_run_out(
-    worker: Worker, heard_at: float, down_at: float, stop_at: float
-) -> None:
-    assign(worker, 1, 2, now=heard_at)
-    do(worker, DispatcherDown(), now=down_at)
-    assert worker.deadline == stop_at
-    if stop_at > down_at:
-        assert do(worker, Ticked(), now=stop_at - 0.01) == []
-    assert do(worker, Ticked(), now=stop_at) == [Kill(0)]
-    assert worker.running == 0
-    assert finish(worker, 1, now=stop_at) == [], "its outcome was on its way"
-    assert do(worker, SlotDied(0, 1, -9, ""), now=stop_at) == [Spawn(0)]
-    assert do(worker, DispatcherUp(LIFE), now=stop_at) == [registration()]
-
-
-def test_p3_contact_that_is_back_in_time_stops_nothing(worker: Worker) -> None:
-    assign(worker, 1, 2)
-    do(worker, DispatcherDown(), now=1.0)
-    assert do(worker, DispatcherUp(LIFE), now=2.0) == [registration(2, 1)]
-    hear(worker, WELCOME, 2.0)
-    assert do(worker, Ticked(), now=50.0) == [say(Beat())]
-
-
-def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(worker: Worker) -> None:
-    assign(worker, 1, 2)
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE + 1)) == [Kill(0), registration()]
-    hear(worker, WELCOME)
-    assert assign(worker, 1) == [], "its process is ending"
-    assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
-    assert do(worker, SlotReady(0)) == [give((1, 1), new=True), started(1)]
-
-
-def test_slots_that_the_worker_killed_itself_are_no_failures(worker: Worker) -> None:
-    for life in range(2 * SPAWN_FAILURES_MAX):
-        do(worker, DispatcherUp(life))
-        hear(worker, WELCOME)
-        assign(worker, 1)
-        do(worker, SlotReady(0))
-        assert do(worker, DispatcherDown(), DispatcherUp(-1))[0] == Kill(0)
-        assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
-
-
-def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: Worker) -> None:
-    assign(threads, 1, 2)
-    do(threads, DispatcherDown())
-    assert do(threads, DispatcherUp(LIFE + 1)) == [Interrupt(0, 1), registration(leftover=[(1, 1)])]
-    hear(threads, WELCOME)
-    assert assign(threads, 5) == [], "the thread is not free"
-    assert finish(threads, 1) == [returned(1), give((2, 5)), started(5)]
-
-
-def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
-    assign(threads, 1)
-    do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
-    hear(threads, WELCOME)
-    assert finish(threads, 1, kind=BULK) == [FreeBulk(1), returned(1)]
-
-
-# -- bulk results and functions --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("event", "freed"),
-    [
-        (Heard(DISPATCHER, Release([1, 9])), [FreeBulk(1)]),
-        (Heard(DISPATCHER, CutOff([1], 0.0)), [returned(), FreeBulk(1)]),
-        (BulkLetGo(1), []),
-    ],
-    ids=["released", "cut off", "fetched"],
-)
-def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
-    worker: Worker, event: Event, freed: list[Effect]
-) -> None:
-    assign(worker, 1)
-    assert finish(worker, 1, kind=BULK) == [outcome(1, kind=BULK)]
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE)) == [registration(1)]
-    assert hear(worker, WELCOME) == [outcome(1, kind=BULK)], "the report may have been lost with the connection"
-    assert do(worker, event) == freed
-    assert do(worker, event)[-1:] == ([returned()] if len(freed) == 2 else []), "it is freed once"
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE)) == [registration()]
-
-
-def test_bulk_results_are_freed_for_another_dispatcher(worker: Worker) -> None:
-    assign(worker, 1)
-    finish(worker, 1, kind=BULK)
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE + 1)) == [FreeBulk(1), registration()]
-
-
-def test_a_function_is_forgotten_by_the_slots_that_have_it() -> None:
-    worker = ready(2)
-    batches(worker)
-    assert hear(worker, Forget(1, [7, 8])) == [ForgetFunctions(0, [(1, 7)])]
-    assert assign(worker, 2)[0] == give((2, 2), new=True)
-
-
-# -- leaving ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("event", [LeaveAsked(3.0), Heard(DISPATCHER, Leave(3.0))], ids=["by the user", "told"])
-def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Worker, event: Event) -> None:
-    batches(worker)
-    assign(worker, 2, 3, 4)
-    assert do(worker, event) == [say(Leave(0.0)), returned(4), Reclaim(0)]
-    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
-    assert assign(worker, 5) == [returned(5)], "which was on its way"
-    assert finish(worker, 2) == [outcome(2), *GONE]
-    assert worker.ended == Exit(errors.OK, "")
-
-
-def test_one_that_has_nothing_leaves_at_once(worker: Worker) -> None:
-    assert do(worker, LeaveAsked(3.0)) == [say(Leave(0.0)), *GONE]
-    assert hear(worker, Leave(3.0)) == []
-
-
-def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(worker: Worker) -> None:
-    assign(worker, 1)
-    do(worker, LeaveAsked(0.5))
-    assert worker.deadline == 0.5
-    assert Kill(0) in do(worker, Ticked(), now=0.5)
-    assert do(worker, SlotDied(0, 1, -9, ""), now=0.6) == [returned(1), *GONE]
-
-
-def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_worker(threads: Worker) -> None:
-    assign(threads, 1)
-    do(threads, LeaveAsked(0.5))
-    effects = do(threads, Ticked(), now=0.5)
-    assert Interrupt(0, 1) in effects
-    assert effects[-3:] == [returned(1), *GONE]
-
-
-@pytest.mark.parametrize(("second_s", "end_s"), [(0.2, 0.3), (9.0, 1.0)], ids=["sooner", "not later"])
-def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: Worker, second_s: float, end_s: float) -> None:
-    assign(worker, 1)
-    do(worker, LeaveAsked(1.0))
-    do(worker, LeaveAsked(second_s), now=0.1)
-    do(worker, Ticked(), now=end_s - 0.01)
-    assert worker.deadline == pytest.approx(end_s)
-    assert Kill(0) in do(worker, Ticked(), now=end_s + 1e-9)
-
-
-def test_one_that_leaves_says_so_again_over_a_new_connection(worker: Worker) -> None:
-    assign(worker, 1)
-    do(worker, LeaveAsked(3.0), DispatcherDown(), DispatcherUp(LIFE))
-    assert hear(worker, WELCOME)[0] == say(Leave(0.0))

@@ -1,0 +1,103 @@
+"""Speaking to a worker as its dispatcher and its slots do, for the tests of the worker machine.
+
+A lease's payload is its number, and all work is of coordinator 1, for function 7.
+"""
+
+from __future__ import annotations
+
+from zmqdist import errors
+from zmqdist.core.events import Heard, Send
+from zmqdist.core.worker import DISPATCHER, Worker
+from zmqdist.core.worker_events import (
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    Give,
+    SlotFinished,
+    SlotReady,
+)
+from zmqdist.messages import (
+    CANCELLED,
+    VALUE,
+    Assign,
+    Done,
+    Goodbye,
+    Message,
+    Register,
+    Registered,
+    Returned,
+)
+
+LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
+WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)
+GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
+
+
+def make(slots: int = 1, *, threads: bool = False) -> Worker:
+    return Worker(
+        incarnation=9,
+        job="worker",
+        index=-1,
+        slots=slots,
+        pid=100,
+        host="host",
+        orphan_limit_s=ORPHAN_S,
+        can_kill=not threads,
+        now=0.0,
+    )
+
+
+def ready(slots: int = 1, *, threads: bool = False) -> Worker:
+    """A worker that is registered, and whose slots have started."""
+    worker = make(slots, threads=threads)
+    do(worker, *map(SlotReady, range(slots)), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    return worker
+
+
+def do(worker: Worker, *events: Event, now: float = 0.0) -> list[Effect]:
+    return [effect for event in events for effect in worker.handle(event, now)]
+
+
+def hear(worker: Worker, message: Message, now: float = 0.0) -> list[Effect]:
+    return worker.handle(Heard(DISPATCHER, message), now)
+
+
+def assign(worker: Worker, *leases: int, careful: bool = False, now: float = 0.0) -> list[Effect]:
+    return hear(worker, Assign([(1, 7, b"f")], [(n, 1, 0, 7, b"%d" % n) for n in leases], careful), now)
+
+
+def finish(worker: Worker, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:
+    return do(worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now)
+
+
+def batches(worker: Worker) -> None:
+    """Let slot 0 end a first piece of quick work (lease 1), so that it is given two at a time from then on."""
+    assign(worker, 1)
+    finish(worker, 1)
+
+
+def give(*positions_and_leases: tuple[int, int], slot: int = 0, new: bool = False) -> Give:
+    return Give(
+        slot, [(1, 7, b"f")] if new else [], [(position, 1, 7, b"%d" % n) for position, n in positions_and_leases]
+    )
+
+
+def say(message: Message) -> Send:
+    return Send(DISPATCHER, message)
+
+
+def started(*leases: int) -> Send:
+    return say(Done([], list(leases)))
+
+
+def returned(*leases: int) -> Send:
+    return say(Returned(list(leases)))
+
+
+def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send:
+    return say(Done([(lease, kind, b"" if kind == CANCELLED else b"r") for lease in leases], list(then)))
+
+
+def registration(*held: int, leftover: list[tuple[int, int]] | None = None, index: int = 3, slots: int = 1) -> Send:
+    return say(Register(9, "worker", index, slots, list(held), leftover or [], 100, "host"))
