@@ -88,16 +88,17 @@ def test_what_a_worker_holds_takes_as_long_as_its_rate_says_and_for_ever_while_t
 
 def test_p3_no_more_bytes_than_the_window_are_on_the_way() -> None:
     window = ByteWindow(100)
-    assert [window.take(60), window.take(60), window.take(60)] == [60, 40, 0]
-    window.arrived(30)
-    assert [window.take(10), window.take(60)] == [10, 20]
+    assert [window.take(60), window.take(60), window.take(40), window.take(1)] == [True, False, True, False]
+    window.arrived(60)
+    assert [window.take(61), window.take(60)] == [False, True]
 
 
-def test_p3_an_empty_window_grants_all_of_itself_to_whoever_wants_more() -> None:
+def test_p3_a_single_chunk_may_always_be_asked_for() -> None:
     window = ByteWindow(100)
-    assert window.take(1000) == 100
-    window.arrived(100)
-    assert window.take(1000) == 100
+    assert window.take(1000)
+    assert not window.take(1)
+    window.arrived(1000)
+    assert window.take(1000)
 
 
 def test_more_bytes_than_were_asked_for_are_a_mistake_of_the_caller() -> None:

@@ -11,6 +11,7 @@ import secrets
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,7 @@ class Shell:
         self._values: dict[int, weakref.ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
         self._outbox: list[tuple[int, int, bytes]] = []
+        self._cancels: deque[int] = deque()
         self._held: dict[int, list[int]] = {}
         self._draining = False
         self._memory = MemoryKeeper()
@@ -138,7 +140,9 @@ class Shell:
         self._loop.call_soon(self._handle, EndAsked())
 
     def cancel(self, work: int) -> None:
-        self._in_loop(self._cancel, work)
+        """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
+        self._cancels.append(work)
+        self._in_loop(self._cancel)
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
@@ -247,9 +251,13 @@ class Shell:
         if dropped:
             self._handle(FunctionsDropped(dropped))
 
-    def _cancel(self, work: int) -> None:
+    def _cancel(self) -> None:
         self._drain()
-        self._handle(WithdrawAsked([work]))
+        works = []
+        while self._cancels:
+            works.append(self._cancels.popleft())
+        if works:
+            self._handle(WithdrawAsked(works))
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()

@@ -57,6 +57,9 @@ LOST = 10
 UNAVAILABLE = 11
 """Kind of a resolution: no dispatcher or no worker for too long, or its result cannot be reached."""
 
+WITHDRAW_MAX = 100_000
+"""Numbers in one message: far below what a header may have."""
+
 SUBMISSION_SHIFT = 16
 """Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
 
@@ -286,8 +289,8 @@ class Closures:
             self._unsent = deque(work for work in self._unsent if work not in unsent)
         effects = self._resolve([(work, 0, CANCELLED, b"") for work in known if work in unsent])
         sent = [work for work in known if work not in unsent]
-        if sent:
-            effects.append(Send(DISPATCHER, Withdraw(sent, self._cancel_grace_s)))
+        for start in range(0, len(sent), WITHDRAW_MAX):
+            effects.append(Send(DISPATCHER, Withdraw(sent[start : start + WITHDRAW_MAX], self._cancel_grace_s)))
         return effects
 
     def _end(self) -> list[Effect]:

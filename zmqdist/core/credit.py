@@ -9,7 +9,7 @@ nobody knows how long a function takes, and follows the rate at which results co
 Promises, checked by tests/core/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
     P2  work that takes longer than the horizon is given out at most two for a slot: one runs, one waits
-    P3  a ByteWindow never allows more than its size on the way, and always at least one chunk
+    P3  a ByteWindow never allows more than its size on the way, but for a single chunk, which always may
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class ByteWindow:
         self._size = size_bytes
         self._on_the_way = 0
 
-    def take(self, wanted_bytes: int) -> int:
-        """How many of the wanted bytes may be asked for now; they count from now on."""
-        free = self._size - self._on_the_way
-        granted = max(0, min(wanted_bytes, free))
-        self._on_the_way += granted
-        return granted
+    def take(self, count_bytes: int) -> bool:
+        """Whether a chunk of so many bytes may be asked for now; then it counts. With nothing on the way always."""
+        if self._on_the_way and self._on_the_way + count_bytes > self._size:
+            return False
+        self._on_the_way += count_bytes
+        return True
 
     def arrived(self, count_bytes: int) -> None:
         self._on_the_way -= count_bytes

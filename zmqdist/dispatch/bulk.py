@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 import numpy as np
 
+from zmqdist.core.credit import ByteWindow
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.errors import NotFoundError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, BULK_WINDOW_BYTES, CHUNK_BYTES
@@ -129,10 +130,11 @@ def fetch(client: ZmqClient, reference: Reference) -> list[bytearray]:
     """
     parts = [bytearray(size) for size in reference.sizes]
     wanted = ((number, offset) for number, size in enumerate(reference.sizes) for offset in range(0, size, CHUNK_BYTES))
+    window = ByteWindow(BULK_WINDOW_BYTES)
     on_the_way: deque[tuple[int, int, StatusOrResult]] = deque()
     for number, offset in wanted:
-        if len(on_the_way) >= BULK_WINDOW_BYTES // CHUNK_BYTES:
-            _take(parts, *on_the_way.popleft())
+        while not window.take(min(CHUNK_BYTES, reference.sizes[number] - offset)):
+            window.arrived(_take(parts, *on_the_way.popleft()))
         asked = client.call(READ, (reference.bulk, number, offset, CHUNK_BYTES), timeout_in_ms=CHUNK_TIMEOUT_MS)
         on_the_way.append((number, offset, asked))
     while on_the_way:
@@ -140,12 +142,14 @@ def fetch(client: ZmqClient, reference: Reference) -> list[bytearray]:
     return parts
 
 
-def _take(parts: list[bytearray], number: int, offset: int, answer: StatusOrResult) -> None:
+def _take(parts: list[bytearray], number: int, offset: int, answer: StatusOrResult) -> int:
+    """Put one chunk where it belongs; its bytes."""
     (chunk,) = answer.get_value()
     end = min(offset + CHUNK_BYTES, len(parts[number]))
     if len(chunk) != end - offset:
         raise WireError("holder", f"a chunk of {len(chunk)} bytes where {end - offset} were asked for")
     memoryview(parts[number])[offset:end] = memoryview(chunk)
+    return end - offset
 
 
 class Fetcher:

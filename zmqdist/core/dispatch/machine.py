@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from zmqdist import errors
+from zmqdist.core.batches import split
 from zmqdist.core.credit import WorkWindow
 from zmqdist.core.dispatch.placement import Placement
 from zmqdist.core.dispatch.records import Hands, Lease, Session
@@ -157,7 +158,7 @@ class Dispatch:
         for (work, _), (hands, number) in session.held.items():
             if work in wanted:  # it may still be taken; lost before that, it is not made again
                 hands.held[number].cut = True
-        effects = [Send(session.peer, Results(results))] if results else []
+        effects = [Send(session.peer, Results(list(part))) for part in split(results)]
         return effects + self._cut_off(
             lambda lease: lease.session is session and lease.work in wanted, withdraw.grace_s
         )
