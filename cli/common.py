@@ -122,12 +122,12 @@ class Dispatcher:
             problem = f"what listens at {address} is no dispatcher: ask the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(None, None, problem)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """One question with its answer. Raises OpError."""
+    def ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
+        """One question with its answer, within `timeout_s`; 0: as given to the constructor. Raises OpError."""
         from zmqdist import errors
 
         try:
-            return getattr(self._client, f"{method}_blocking")(*arguments)
+            return getattr(self._client, f"{method}_blocking")(*arguments, timeout_in_ms=round(timeout_s * 1000))
         except errors.DeadlineExceededError:
             raise self._silent() from None
 

@@ -15,6 +15,9 @@ from zmqdist_cli.exit_codes import ExitCode
 LOOK_S: Final = 0.1
 """Between two looks whether it has ended."""
 
+SILENT_S: Final = 1.0
+"""A dispatcher that was told to end, and does not answer for so long, has."""
+
 ENDS_WITHIN_S: Final = 3.0
 """What a dispatcher takes beyond the grace."""
 
@@ -78,7 +81,7 @@ def _ended(asked: Dispatcher, pid: int, within_s: float) -> bool:
 
     until = time.monotonic() + within_s
     with contextlib.suppress(OpError):
-        while asked.ask("status")["pid"] == pid:
+        while asked.ask("status", timeout_s=SILENT_S)["pid"] == pid:
             if time.monotonic() >= until:
                 return False
             time.sleep(LOOK_S)

@@ -167,8 +167,9 @@ def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher: tuple[Terminal
     assert done.err == "zmqdist drain: no worker worker:3 here; there are: none\n"
 
 
-def test_a_second_worker_of_the_same_name_is_refused(terminal: Open, dispatcher: tuple[Terminal, str]) -> None:
-    _, address = dispatcher
+def test_a_second_worker_of_the_same_name_is_refused(terminal: Open) -> None:
+    server = terminal("dispatcher", "--port", "0", "--lease", "1")  # so long the first has to be heard of again
+    address = server.saw("dispatcher at zmq://").partition("zmq://")[2]
     terminal("worker", "--dispatcher", address, "--index", "4").saw("worker:4 of")
     done = run("worker", "--dispatcher", address, "--index", "4")
     assert (done.code, done.out) == (ExitCode.REFUSED, "")
