@@ -12,8 +12,10 @@ import pytest
 
 from tests.cli.conftest import Open
 from tests.cli.running import Terminal, run
+from zmqdist import errors
 from zmqdist_cli.exit_codes import ExitCode
-from zmqdist_cli.main import main
+from zmqdist_cli.main import exit_code, main
+from zmqdist_cli.main import told as tell
 
 CLUSTER = """\
 name: test
@@ -105,6 +107,31 @@ def test_a_mistake_on_the_command_line_or_in_a_file_is_told_in_one_line(
     assert_one_line(said.err)
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.UnavailableError(None, None, ""), ExitCode.UNAVAILABLE),
+        (errors.DeadlineExceededError(None, None, ""), ExitCode.UNAVAILABLE),
+        (errors.UnauthenticatedError(None, None, ""), ExitCode.REFUSED),
+        (errors.PermissionDeniedError(None, None, ""), ExitCode.REFUSED),
+        (errors.AlreadyExistsError(None, None, ""), ExitCode.REFUSED),
+        (errors.InvalidArgumentError(None, None, ""), ExitCode.USAGE),
+        (errors.FailedPreconditionError(None, None, ""), ExitCode.USAGE),
+        (errors.UnknownError(None, None, ""), ExitCode.PROGRAM_FAILED),
+        (errors.ConfigError("f", 1, "k", "p"), ExitCode.CONFIG),
+        (NotImplementedError(), ExitCode.CONFIG),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_expected_error_has_its_exit_code(error: Exception, code: ExitCode) -> None:
+    assert exit_code(error) == code
+
+
+def test_a_message_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("first\n  second\n")
+    assert capsys.readouterr().err == "first second\n"
+
+
 @pytest.mark.parametrize("command", ["status", "top", "shutdown", "drain"])
 def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str, free: str) -> None:
     words = [command, free, *(["worker:0"] if command == "drain" else []), "--timeout", "0.5"]
@@ -165,16 +192,6 @@ def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher: tuple[Terminal
     done = run("drain", address, "worker:3")
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
     assert done.err == "zmqdist drain: no worker worker:3 here; there are: none\n"
-
-
-def test_a_second_worker_of_the_same_name_is_refused(terminal: Open) -> None:
-    server = terminal("dispatcher", "--port", "0", "--lease", "1")  # so long the first has to be heard of again
-    address = server.saw("dispatcher at zmq://").partition("zmq://")[2]
-    terminal("worker", "--dispatcher", address, "--index", "4").saw("worker:4 of")
-    done = run("worker", "--dispatcher", address, "--index", "4")
-    assert (done.code, done.out) == (ExitCode.REFUSED, "")
-    assert "worker:4" in done.err
-    assert_one_line(done.err)
 
 
 def test_another_server_than_a_dispatcher_is_told_from_one(terminal: Open) -> None:

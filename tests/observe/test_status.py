@@ -9,6 +9,7 @@ import pytest
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.observe import status
+from zmqdist.rpc import Client
 
 
 def worker(**changes: Any) -> dict[str, Any]:
@@ -61,8 +62,8 @@ def test_a_dispatcher_without_workers_says_how_to_add_one() -> None:
 
 
 def test_the_record_of_a_real_dispatcher_can_be_shown() -> None:
-    with DispatchServer(DispatcherConfig()) as server:
-        told = server.status() if hasattr(server, "status") else server._status()
+    with DispatchServer(DispatcherConfig()) as server, Client.create("zmq", server.address) as client:
+        told = client.status_blocking()  # type: ignore[attr-defined]
     assert status.lines(told)[0].startswith(f"dispatcher at {server.address} (pid ")
 
 
