@@ -91,6 +91,7 @@ def test_a_queued_future_can_be_cancelled(threads: zd.local_cluster, tmp_path: P
         assert called == [queued]
         with pytest.raises(futures.CancelledError):
             queued.result(20)
+        until(queued._remote.done)  # the cluster has heard of it
         go(tmp_path)
         assert [future.result(20) for future in running] == ["running0", "running1", "running2"]
         assert not running[0].cancel()
