@@ -220,7 +220,7 @@ def _compose(text: str, path: str) -> yaml.Node:
         for event in yaml.parse(text, Loader=_LOADER):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > limits.DEPTH_MAX:
-                line = event.start_mark.line + 1
+                line = event.start_mark.line + 1 if event.start_mark is not None else 1
                 raise ConfigError(path, line, "(file)", f"is nested more than {limits.DEPTH_MAX} levels deep")
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.reader.ReaderError as error:
@@ -272,7 +272,7 @@ class _Nodes:
             return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
         return self._mapping(node, path)
 
-    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[Any, Any]:
+    def _mapping(self, node: yaml.Node, path: Path) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
         for key_node, value_node in node.value:
             line = key_node.start_mark.line + 1
