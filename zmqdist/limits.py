@@ -73,6 +73,9 @@ ARENA_CELLS: Final = 16_384
 ARENA_MAPPED_MAX: Final = 32
 """Segments of one peer that stay mapped while nothing of them is in use: a descriptor each."""
 
+PULLED_BYTES_MAX: Final = 2**30
+"""Arguments from other hosts that a worker keeps for its slots while it has work; the longest unused go first."""
+
 # -- batches ------------------------------------------------------------------------------------------------------
 
 MESSAGES_PER_WAKE_MAX: Final = 256

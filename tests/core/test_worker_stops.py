@@ -28,7 +28,6 @@ from zmqdist import errors
 from zmqdist.core.events import Heard, Ticked
 from zmqdist.core.worker import DISPATCHER, SPAWN_FAILURES_MAX, Worker
 from zmqdist.core.worker_events import (
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -129,9 +128,8 @@ def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
     [
         (Heard(DISPATCHER, Release([1, 9])), [FreeBulk(1)]),
         (Heard(DISPATCHER, CutOff([1], 0.0)), [returned(), FreeBulk(1)]),
-        (BulkLetGo(1), []),
     ],
-    ids=["released", "cut off", "fetched"],
+    ids=["released", "cut off"],
 )
 def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
     worker: Worker, event: Event, freed: list[Effect]

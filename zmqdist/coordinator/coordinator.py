@@ -107,11 +107,16 @@ class ClusterCoordinator:
                 blob = shell.functions.pickled(fn)
             except errors.InvalidArgumentError as error:
                 raise _unwrapped(error) from error.__cause__
-            with shell.lock:
-                self._wait_for_room()
-                work = next(self._works)
-                number, name = shell.functions.number(fn, blob, work)
-                return shell.enqueue(work, number, name, packed)
+            payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
+            try:
+                with shell.lock:
+                    self._wait_for_room()
+                    work = next(self._works)
+                    number, name = shell.functions.number(fn, blob, work)
+                    return shell.enqueue(work, number, name, payload, bulks)
+            except BaseException:
+                shell.drop(bulks)
+                raise
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""

@@ -44,10 +44,11 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.dispatch.bulk import BulkStore, encode_reference
 from zmqdist.dispatch.memory import MemoryKeeper
+from zmqdist.dispatch.references import encode_reference
+from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.worker import own_host
-from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Refused
+from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Read, Refused
 from zmqdist.net.address import join as join_address
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
@@ -111,9 +112,20 @@ class Shell:
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
-    def enqueue(self, work: int, number: int, name: str, packed: bytes | list[Any]) -> RemoteValue:
-        """Hand in work. With the lock held."""
-        payload = self._hold(work, packed) if isinstance(packed, list) else packed
+    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]:
+        """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
+        reference = self._store.hold(parts, shared=True)
+        return encode_reference(reference), reference.bulks
+
+    def drop(self, bulks: list[int]) -> None:
+        """What was held is not enqueued."""
+        self._store.free(bulks)
+
+    def enqueue(self, work: int, number: int, name: str, payload: bytes, bulks: list[int]) -> RemoteValue:
+        """Hand in work, which owns what was held for it. With the lock held."""
+        if bulks:
+            self._held[work] = [*self._held.get(work, ()), *bulks]
+            bulks.clear()  # they are not the caller's to drop any more
         value = RemoteValue(self, work, name)
         self._values[work] = weakref.ref(value)
         self._outbox.append((work, number, payload))
@@ -159,6 +171,7 @@ class Shell:
             pass
         self._loop.stop()
         self._fetching.close()
+        self._store.close()
         with self.lock:
             ended = [value for reference in self._values.values() if (value := reference()) is not None]
             self._values.clear()
@@ -173,10 +186,10 @@ class Shell:
         self._callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
-        """Keep what is too large for a message until the work has ended; a reference travels instead."""
-        reference = self._store.hold(parts)
-        self._held.setdefault(work, []).append(reference.bulk)
-        return encode_reference(reference)
+        """For a large function: the same, until that piece of work has ended."""
+        payload, bulks = self.held(parts)
+        self._held.setdefault(work, []).extend(bulks)
+        return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
@@ -187,10 +200,10 @@ class Shell:
         host = own_host(self.address)
         router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
         service = RpcService("coordinator")
-        self._store = BulkStore(service, WORKERS)
+        self._store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(credentials, self._fetched, self._not_fetched)
+        self._fetching = Fetching(credentials, self.address, self._fetched, self._not_fetched)
         self._machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
@@ -213,7 +226,9 @@ class Shell:
         self._handle(DispatcherUp())
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
-        if isinstance(message, Refused):
+        if isinstance(message, Read):
+            self._dealer.send(*self._store.answer(message))
+        elif isinstance(message, Refused):
             self._refused(errors.from_code(message.code, message.message))
         else:
             self._handle(Heard(DISPATCHER, message))
@@ -295,8 +310,7 @@ class Shell:
                     continue
                 self.resolved += 1
                 if self._held and work in self._held:
-                    for bulk in self._held.pop(work):
-                        self._store.free(bulk)
+                    self._store.free(self._held.pop(work))
                 value = reference()
                 if self._rounds and kind in FAILURES and self.failure is None:
                     self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
@@ -317,8 +331,11 @@ class Shell:
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         held = self._values.get(work)
+        # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
-        self._fetching.ask(work, attempt, reference, wanted=wanted)
+        parts = self._fetching.ask(work, attempt, reference) if wanted else []
+        if parts is not None:
+            self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
     def _fetched(self, work: int, attempt: int, parts: Any) -> None:
         """In a fetching thread."""

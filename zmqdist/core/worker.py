@@ -34,7 +34,6 @@ from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.slot import Slot
 from zmqdist.core.worker_events import (
     NOT_RUN,
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -191,9 +190,6 @@ class Worker:
                 return []
             case LeaveAsked(grace_s):
                 return self._leave(grace_s, now)
-            case BulkLetGo(lease):
-                self._bulk.pop(lease, None)
-                return []
             case Ticked():
                 return self._tick(now)
 

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from zmqdist.net.arena import Handle, Offer
 from zmqdist.net.loop import Loop
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -33,19 +34,29 @@ class Work(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class Report(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, and its parts follow."""
+    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, with its parts.
+
+    Each part is a handle in the slot's shared memory, or a number of bytes, which follow.
+    """
 
     outcomes: list[tuple[int, int, bytes]]
-    sizes: list[int] = []
+    parts: list[int | Handle] = []
 
 
 class Ready(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """From a slot: it has started."""
+    """From a slot: it has started, and this is how its shared memory is found."""
 
     pid: int
+    memory: Offer | None = None
 
 
-PipeMessage: TypeAlias = Work | Report | Ready
+class Welcome(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """To a slot, first of all: the address of its worker."""
+
+    worker: str
+
+
+PipeMessage: TypeAlias = Work | Report | Ready | Welcome
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[PipeMessage] = msgspec.msgpack.Decoder(PipeMessage)
@@ -94,7 +105,7 @@ class LoopPipe:
     The slot's end is not told here: the template sees the process end.
 
     Args:
-      on_message: gets a message and its parts, which are its own.
+      on_message: gets a message and those of its parts that came as bytes, which are its own.
     """
 
     def __init__(
@@ -188,7 +199,7 @@ class LoopPipe:
                 return
             message = _DECODER.decode(bytes(buffer[4 : 4 + length]))
             del buffer[: 4 + length]
-            if isinstance(message, Report) and message.sizes:
+            if isinstance(message, Report) and any(type(part) is int for part in message.parts):
                 self._begin_parts(message)
             else:
                 self._on_message(message, [])
@@ -196,7 +207,7 @@ class LoopPipe:
     def _begin_parts(self, report: Report) -> None:
         """Parts are read straight into their own memory; what came with the head already is taken over."""
         self._report = report
-        self._parts = [bytearray(size) for size in report.sizes]
+        self._parts = [bytearray(part) for part in report.parts if isinstance(part, int)]
         self._filled = 0
         early = self._in
         self._in = bytearray()

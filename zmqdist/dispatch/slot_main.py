@@ -26,11 +26,14 @@ from typing import Any
 
 from zmqdist.core.worker_events import NOT_RUN
 from zmqdist.dispatch import running
-from zmqdist.dispatch.bulk import Fetcher
 from zmqdist.dispatch.call import Functions, run
 from zmqdist.dispatch.credentials import Credentials
-from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Work
+from zmqdist.dispatch.fetch import Clients
+from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Welcome, Work
+from zmqdist.dispatch.pulled import SlotFetcher
+from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK
+from zmqdist.net.arena import Arena, Handle, this_arena
 
 POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
 PAGE_BYTES = 4096
@@ -44,6 +47,7 @@ class _Reporter:
 
     def __init__(self, pipe: BlockingPipe) -> None:
         self._pipe = pipe
+        self._arena = this_arena()
         self._lock = threading.Lock()
         self._outcomes: list[tuple[int, int, bytes]] = []
         self._busy = threading.Event()
@@ -60,11 +64,23 @@ class _Reporter:
                 outcomes, self._outcomes = self._outcomes, []
                 self._pipe.send(Report(outcomes))
 
+    @property
+    def arena(self) -> Arena | None:
+        return self._arena
+
     def bulk(self, position: int, parts: list[Any]) -> None:
+        """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
         self.flush()
-        sizes = [memoryview(part).nbytes for part in parts]
+        told = [self._lend(part) or memoryview(part).nbytes for part in parts]
+        piped = [part for part, way in zip(parts, told, strict=True) if isinstance(way, int)]
         with self._lock:
-            self._pipe.send(Report([(position, BULK, b"")], sizes), parts)
+            self._pipe.send(Report([(position, BULK, b"")], told), piped)
+
+    def _lend(self, part: Any) -> Handle | None:
+        if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
+            return None
+        block = self._arena.find(part) or self._arena.snapshot(part)
+        return None if block is None else block.lend()
 
     def begin(self) -> None:
         """A batch of more than one begins: from now on outcomes must not wait for the function after them."""
@@ -91,11 +107,14 @@ def main(sock: socket.socket, page: mmap.mmap) -> None:
     _settle_in()
     cells = memoryview(page).cast("Q")
     pipe = BlockingPipe(sock)
-    functions = Functions(Fetcher(Credentials.of_environment(), "worker"))
     reporter = _Reporter(pipe)
     running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0)
     try:
-        pipe.send(Ready(os.getpid()))
+        pipe.send(Ready(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
+        welcome = pipe.receive()
+        if not isinstance(welcome, Welcome):
+            return
+        functions = Functions(SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker))
         while (message := pipe.receive()) is not None:
             assert isinstance(message, Work)
             functions.define(message.functions)

@@ -39,11 +39,10 @@ class PeerArena:
         self._pid = pid
         self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * ARENA_CELLS)
         try:
-            self._table = Mapping(self._table_fd, 8 * ARENA_CELLS)
+            array = Mapping(self._table_fd, 8 * ARENA_CELLS).array()
         except BaseException:
             os.close(self._table_fd)
             raise
-        array = Exporter(self._table.address, 8 * ARENA_CELLS, writable=True).array()
         self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
         self.nonce = self._cells[NONCE_CELL]
         self._mapped: OrderedDict[int, Segment] = OrderedDict()

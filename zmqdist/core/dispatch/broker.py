@@ -148,6 +148,13 @@ class Broker:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
 
+    def holder(self, number: int) -> Peer | None:
+        """The connection of a coordinator or of a worker, by the number of its life; None where it has none here."""
+        for peer, session in self.dispatch.sessions.items():
+            if session.coordinator == number:
+                return peer
+        return next((m.peer for m in self.membership.members.values() if m.incarnation == number), None)
+
     def snapshot(self) -> BrokerSnapshot:
         """An immutable record of now."""
         return BrokerSnapshot(

@@ -171,12 +171,14 @@ class Dispatch:
         return effects + self._release_held(session) + self.settle(now)
 
     def taken(self, session: Session, taken: Taken) -> list[Send]:
+        by_hands: dict[Hands, list[int]] = {}
         for work, attempt in taken.items:
             hands, lease = session.held.pop((work, attempt), (None, 0))
             if hands is not None:
                 hands.held.pop(lease, None)
+                by_hands.setdefault(hands, []).append(lease)
                 session.finished += 1
-        return []
+        return self._release(by_hands)
 
     def close(self, peer: Peer, now: float) -> list[Send]:
         """A coordinator has gone: its connection is its life."""
@@ -388,6 +390,9 @@ class Dispatch:
             hands.held.pop(number, None)
             by_hands.setdefault(hands, []).append(number)
         session.held.clear()
+        return self._release(by_hands)
+
+    def _release(self, by_hands: dict[Hands, list[int]]) -> list[Send]:
         return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
 
     def _drop_queue(self, session: Session) -> None:

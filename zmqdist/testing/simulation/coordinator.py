@@ -222,7 +222,5 @@ class SimCoordinator:
         if holder is None or self._fetching.get(work) != attempt:
             self._fetch(work, attempt, reference)
             return
-        worker, lease = holder
         assert not self.resolved[work] or self.outcomes[work] == CANCELLED, "closures P2: resolved before it was here"
-        self.cluster.clock.after(0.005, lambda: worker.process.post(lambda: worker.let_go(lease)))
         self._handle(BulkArrived(work, attempt, reference))
