@@ -85,6 +85,11 @@ class Slot:
         self.told = max(self.told, position) if news else self.told
         return news
 
+    def unbegun(self) -> set[int]:
+        """Leases that it has not begun as far as is known; the first of what it has is running."""
+        begun = max(self.told, self.given[0][0]) if self.given else 0
+        return {item[0] for at, item in self.given if at > begun}
+
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
         """It begins nothing after `position`: the newest of what it had, newest first."""
         self.reclaiming = False
