@@ -199,7 +199,11 @@ class ClusterCoordinator:
         shell = self._shell
         self._check_open()
         while not shell.has_room:
-            self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room, None, None)
+            shell.crowded += 1
+            try:
+                self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room, None, None)
+            finally:
+                shell.crowded -= 1
             self._check_open()
             if shell.failure is not None:  # also when it came together with the room
                 shell.lock.release()

@@ -69,7 +69,8 @@ class Shell:
       rounds: whether the first failure is kept for `join`.
 
     Attributes (under `lock`, but for those that only grow):
-      lock, changed: held for microseconds; `changed` is notified when anything below changed and `waiting` is not 0.
+      lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
+        round has ended, or the queue may have room while somebody is `crowded`.
       unpacking: a result is unpacked once.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
@@ -84,7 +85,7 @@ class Shell:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.unpacking = threading.RLock()
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
         self.failure: Callable[[], BaseException] | None = None
         self.closed = False
         self.pid = os.getpid()
@@ -308,7 +309,7 @@ class Shell:
                     self._kept.discard(value)
             if not self._values:
                 self._values = {}  # a dict keeps the room that it once needed
-            if self.waiting:
+            if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
                 self.changed.notify_all()
         self._memory.look(len(self._values), lambda: True)
         self.call_back(calls)

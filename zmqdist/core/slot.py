@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zmqdist.messages import Leased
 
-SLOT_BATCH_MAX = 256
+SLOT_BATCH_MAX = 512
 SLOT_BATCH_S = 0.005
 """A batch for a slot should take about this long."""
 
