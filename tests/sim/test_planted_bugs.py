@@ -5,7 +5,6 @@ A row: what is wrong, how it is planted, what the simulation must say (the start
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +69,7 @@ def drop_returned(self: Dispatch, member: Any, numbers: list[int], now: float) -
 
 
 def nothing_unsent(self: Closures, effects: Any) -> Any:
-    self._unsent = deque()
+    self._unsent = {}
     return effects
 
 
@@ -101,7 +100,7 @@ def resolve_and_keep(self: Closures, items: list[Any]) -> Any:
     effects = RESOLVE(self, items)
     for work, record in saved.items():
         self._works[work] = record
-        self._uses[record.fn] = self._uses.get(record.fn, 0) + 1
+        self._uses[record[3]] = self._uses.get(record[3], 0) + 1
     return effects
 
 
