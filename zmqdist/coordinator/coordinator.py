@@ -108,7 +108,8 @@ class ClusterCoordinator:
             except errors.InvalidArgumentError as error:
                 raise _unwrapped(error) from error.__cause__
             with shell.lock:
-                self._wait_for_room()
+                if shell.room <= 0 or shell.closed:  # which is also so after a fork
+                    self._wait_for_room()
                 work = next(self._works)
                 number, name = shell.functions.number(fn, blob, work)
                 return shell.enqueue(work, number, name, packed)
@@ -198,10 +199,10 @@ class ClusterCoordinator:
         """With the lock held: until the queue has room, or there is an error to raise instead."""
         shell = self._shell
         self._check_open()
-        while not shell.has_room:
+        while not shell.has_room():
             shell.crowded += 1
             try:
-                self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room, None, None)
+                self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room(), None, None)
             finally:
                 shell.crowded -= 1
             self._check_open()
