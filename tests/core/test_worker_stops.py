@@ -91,7 +91,7 @@ def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(
     hear(worker, WELCOME)
     assert assign(worker, 1) == [], "its process is ending"
     assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
-    assert do(worker, SlotReady(0)) == [give((1, 1), new=True), started(1)]
+    assert do(worker, SlotReady(0)) == [give((1, 1), new=True)]
 
 
 def test_slots_that_the_worker_killed_itself_are_no_failures(worker: Worker) -> None:
@@ -167,7 +167,7 @@ def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Wo
     batches(worker)
     assign(worker, 2, 3, 4)
     assert do(worker, event) == [say(Leave(0.0)), returned(4), Reclaim(0)]
-    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert assign(worker, 5) == [returned(5)], "which was on its way"
     assert finish(worker, 2) == [outcome(2), *GONE]
     assert worker.ended == Exit(errors.OK, "")

@@ -4,8 +4,10 @@ Theory of operation
     Work that was assigned waits in a queue until a slot can take it. A slot runs what it was given in order; positions count the
     items given to it. Quick work is given in batches, so that a slot is not idle while a message travels, slow work one by
     one. What a slot has not begun can be taken back (`Reclaim`; the answer says where the slot is).
-    Each start is reported with the next message, each outcome at the end of the event in which it is known. Careful work is
-    reported and the report's arrival awaited (the dispatcher echoes a Beat) before it starts.
+    Each outcome is reported at the end of the event in which it is known. A start is reported together with the next outcomes, or
+    when a look at the slot has seen it: most work is over before its start would be worth a message, and whoever is lost with work
+    whose start is not known makes it careful. Careful work is reported and the report's arrival awaited (the dispatcher echoes a
+    Beat) before it starts.
     Contact is the connection to the dispatcher. When it is lost, work goes on for half a lease; then everything is stopped, so
     that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
     what this worker has: it is stopped before the worker registers there.
@@ -343,7 +345,7 @@ class Worker:
             wanted -= taken
         effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
-            unbegun = wanted & {item[0] for position, item in slot.given if position > slot.told}
+            unbegun = wanted & slot.unbegun()
             if unbegun:
                 slot.wanted_back |= unbegun
                 effects.append(self._reclaim(slot))
@@ -412,7 +414,7 @@ class Worker:
             if careful:
                 break
         slot.took(len(items), now, was_idle=was_idle)
-        if was_idle:
+        if was_idle and (self._outcomes or not self.can_kill):  # it goes with these; and nobody looks at threads
             self._started += slot.begun()
         return Give(slot.index, functions, items)
 

@@ -49,8 +49,10 @@ class Functions:
             if pickled is None:
                 raise InternalError(None, None, f"function {fn} was not sent to this worker")
             if is_reference(pickled):
-                (pickled,) = self.fetched(pickled)
-            loaded = self._loaded[key] = trusted.unpack(pickled)
+                loaded = trusted.unpack_parts(self.fetched(pickled))
+            else:
+                loaded = trusted.unpack(pickled)
+            self._loaded[key] = loaded
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:

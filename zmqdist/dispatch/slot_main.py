@@ -38,30 +38,34 @@ from zmqdist.net.arena import Arena, Handle, this_arena
 POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
 PAGE_BYTES = 4096
 
+_forked: list[bool] = []
+"""Not empty in a process that a function has forked off its slot."""
+
 FLUSH_S = 0.002
-FLUSH_ITEMS = 64
+FLUSH_ITEMS = 256
 
 
 class _Reporter:
-    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function."""
+    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function.
+
+    Attributes:
+      outcomes: only the main thread appends, without a lock; whoever flushes takes from the front.
+    """
 
     def __init__(self, pipe: BlockingPipe) -> None:
+        self.outcomes: list[tuple[int, int, bytes]] = []
         self._pipe = pipe
         self._arena = this_arena()
         self._lock = threading.Lock()
-        self._outcomes: list[tuple[int, int, bytes]] = []
+        self._in_batch = False
         self._busy = threading.Event()
         self._helper: threading.Thread | None = None
 
-    def add(self, outcome: tuple[int, int, bytes]) -> int:
-        with self._lock:
-            self._outcomes.append(outcome)
-            return len(self._outcomes)
-
     def flush(self) -> None:
         with self._lock:
-            if self._outcomes:
-                outcomes, self._outcomes = self._outcomes, []
+            outcomes = self.outcomes[:]
+            if outcomes:
+                del self.outcomes[: len(outcomes)]
                 self._pipe.send(Report(outcomes))
 
     @property
@@ -87,15 +91,21 @@ class _Reporter:
         if self._helper is None:
             self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
             self._helper.start()
-        self._busy.set()
+        self._in_batch = True
+        if not self._busy.is_set():
+            self._busy.set()
 
     def end(self) -> None:
-        self._busy.clear()
+        self._in_batch = False
         self.flush()
 
     def _help(self) -> None:
+        """It is woken by the first of several batches, not by each."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
+            self._busy.clear()
+            if self._in_batch:  # looked at after `clear`: a batch that begins in between sets it again
+                self._busy.set()
             try:
                 self.flush()
             except OSError:
@@ -135,23 +145,22 @@ def _run_batch(
 ) -> None:
     if len(items) > 1:
         reporter.begin()
-    slot_pid = os.getpid()
-    flushed_at = time.monotonic()
+    outcomes = reporter.outcomes
+    flush_at = time.monotonic() + FLUSH_S
     for position, coordinator, fn, payload in items:
         if not _claim(position, cells):
-            reporter.add((position, NOT_RUN, b""))
+            outcomes.append((position, NOT_RUN, b""))
             continue
         kind, result = run(functions, coordinator, fn, payload)
-        if os.getpid() != slot_pid:
+        if _forked:
             os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
         if kind == BULK:
             reporter.bulk(position, result)
             continue
-        count = reporter.add((position, kind, result))
-        now = time.monotonic()
-        if count >= FLUSH_ITEMS or now - flushed_at > FLUSH_S:
+        outcomes.append((position, kind, result))
+        if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:
             reporter.flush()
-            flushed_at = now
+            flush_at = time.monotonic() + FLUSH_S
     reporter.end()
 
 
@@ -168,6 +177,7 @@ def _claim(position: int, cells: memoryview) -> bool:
 
 def _settle_in() -> None:
     """What a forked child needs before user code runs in it."""
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it

@@ -43,6 +43,11 @@ Packed: TypeAlias = "bytes | list[Any]"
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
+_NONE = pickle.dumps(None, 5)
+_NO_ARGUMENTS = pickle.dumps(((), {}), 5)
+"""What most functions return and many are called with: known by its bytes, without a pickler."""
+
+
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
@@ -53,6 +58,8 @@ def pack(value: Any) -> Packed:
     Raises:
       InvalidArgumentError: something in it cannot be pickled; the message says what and where, the cause is the original.
     """
+    if value is None:
+        return _NONE
     cls = type(value)
     if cls in ATOMS or (cls is tuple and ATOMS.issuperset(map(type, value))):
         blob = pickle.dumps(value, 5)
@@ -67,6 +74,10 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
       FailedPreconditionError: a module or a name in it does not exist here.
       Exception: what a class in the pickle raises while it is rebuilt.
     """
+    if blob == _NONE:
+        return None
+    if blob == _NO_ARGUMENTS:
+        return (), {}
     return _loads(blob, ())
 
 
@@ -85,6 +96,8 @@ def unpack_parts(parts: Sequence[Any]) -> Any:
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
     """The pair (args, kwargs) of one call, for `unpack` or `unpack_parts`. As `pack`; errors say `args[0]`, `kwargs['x']`."""
+    if not args and not kwargs:
+        return _NO_ARGUMENTS
     if not kwargs and ATOMS.issuperset(map(type, args)):
         blob = pickle.dumps((args, kwargs), 5)
         return blob if len(blob) <= INLINE_BYTES_MAX else [blob]
