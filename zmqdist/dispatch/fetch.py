@@ -76,6 +76,9 @@ class Near:
 
     def _arena(self, reference: Reference) -> PeerArena | None:
         if reference.store not in self._arenas:
+            for store, arena in list(self._arenas.items()):
+                if arena is not None and not arena.alive:
+                    self._arenas.pop(store, None)  # its memory goes with what we still have of it
             self._arenas[reference.store] = self._open(reference)
             if len(self._arenas) > ARENAS_KEPT:
                 self._arenas.popitem(last=False)

@@ -173,23 +173,27 @@ class _FrozenMemories:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._by_start: dict[int, weakref.ref[Frozen]] = {}
+        self._lock = RLock()
 
     def add(self, frozen: Frozen) -> None:
         start = frozen.mapping.address
-        if start not in self._by_start:
-            bisect.insort(self._starts, start)
-        self._by_start[start] = weakref.ref(frozen)
+        with self._lock:
+            if start not in self._by_start:
+                bisect.insort(self._starts, start)
+            self._by_start[start] = weakref.ref(frozen)
 
     def find(self, address: int, nbytes: int) -> tuple[Frozen, int] | None:
         """The frozen memory that has these bytes, and where in it."""
-        index = bisect.bisect_right(self._starts, address) - 1
-        if index < 0:
-            return None
-        start = self._starts[index]
-        frozen = self._by_start[start]()
-        if frozen is None:
-            del self._starts[index], self._by_start[start]
-            return None
+        with self._lock:
+            frozen = None
+            while frozen is None:  # one that has been collected may have stood where a part of this one is now
+                index = bisect.bisect_right(self._starts, address) - 1
+                if index < 0:
+                    return None
+                start = self._starts[index]
+                frozen = self._by_start[start]()
+                if frozen is None:
+                    del self._starts[index], self._by_start[start]
         return (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
 
 
