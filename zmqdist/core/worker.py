@@ -547,6 +547,6 @@ class Worker:
             return [Send(DISPATCHER, Done([], started))]
         effects: list[Effect] = []
         for part in split(outcomes):
-            effects.append(Send(DISPATCHER, Done(list(part), started)))
+            effects.append(Send(DISPATCHER, Done(part, started)))
             started = []
         return effects

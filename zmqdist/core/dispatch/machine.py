@@ -67,6 +67,9 @@ from zmqdist.messages import (
 SLOTS_END_S = 0.1
 """A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
 
+LOG_FIELD = 4
+"""Where the last log lines are in an item of StartsLost."""
+
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
 
@@ -160,7 +163,7 @@ class Dispatch:
         for (work, _), (hands, number) in session.held.items():
             if work in wanted:  # it may still be taken; lost before that, it is not made again
                 hands.held[number].cut = True
-        effects = [Send(session.peer, Results(list(part))) for part in split(results)]
+        effects = [Send(session.peer, Results(part)) for part in split(results)]
         return effects + self._cut_off(
             lambda lease: lease.session is session and lease.work in wanted, withdraw.grace_s
         )
@@ -344,7 +347,11 @@ class Dispatch:
                 lease.session.finished += 1
             else:
                 again.append(lease)
-        effects = [Send(session.peer, StartsLost(told)) for session, told in by_session.items()]
+        effects = [
+            Send(session.peer, StartsLost(part))
+            for session, told in by_session.items()
+            for part in split(told, LOG_FIELD)
+        ]
         return effects + self._give_back(again, careful=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, careful: bool = False) -> list[Send]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 from zmqdist.core.batches import split
 from zmqdist.core.dispatch.records import Batch, Hands, Lease, Session
@@ -78,15 +79,7 @@ class Placement:
             if hands in self._roomy:  # to the end of the line
                 del self._roomy[hands]
                 self._roomy[hands] = None
-        effects: list[Send] = []
-        for hands, batch in batches.items():
-            functions = batch.functions
-            for items, careful in ((batch.careful, True), (batch.items, False)):
-                for part in split(items):
-                    if part:
-                        effects.append(Send(hands.member.peer, Assign(functions, list(part), careful)))
-                        functions = []
-        return effects
+        return [Send(hands.member.peer, message) for hands, batch in batches.items() for message in _messages(batch)]
 
     def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
         batch = batches.get(hands)
@@ -162,6 +155,20 @@ class Placement:
             return 0
         idle = sum(hands.member.slots - hands.outstanding for hands in self._idle)
         return idle - sum(len(hands.recalled) for hands in self._surplus)
+
+
+def _messages(batch: Batch) -> Iterator[Assign]:
+    """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
+    functions: list[tuple[int, int, bytes]] = []
+    for part in split(batch.functions):
+        if functions:
+            yield Assign(functions, [])
+        functions = part
+    for items, careful in ((batch.careful, True), (batch.items, False)):
+        if items:
+            for share in split(items):
+                yield Assign(functions, share, careful)
+                functions = []
 
 
 def _spare(hands: Hands) -> list[int]:
