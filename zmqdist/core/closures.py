@@ -243,7 +243,7 @@ class Closures:
                 effects = self._bulk_arrived(work, attempt, payload)
             case FunctionsDefined(functions):
                 self._functions.update(functions)
-                effects = [Send(DISPATCHER, Define(functions))] if self._enlisted else []
+                effects = self._define(functions) if self._enlisted else []
             case FunctionsDropped(functions):
                 self._dropped.update(functions)
                 effects = self._forget_unused(functions)
@@ -310,6 +310,9 @@ class Closures:
         self.failed = None
         return [*effects, RoundEnded(generation)]
 
+    def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
+        return [Send(DISPATCHER, Define(part)) for part in split(functions)]
+
     # -- from the dispatcher ------------------------------------------------------------------------------------
 
     def _hear(self, message: object, now: float) -> list[Effect]:
@@ -337,8 +340,7 @@ class Closures:
         self._submitted = self._left_queue = self._finished = 0
         self._unsent = dict.fromkeys(self._works)
         effects: list[Effect] = []
-        if self._functions:
-            effects += [Send(DISPATCHER, Define(list(part))) for part in split(list(self._functions.items()))]
+        effects += self._define(list(self._functions.items()))
         if self.ending:
             return [*effects, self._end_generation()]
         if self._former:
@@ -454,7 +456,7 @@ class Closures:
         self._unsent = {}
         self._submitted += len(items)
         self._former = True
-        return [Send(DISPATCHER, Submit(self.generation, list(part))) for part in split(items)]
+        return [Send(DISPATCHER, Submit(self.generation, part)) for part in split(items)]
 
     def _forget_unused(self, functions: list[int]) -> list[Effect]:
         gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]

@@ -109,8 +109,10 @@ class Broker:
     @property
     def deadline(self) -> float | None:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
-        times = [t for t in (self.membership.deadline, self.dispatch.deadline) if t is not None]
-        return min(times, default=None)
+        first, second = self.membership.deadline, self.dispatch.deadline
+        if first is None or second is None:
+            return second if first is None else first
+        return min(first, second)
 
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
         """Apply one event and return what must be sent about it, in order.
@@ -121,23 +123,24 @@ class Broker:
 
         Never raises for what a peer did: that is answered by Refused, and changes nothing.
         """
-        effects: list[Send] = []
+        effects: list[Send]
         match event:
-            case Heard(peer, message):
+            case Heard():
+                peer, message = event.peer, event.message
                 member = self.membership.heard(peer, now)
                 if member is not None:
-                    effects += self._from_worker(member, peer, message, now)
+                    effects = self._from_worker(member, peer, message, now)
                 elif peer in self.dispatch.sessions:
-                    effects += self._from_coordinator(peer, message, now)
+                    effects = self._from_coordinator(peer, message, now)
                 else:
-                    effects += self._from_newcomer(peer, message, now, watched)
+                    effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer):
-                effects += self.dispatch.close(peer, now)
+                effects = self.dispatch.close(peer, now)
                 effects += self._apply(self.membership.handle(event, now), now)
             case ProcessExited():
-                effects += self._apply(self.membership.handle(event, now), now)
+                effects = self._apply(self.membership.handle(event, now), now)
             case Ticked():
-                effects += self._apply(self.membership.handle(event, now), now)
+                effects = self._apply(self.membership.handle(event, now), now)
                 effects += self.dispatch.settle(now)
         return effects + self.dispatch.assign(now)
 
