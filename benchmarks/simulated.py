@@ -13,6 +13,7 @@ import gc
 import heapq
 import tracemalloc
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from time import thread_time
@@ -200,7 +201,14 @@ def cost_of_beats(workers: int, tasks: int) -> float:
 
 def cost_of_joins(workers: int) -> float:
     """Microseconds of a worker that joins, in the machine, while the cluster grows to so many."""
-    return Cluster(workers, REPORT_S).machine_s / workers * 1e6
+    spent_s = 0.0
+    rounds = max(1, 2000 // workers)
+    for _ in range(rounds):
+        cluster = Cluster(0, REPORT_S)
+        before = cluster.machine_s
+        cluster.join(workers)
+        spent_s += cluster.machine_s - before
+    return spent_s / (workers * rounds) * 1e6
 
 
 def memory_of_workers(workers: int) -> float:
@@ -215,7 +223,7 @@ def memory_of_tasks(tasks: int) -> float:
     return _grown(lambda: cluster.submit(tasks)) / tasks
 
 
-def _grown(grow) -> int:  # type: ignore[no-untyped-def]
+def _grown(grow: Callable[[], None]) -> int:
     gc.collect()
     tracemalloc.start()
     try:
