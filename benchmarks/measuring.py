@@ -27,6 +27,11 @@ from zmqdist.observe.bench import p99
 
 Say = Callable[[str], object]
 
+LONG: Final = 4
+"""Times the length of a block, from which on the first one tells enough."""
+FASTER_MAX: Final = 50.0
+"""The next look is at so many times as many pieces of work at most: a very short block says little."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -141,6 +146,8 @@ class Side:
         self._pythons = pythons
         self._session: Session | None = None
         self._missing: Unusable | None = None
+        self.counts: dict[tuple[str, str], int] = {}
+        """Pieces of work that fill a block, by question and case, once that is known."""
 
     def can(self, question: Question) -> bool:
         """Whether it knows the question. Raises Unusable when it cannot be asked at all."""
@@ -285,23 +292,39 @@ def _blaming(mine: Side) -> Iterator[None]:
 
 
 def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
-    """How many pieces of work take about a block's time; two blocks are done to find out, and are not counted."""
-    if not question.count:
-        if blocks_of(question, plan) > 1:
-            side.block(question, case, 0)  # warms the disk's cache
-        return 0
-    count = min(question.count, plan.count_max)
-    side.block(question, case, count)
-    for _ in range(2):  # the first look at a very fast system is at too short a block
-        start = time.perf_counter()
-        side.block(question, case, count)
-        took = time.perf_counter() - start
+    """How many pieces of work take about a block's time; the blocks that are done to find out are not counted."""
+    key = (question.name, case.label)
+    if key not in side.counts:
+        if question.count:
+            side.counts[key] = _fitting(lambda count: side.block(question, case, count), question.count, plan)
+        else:
+            side.counts[key] = 0
+            if blocks_of(question, plan) > 1:
+                side.block(question, case, 0)  # warms the disk's cache
+    return side.counts[key]
+
+
+def _fitting(block: Callable[[int], object], count: int, plan: Plan) -> int:
+    """How many fill a block. The first one pays for connections and imports; one that is very long all the same tells enough."""
+
+    def times(factor: float) -> int:
+        return max(1, min(plan.count_max, int(count * factor)))
+
+    count = times(1)
+    took = _seconds(block, count)
+    for _ in range(0 if took > LONG * plan.block_s else 2):
+        took = _seconds(block, count)
         if took > plan.block_s / 2:
             break
-        count = max(1, min(plan.count_max, int(count * min(50.0, plan.block_s / took))))
-    else:
-        return count
-    return max(1, min(plan.count_max, int(count * plan.block_s / took)))
+        count = times(min(FASTER_MAX, plan.block_s / took))
+        took = plan.block_s
+    return times(plan.block_s / took)
+
+
+def _seconds(block: Callable[[int], object], count: int) -> float:
+    start = time.perf_counter()
+    block(count)
+    return time.perf_counter() - start
 
 
 def blocks_of(question: Question, plan: Plan) -> int:

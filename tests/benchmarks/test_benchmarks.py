@@ -195,17 +195,15 @@ def test_blocks_take_turns_and_the_first_ones_do_not_count() -> None:
     assert pairs == [([10], [20]), ([30], [40])]
 
 
-def test_a_block_is_made_as_long_as_the_plan_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("each_s", "count"), [(0.001, 500), (0.3, 1), (5.0, 1), (1e-9, 5000)])
+def test_a_block_is_made_as_long_as_the_plan_wants(each_s: float, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: now[0])
 
-    class Working(Told):
-        def block(self, question: Question, case: Case, count: int) -> list[float]:
-            now[0] += 0.001 * count
-            return []
+    def block(count: int) -> None:
+        now[0] += each_s * count
 
-    plan = Plan(block_s=0.5)
-    assert measuring._calibrated(Working(), Question("x", "", "us", count=2), Case(), plan) == pytest.approx(500, abs=1)
+    assert measuring._fitting(block, 2, Plan(block_s=0.5)) == pytest.approx(count, abs=1)
 
 
 # -- simulated workers --------------------------------------------------------------------------------------------------
