@@ -31,6 +31,7 @@ ANSWER_LIMIT_S = 120.0
 END_LIMIT_S = 10.0
 LOOK_S = 0.2
 """So often it is looked whether a system that does not answer is still there."""
+LINGER_S = 1.0
 _MARK = "ZMQDIST_BENCH_SYSTEM"
 _numbers = itertools.count(1)
 
@@ -182,17 +183,25 @@ class Session:
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_LIMIT_S)
-        until = time.monotonic() + 1.0  # what ends by itself may do so
-        while (left := _marked(self._mark)) and time.monotonic() < until:
-            time.sleep(0.05)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        if not self._none_left(LINGER_S):  # what ends by itself may do so
+            for pid in _marked(self._mark):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._none_left(LINGER_S)
         self._process.kill()
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
         self._folder.cleanup()
+
+    def _none_left(self, limit_s: float) -> bool:
+        """Wait until nothing is left of what it has started."""
+        until = time.monotonic() + limit_s
+        while left := _marked(self._mark):
+            if time.monotonic() >= until:
+                break
+            time.sleep(0.02)
+        return not left
 
     def __enter__(self) -> Session:
         return self
