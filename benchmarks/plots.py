@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 OURS = "#1f6fb4"
 OTHERS = "#9aa5b1"
 WIDTH_IN = 7.0
+COLORS = 10
+"""matplotlib has so many before it begins again."""
 
 
 def draw(found: Document, path: Path) -> None:
@@ -49,7 +51,14 @@ def _panels(found: Document) -> list[tuple[str, list[Document]]]:
     groups: dict[tuple[str, str], list[Document]] = {}
     for figure in found["figures"]:
         groups.setdefault((figure["case"] if figure["at"] is not None else "", figure["unit"]), []).append(figure)
-    return [(f"{case}, {unit}" if case else unit, figures) for (case, unit), figures in groups.items()]
+    worth = [group for group in groups.items() if len(group[1]) > 1] or list(groups.items())  # one bar tells nothing
+    return [(_title(unit, figures), figures) for (_, unit), figures in worth]
+
+
+def _title(unit: str, figures: list[Document]) -> str:
+    """The case that all figures of a panel have, and their unit."""
+    cases = {figure["case"] for figure in figures}
+    return ", ".join(filter(None, [*(cases if len(cases) == 1 else []), unit]))
 
 
 def _has_axis(panel: tuple[str, list[Document]]) -> bool:
@@ -76,9 +85,10 @@ def _bars(ax: Axes, figures: list[Document], title: str, _curve: str) -> None:
 
 
 def _lines(ax: Axes, figures: list[Document], title: str, curve: str) -> None:
-    for system in dict.fromkeys(figure["system"] for figure in figures):
+    for number, system in enumerate(dict.fromkeys(figure["system"] for figure in figures)):
         points = sorted((figure["at"], figure["median"]) for figure in figures if figure["system"] == system)
         style: dict[str, Any] = {"linewidth": 2.2} if system == "zmqdist" else {"linewidth": 1.2}
+        style["linestyle"] = "-" if number < COLORS else "--"
         ax.plot(
             [at for at, _ in points], [value for _, value in points], marker="o", markersize=3, label=system, **style
         )
@@ -91,7 +101,10 @@ def _lines(ax: Axes, figures: list[Document], title: str, curve: str) -> None:
         ax.set_ylim(0, 1.25 * max(values))
     ax.set_title(title, fontsize=9)
     ax.tick_params(labelsize=7)
-    ax.legend(fontsize=7)
+    if curve:  # many systems: beside the lines
+        ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    else:
+        ax.legend(fontsize=7)
     ax.grid(alpha=0.3)
     _quiet(ax)
 
