@@ -166,6 +166,16 @@ def test_p2_a_bulk_result_is_resolved_when_it_is_here_and_then_it_is_taken(ready
     assert ready.unfinished == 0
 
 
+def test_a_bulk_result_is_taken_before_its_function_is_forgotten(ready: Closures) -> None:
+    schedule(ready, 1)
+    do(ready, FunctionsDropped([7]))
+    end_result(ready, 1, BULK)
+    told = [e.message for e in do(ready, BulkArrived(1, 0, b"r")) if isinstance(e, Send)]
+    assert told == [Taken([(1, 0)]), Forget(ME, [7])], (
+        "else it could be handed out anew, and the dispatcher not have the function"
+    )
+
+
 def test_a_bulk_result_that_nobody_waits_for_is_let_go(ready: Closures) -> None:
     assert end_result(ready, 1, BULK, attempt=4) == [to_dispatcher(Taken([(1, 4)]))]
 

@@ -240,6 +240,8 @@ class Shell:
         )
 
     def _up(self, _hello: Hello) -> None:
+        with self.lock:
+            self.room = 0  # what had left the old queue waits in the new one again
         self._handle(DispatcherUp())
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:

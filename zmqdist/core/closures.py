@@ -411,15 +411,18 @@ class Closures:
         return effects
 
     def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
-        effects = self._resolve([(work, attempt, 0, payload)])
-        return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
+        return self._take(work, attempt, self._resolve([(work, attempt, 0, payload)]))
 
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
             return []  # its worker was lost in the meantime, and it runs again
-        effects = self._resolve([(work, attempt, UNAVAILABLE, problem.encode())])
-        return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
+        return self._take(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
+
+    def _take(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
+        """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
+        taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
+        return resolved[:1] + taken + resolved[1:]
 
     # -- time and numbers ---------------------------------------------------------------------------------------
 
