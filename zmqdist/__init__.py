@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from zmqdist.dispatch.server import DispatchServer
     from zmqdist.dispatch.worker import WorkerServer
     from zmqdist.launch.local_cluster import local_cluster
+    from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.specs import TensorSpec, function
 
 _WHERE = {
@@ -31,6 +32,9 @@ _WHERE = {
     "TensorSpec": "zmqdist.specs",
     "WorkerServer": "zmqdist.dispatch.worker",
     "cancelled": "zmqdist.dispatch.running",
+    "empty": "zmqdist.net.arrays",
+    "empty_like": "zmqdist.net.arrays",
+    "freeze": "zmqdist.net.arrays",
     "function": "zmqdist.specs",
     "local_cluster": "zmqdist.launch.local_cluster",
 }
@@ -67,7 +71,10 @@ __all__ = [
     "cluster",
     "coordinator",
     "data",
+    "empty",
+    "empty_like",
     "errors",
+    "freeze",
     "function",
     "local_cluster",
     "nest",

@@ -58,6 +58,21 @@ takes longer than the heartbeat's time-out kills its own connection)."""
 BULK_WINDOW_BYTES: Final = 8 * 2**20
 """Chunks that may be on the way to one puller: covers the round trip of a fast network, bounds the sender's queue."""
 
+ARENA_SLAB_BYTES: Final = 32 * 2**20
+"""Bytes of a segment of shared memory that is cut into blocks of one size: a descriptor and a mapping for many small arrays."""
+
+ARENA_BLOCK_BYTES_MIN: Final = 128 * 2**10
+"""Smallest block of shared memory; what is not larger than INLINE_BYTES_MAX never goes there."""
+
+ARENA_IDLE_BYTES_MAX: Final = 2**30
+"""Free shared memory that a process keeps for the next large array: using warm pages again is four times as fast as touching new ones."""
+
+ARENA_CELLS: Final = 16_384
+"""Leases of shared memory that a process can have out; then large arrays travel by sockets. Eight bytes each."""
+
+ARENA_MAPPED_MAX: Final = 32
+"""Segments of one peer that stay mapped while nothing of them is in use: a descriptor each."""
+
 # -- batches ------------------------------------------------------------------------------------------------------
 
 MESSAGES_PER_WAKE_MAX: Final = 256

@@ -33,6 +33,22 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 """What holds the bytes of an array. Any other object with the buffer protocol does as well."""
 
 
+class FrozenMemory:
+    """Marks the memory of a frozen array, at the end of its chain of bases: nobody can write to it, here or elsewhere."""
+
+    __slots__ = ()
+
+
+def is_frozen(array: NDArray[Any]) -> bool:
+    """Whether an array is over frozen memory: then it travels as such, and arrives read-only."""
+    if array.flags.writeable:
+        return False
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return isinstance(base, FrozenMemory)
+
+
 class BadArray(ValueError):
     """A description that no array has, or an array that has no description; the text says why."""
 

@@ -1,0 +1,270 @@
+"""Shared memory of other processes of this host, while they lend it to us. The rules are in arena.py.
+
+Rules
+    Nothing in a handle is believed: what is opened must be a memfd of sealed size that holds what the handle says, else mapping it
+    could end this process. Only numbers of the owner's table are written, and only in cells that were lent to us.
+    An array that was lent to us alone is given back by writing its cell when it and everything made from it has been collected. One
+    that was published is given back by closing the descriptor that holds its lock.
+    Right before a fork, what was lent to us alone is made private, and never given back: the child may go on reading it.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import OrderedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import UnavailableError, WireError
+from zmqdist.limits import ARENA_CELLS, ARENA_MAPPED_MAX
+from zmqdist.net import memory
+from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, NONCE_CELL, OURS, PUBLISHED, Frozen, Handle, Offer, Segment
+from zmqdist.net.memory import Exporter, Mapping, open_memfd
+
+
+class PeerArena:
+    """The arena of one other process (or of this one, as a peer of itself). Any thread may use it.
+
+    Attributes:
+      offer: as its owner told it.
+      nonce: what we read in its table: the proof that we can.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        """Raises OSError where it cannot be opened, ValueError for something that is no arena."""
+        self.offer = offer
+        pid, fd, inode = offer
+        self._pid = pid
+        self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * ARENA_CELLS)
+        try:
+            self._table = Mapping(self._table_fd, 8 * ARENA_CELLS)
+        except BaseException:
+            os.close(self._table_fd)
+            raise
+        array = Exporter(self._table.address, 8 * ARENA_CELLS, writable=True).array()
+        self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
+        self.nonce = self._cells[NONCE_CELL]
+        self._mapped: OrderedDict[int, Segment] = OrderedDict()
+
+    def __del__(self) -> None:
+        if "_table_fd" in self.__dict__:
+            os.close(self._table_fd)
+
+    def attach(self, handle: Handle) -> NDArray[np.uint8]:
+        """The bytes that a handle stands for, without a copy.
+
+        Writable and private to the caller, or read-only when they are of a frozen array. The owner has them back when the array and
+        everything made from it has been collected.
+
+        Raises:
+          UnavailableError: the owner has taken them back, or has ended.
+          WireError: not a handle of this owner, or one that was used before.
+        """
+        _, _, nbytes, offset, length, cell, serial, mode = handle
+        if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < ARENA_CELLS and serial > 0 < length):
+            raise WireError(f"process {self._pid}", f"no such memory: {handle}")
+        try:
+            if mode == OURS:
+                return self._take(handle)
+            if mode == PUBLISHED:
+                return self._share(handle)
+            if mode in (FROZEN, FROZEN_PUBLISHED):
+                return self._read(handle)
+        except ValueError as error:
+            raise WireError(f"process {self._pid}", f"no such memory: {error}") from None
+        except OSError as error:
+            raise UnavailableError(
+                None, None, f"memory of process {self._pid} cannot be mapped ({error.strerror}): it has probably ended"
+            ) from None
+        raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
+
+    def adopt(self, handle: Handle) -> tuple[int, Lease]:
+        """For whoever lends it on without looking into it: a descriptor of the segment, and the lease. Raises as `attach`."""
+        fd, inode, nbytes, _, _, cell, serial, mode = handle
+        if mode != OURS:
+            raise WireError(f"process {self._pid}", "only what was lent to one can be adopted")
+        try:
+            lease = self._claim(cell, serial)
+            return open_memfd(self._pid, fd, inode, nbytes=nbytes), lease
+        except (OSError, ValueError) as error:
+            raise UnavailableError(None, None, f"memory of process {self._pid} cannot be opened: {error}") from None
+
+    # -- lent to us alone -----------------------------------------------------------------------------------------------
+
+    def _take(self, handle: Handle) -> NDArray[np.uint8]:
+        _, _, _, offset, length, cell, serial, _ = handle
+        lease = self._claim(cell, serial)
+        segment = self._segment(handle)
+        hold = _Hold(lease, segment, offset, length)
+        _holds.add(hold)
+        return hold.array()
+
+    def _claim(self, cell: int, serial: int) -> Lease:
+        if not memory.try_lock(self._table_fd, cell):
+            raise self._gone()
+        if self._cells[cell] != serial:
+            # Ours already, when it says -serial: then the lock is in use and stays.
+            if self._cells[cell] >= 0:
+                memory.unlock(self._table_fd, cell)
+            raise self._gone()
+        self._cells[cell] = -serial
+        return Lease(self, cell)
+
+    def _gone(self) -> UnavailableError:
+        return UnavailableError(
+            None, None, f"process {self._pid} has taken the memory back, or lent it to somebody else"
+        )
+
+    def _segment(self, handle: Handle) -> Segment:
+        """Mapped shared and writable; kept for the next array in it."""
+        fd, inode, nbytes = handle[:3]
+        segment = self._mapped.get(inode)
+        if segment is None:
+            ours = open_memfd(self._pid, fd, inode, nbytes=nbytes)
+            segment = Segment(ours, nbytes, 0, None)
+            segment.mapping = Mapping(ours, nbytes)
+            self._mapped[inode] = segment
+            if len(self._mapped) > ARENA_MAPPED_MAX:
+                self._mapped.popitem(last=False)
+        elif segment.nbytes < nbytes:
+            raise ValueError(f"a segment of {segment.nbytes} bytes is said to have {nbytes}")
+        return segment
+
+    def _release(self, cell: int) -> None:
+        self._cells[cell] = 0
+        memory.unlock(self._table_fd, cell)
+
+    # -- published, and frozen ------------------------------------------------------------------------------------------
+
+    def _share(self, handle: Handle) -> NDArray[np.uint8]:
+        fd, inode, nbytes, offset, length, cell, serial, _ = handle
+        lock = self._read_lock(cell, serial)
+        ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
+        try:
+            start = offset // memory.PAGE * memory.PAGE
+            mapping = Mapping(ours, offset + length - start, private=True, offset=start)
+        finally:
+            os.close(ours)
+        return _Shared(lock, mapping, offset - start, length).array()
+
+    def _read(self, handle: Handle) -> NDArray[np.uint8]:
+        fd, inode, nbytes, offset, length, cell, serial, mode = handle
+        lock = self._read_lock(cell, serial)
+        frozen = _known_frozen.get(inode)
+        if frozen is None:
+            ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
+            if not memory.is_sealed_against_writing(ours):
+                os.close(ours)
+                raise ValueError("it is said to be frozen, and is not")
+            frozen = _known_frozen[inode] = Frozen(Segment(ours, nbytes, 0, None))
+        elif frozen.segment.nbytes < nbytes:
+            raise ValueError(f"a segment of {frozen.segment.nbytes} bytes is said to have {nbytes}")
+        if mode == FROZEN:  # we have it, and the owner may let go
+            self._cells[cell] = 0
+        del lock
+        return frozen.array()[offset : offset + length]
+
+    def _read_lock(self, cell: int, serial: int) -> _ReadLock:
+        # A description of its own, so that others of this process are independent; by our own entry, which is there for sure.
+        lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
+        if not memory.try_lock(lock.fd, cell, shared=True) or self._cells[cell] != serial:
+            raise self._gone()
+        return lock
+
+
+class Lease:
+    """Something lent to us alone; given back when dropped, unless a fork has shared it. A forked child's copy does nothing."""
+
+    __slots__ = ("cell", "forked", "owner", "process")
+
+    def __init__(self, owner: PeerArena, cell: int) -> None:
+        self.owner = owner
+        self.cell = cell
+        self.forked = False
+        self.process = _process
+
+    def __del__(self) -> None:
+        if not self.forked and self.process is _process:
+            self.owner._release(self.cell)
+
+
+class _Hold(Exporter):
+    """The memory of an array that was lent to us alone."""
+
+    __slots__ = ("lease", "length", "offset", "segment")
+
+    def __init__(self, lease: Lease, segment: Segment, offset: int, length: int) -> None:
+        assert segment.mapping is not None
+        super().__init__(segment.mapping.address + offset, length, writable=True)
+        self.lease = lease
+        self.segment = segment
+        self.offset = offset
+        self.length = length
+
+    def part_from_others(self) -> None:
+        """Before a fork. Blocks begin and end with pages."""
+        if self.lease.forked:
+            return
+        assert self.segment.mapping is not None
+        nbytes = -(-self.length // memory.PAGE) * memory.PAGE
+        memory.make_private(self.segment.mapping.address + self.offset, nbytes, self.segment.fd, self.offset)
+        self.lease.forked = True
+
+
+class _ReadLock:
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+class _Shared(Exporter):
+    """The memory of an array that many have: what is written to it stays in this mapping."""
+
+    __slots__ = ("lock", "mapping")
+
+    def __init__(self, lock: _ReadLock, mapping: Mapping, offset: int, length: int) -> None:
+        super().__init__(mapping.address + offset, length, writable=True)
+        self.lock = lock
+        self.mapping = mapping
+
+
+_process = object()
+"""Another one after a fork."""
+_holds: weakref.WeakSet[_Hold] = weakref.WeakSet()
+_known_frozen: weakref.WeakValueDictionary[int, Frozen] = weakref.WeakValueDictionary()
+_peers: weakref.WeakValueDictionary[Offer, PeerArena] = weakref.WeakValueDictionary()
+
+
+def open_peer(offer: Offer) -> PeerArena | None:
+    """The arena that a peer offers; None where it cannot be opened: another host, user or namespace, or it has ended."""
+    peer = _peers.get(offer)
+    if peer is None:
+        try:
+            peer = _peers[offer] = PeerArena(offer)
+        except (OSError, ValueError):
+            return None
+    return peer
+
+
+def _before_fork() -> None:
+    for hold in list(_holds):
+        hold.part_from_others()
+
+
+def _in_child() -> None:
+    """The locks of a peer's table are shared with the parent: the child opens it anew."""
+    global _process
+    _process = object()
+    _inherited.extend(_peers.values())
+    _peers.clear()
+
+
+_inherited: list[PeerArena] = []
+
+os.register_at_fork(before=_before_fork, after_in_child=_in_child)
