@@ -20,7 +20,7 @@ from zmqdist.messages import Call, Refused, Reply
 from zmqdist.net import line
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import client_security
-from zmqdist.wire.hello import encode_hello, our_hello
+from zmqdist.wire.hello import our_hello
 
 Serve = Callable[..., Served]
 Open = Callable[..., Channel]
@@ -285,7 +285,7 @@ def test_another_protocol_version_is_named_on_both_sides(
     serve: Serve, open_channel: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
-    served.router._hello = encode_hello(msgspec.structs.replace(our_hello("server", 1), protocol=(9, 0)))
+    served.router._said = msgspec.structs.replace(our_hello("server", 1), protocol=(9, 0))
     channel = open_channel(served.address)
     for _ in range(2):
         call = ask(channel)

@@ -16,9 +16,8 @@ import pytest
 
 from tests.rpc.polled import until
 from zmqdist import errors
-from zmqdist.limits import PIECE_BYTES
+from zmqdist.limits import CHUNK_BYTES
 from zmqdist.rpc import Client, Server, ZmqClient, ZmqServer
-from zmqdist.rpc import payload as payload_module
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -358,7 +357,7 @@ def test_a_value_that_cannot_travel_is_refused_where_it_stands(serve: Serve, con
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 2**16, 2**16 + 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES]
+    "size", [0, 1, 2**16, 2**16 + 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 2**24 + 1]
 )
 def test_an_array_of_any_size_arrives_whole_and_writable(serve: Serve, connect: Connect, size: int) -> None:
     client = connect(serve(echo=lambda array: array).address, timeout_in_ms=30_000)
@@ -387,13 +386,3 @@ def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     client = connect(serve(inline=frozenset({"step"}), step=step).address)
     outcomes = [client.step() for _ in range(4)]
     assert [set(np.unique(outcome.get_value())) for outcome in outcomes] == [{1}, {2}, {3}, {4}]
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [[bytes(PIECE_BYTES)], [b"abc", bytes(PIECE_BYTES)]],
-    ids=["the last piece is missing", "after a whole one"],
-)
-def test_pieces_without_an_end_are_a_wire_error(frames: list[bytes]) -> None:
-    with pytest.raises(errors.WireError, match="last piece"):
-        payload_module.unpack(b"\xc0", frames, "peer")

@@ -44,7 +44,7 @@ def test_fields_that_a_newer_minor_version_added_are_passed_over() -> None:
     header = (
         MAGIC
         + bytes([PROTOCOL[0], 99])
-        + msgspec.msgpack.encode(["client", 7, "n", "h", [3, 12], ["x"], [1, 99], "new", 8])
+        + msgspec.msgpack.encode(["client", 7, "n", "h", [3, 12], ["x"], [1, 99], None, 5, "new", 8])
     )
     hello = decode_hello(header, "peer")
     assert (hello.kind, hello.incarnation, hello.features) == ("client", 7, ("x",))

@@ -96,6 +96,12 @@ class Outbound:
         assert id not in self._turns
         self._turns[id] = _Place(sizes)
 
+    @property
+    def left(self) -> int:
+        """Bytes that have not been sent, or not acknowledged."""
+        unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._turns.values())
+        return self.unacknowledged + unsent
+
     def next(self) -> Piece | None:
         """The chunk to send now, which counts as sent; None when nothing is left or the window is full."""
         for id, place in self._turns.items():

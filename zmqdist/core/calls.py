@@ -51,10 +51,11 @@ class ClientCall:
       due: when the caller stops waiting, on the shell's clock in seconds; `inf` for never.
       id: number in the table, 0 before `asked`.
       ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
+      room: where large parts of the answer are received; None for wherever the shell likes.
       waiters, callbacks: the shell's own; empty until it needs them.
     """
 
-    __slots__ = ("body", "callbacks", "code", "due", "ended", "frames", "id", "message", "method", "waiters")
+    __slots__ = ("body", "callbacks", "code", "due", "ended", "frames", "id", "message", "method", "room", "waiters")
 
     def __init__(self, method: str, body: bytes, frames: Frames = (), due: float = inf) -> None:
         self.id = 0
@@ -65,6 +66,7 @@ class ClientCall:
         self.ended = False
         self.code = 0
         self.message = ""
+        self.room: Any = None
         self.waiters: Any = None
         self.callbacks: Any = None
 
@@ -255,6 +257,12 @@ class ServerCalls:
         served = self._by_peer.get(peer, {}).get(id)
         if served is not None:
             served.dropped = True
+
+    def withdrawn(self, peer: Hashable, id: int) -> None:
+        """The arguments of this call will not arrive: it is not run."""
+        served = self._by_peer.get(peer, {}).get(id)
+        if served is not None:
+            self.finished(served)
 
     def peer_gone(self, peer: Hashable) -> None:
         """The connection has ended: its calls are as if cancelled."""

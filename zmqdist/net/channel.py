@@ -6,7 +6,7 @@ Theory of operation: leader and followers
     reads: ZeroMQ queues. So a blocking call costs what the bare socket costs.
 
     A reader thread leads in the same way, but only when somebody needs what no waiting thread fetches: a callback is wanted,
-    or a call waits for a server to appear while its caller does something else.
+    a call waits for a server to appear while its caller does something else, or its arguments are still leaving in chunks.
 
 Rules
     R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,
@@ -109,7 +109,7 @@ class Channel:
     # -- what callers do ------------------------------------------------------------------------------------------------
 
     def call(self, call: ClientCall) -> None:
-        """Ask, and do not wait. Frames are copied before this returns.
+        """Ask, and do not wait. Frames are copied before this returns, unless they are large (transfers.py): then they are the call's.
 
         A call on a closed channel ends at once with FAILED_PRECONDITION.
 
@@ -183,6 +183,11 @@ class Channel:
             self._wake_reader()
 
     @property
+    def lends(self) -> bool:
+        """Whether the server can open the shared memory of this process, as far as is known here."""
+        return self._line.lanes.lends
+
+    @property
     def pending(self) -> int:
         """Calls that have not ended, as far as is known here."""
         table = self._line.table
@@ -209,6 +214,8 @@ class Channel:
             line.submit(call, now)
             if line.table.waiting:
                 self._attend(now, waits)
+            elif line.lanes.tracked and line.lanes.sending and not waits:
+                self._need_reader()  # for what the server acknowledges
             if line.ended:
                 self._tell()
 
@@ -388,7 +395,8 @@ class Channel:
         return bool(self._with_callbacks or self._to_call)
 
     def _reader_needed(self) -> bool:
-        return bool(self._with_callbacks or self._to_call or self._line.table.waiting)
+        line = self._line
+        return bool(self._with_callbacks or self._to_call or line.table.waiting or line.lanes.sending)
 
     def _need_reader(self) -> None:
         if self._reader is None:

@@ -17,19 +17,23 @@ import select
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 import zmq
+from msgspec.structs import replace
 
 from zmqdist.core.calls import ClientCall, ClientCalls
-from zmqdist.errors import OpError, WireError, from_code
+from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Call, Goodbye, Refused, Reply
+from zmqdist.messages import Call, CancelCall, Chunk, Credit, Goodbye, Message, Refused, Reply, Shares
+from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import receive_payload
 from zmqdist.net.link import Link
 from zmqdist.net.monitor import Down, Up
 from zmqdist.net.security import ClientSecurity
+from zmqdist.net.transfers import Lanes, fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -85,6 +89,7 @@ class Line:
       poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
       monitor_fd: the one of them after which `tend` must be called.
       strays: messages that were not understood or not expected, and dropped.
+      lanes: the large parts of calls and answers, on the present connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
@@ -93,11 +98,13 @@ class Line:
         self.table = ClientCalls(address)
         self.ended: list[ClientCall] = []
         self.strays = 0
-        self._hello = encode_hello(hello)
+        arena = this_arena()
+        self._hello = encode_hello(hello if arena is None else replace(hello, memory=arena.offer))
         self._wake_fd = wake_fd
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S
         self._link = Link(_process.context(), address, security, opened=self._opened, closing=self._closing)
+        self.lanes = Lanes(address, self._put_message)
         self._closing()
 
     # -- the socket of the present attempt --------------------------------------------------------------------------------
@@ -110,11 +117,13 @@ class Line:
         self._get: Callable[[int], Any] = backend.get
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
+        self.lanes = Lanes(self.address, self._put_message)
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
         self._get = lambda option: 0
+        self.lanes.gone()
         self.monitor_fd = -1
         self._watch()
 
@@ -130,7 +139,8 @@ class Line:
         return self._link.due
 
     def close(self, linger_s: float) -> None:
-        """End the connection. Calls are not touched."""
+        """End the connection. Calls are not touched. May be called by a finalizer."""
+        self.lanes.dropped()
         self._link.close(linger_s)
 
     # -- out --------------------------------------------------------------------------------------------------------------
@@ -142,7 +152,7 @@ class Line:
             self._transmit(call, message)
             if self._get(_EVENTS) & _POLLIN:
                 self.drain()
-        elif not call.ended:
+        elif call.frames and not call.ended and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
     def cancel(self, call: ClientCall) -> None:
@@ -150,20 +160,25 @@ class Line:
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
+            self.lanes.over(call.id)
             if message is not None:
                 self._put(headers.encode(message))
                 self.settle()
 
     def fail(self, code: int, message: str) -> None:
         """End all calls."""
+        self.lanes.gone()
         self.ended += self.table.failed(code, message)
 
     def _transmit(self, call: ClientCall, message: Call) -> None:
-        if self._put(headers.encode(message), call.frames):
+        if self.lanes.send(message, call.frames) if call.frames else self._put(headers.encode(message)):
             call.body = b""
             call.frames = ()
         else:
             self.table.undelivered(call)
+
+    def _put_message(self, message: Message, frames: Sequence[Any]) -> bool:
+        return self._put(headers.encode(message), frames)
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
         """Send a message now; its frames are copied. False: there is no connection that takes it."""
@@ -212,9 +227,14 @@ class Line:
             return
         message = headers.decode(header, self.address)
         if type(message) is Reply:
-            call = self.table.answered(message, frames)
-            if call is not None:
-                self.ended.append(call)
+            if message.parts:
+                self._take_parts(message)
+            else:
+                self._answered(message, frames)
+        elif type(message) is Chunk:
+            self.lanes.chunk(message, frames)
+        elif type(message) is Credit:
+            self.lanes.credited(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
         elif type(message) is not Refused:
@@ -225,6 +245,42 @@ class Line:
         else:
             self._turn_away(from_code(message.code, message.message))  # it did not take our hello
 
+    def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
+        if self.lanes.tracked:
+            self.lanes.over(message.id)
+        call = self.table.answered(message, frames)
+        if call is not None:
+            self.ended.append(call)
+
+    def _take_parts(self, message: Reply) -> None:
+        """An answer whose large parts come by a lane. Its call ends when they are all here."""
+        call, lanes = self.table.in_flight.get(message.id), self.lanes
+        if call is None:  # nobody waits for it any more
+            lanes.decline(message.parts)
+            self._put(headers.encode(CancelCall(message.id)))
+            return
+        room = fresh if call.room is None else partial(call.room, message.body)
+        try:
+            frames = lanes.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
+        except OpError as error:
+            self._spoilt(message.id, error.error_code, error.message)
+        except MemoryError:
+            self._spoilt(message.id, RESOURCE_EXHAUSTED, f"no memory here for the answer of {self.address}")
+        else:
+            if frames is not None:
+                self._answered(message, frames)
+
+    def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
+        if frames is not None:
+            self._answered(message, frames)
+        else:
+            self._spoilt(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
+
+    def _spoilt(self, id: int, code: int, text: str) -> None:
+        """An answer that cannot be taken ends its call, and what is still on the way is not wanted."""
+        self._answered(Reply(id, code, text, b""), ())
+        self._put(headers.encode(CancelCall(id)))
+
     def _greeted(self, header: bytes) -> None:
         try:
             hello = decode_hello(header, self.address)
@@ -233,6 +289,10 @@ class Line:
         except OpError as error:  # another major version
             self._turn_away(error)
             return
+        nonce = self.lanes.offered(hello)
+        if nonce:
+            self._put(headers.encode(Shares(nonce)))
+        self.lanes.shares(hello.nonce)
         for call, message in self.table.server_up(hello.incarnation, monotonic()):
             self._transmit(call, message)
 
@@ -274,4 +334,14 @@ class Line:
     def expire(self, now: float) -> None:
         """End the calls whose time has passed."""
         if now >= self.table.deadline:
-            self.ended += self.table.ticked(now)
+            ended = self.table.ticked(now)
+            self.ended += ended
+            if self.lanes.tracked:
+                self._give_up(ended)
+
+    def _give_up(self, calls: list[ClientCall]) -> None:
+        """The server knows when a call is due, but not that its chunks are of no use any more."""
+        for call in calls:
+            if self.lanes.over(call.id):
+                self._put(headers.encode(CancelCall(call.id)))
+        self.settle()

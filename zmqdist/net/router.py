@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import zmq
+from msgspec.structs import replace
 
 from zmqdist.errors import (
     FAILED_PRECONDITION,
@@ -39,12 +40,14 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import FRAME_BYTES_MAX, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
-from zmqdist.messages import Goodbye, Message, Ping, Refused
+from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.net.address import is_ipv6, join, split
+from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import Buffer, receive_payload
 from zmqdist.net.loop import Loop, Watched
 from zmqdist.net.monitor import DISCONNECTED, SERVER_EVENTS, decode_event, open_monitor
 from zmqdist.net.security import NONE, ServerSecurity
+from zmqdist.net.transfers import Lanes
 from zmqdist.net.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -83,11 +86,12 @@ class Peer:
       role: "client", "submit", "worker" or "admin".
       hello: None until it came; without one the peer is shown to nobody.
       name: for people, with its address until the hello.
+      lanes: the large parts on their way from and to it; None until there were any, or shared memory.
       session: whatever the owner of the router keeps with it.
       gone: it was found out that it has gone; nothing can be sent to it.
     """
 
-    __slots__ = ("blamed", "fd", "gone", "hello", "name", "refusals", "role", "routing_id", "session", "shut")
+    __slots__ = ("blamed", "fd", "gone", "hello", "lanes", "name", "refusals", "role", "routing_id", "session", "shut")
 
     def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
         self.routing_id = routing_id
@@ -95,6 +99,7 @@ class Peer:
         self.role = role
         self.name = name
         self.hello: Hello | None = None
+        self.lanes: Lanes | None = None
         self.session: Any = None
         self.gone = False
         self.blamed = False
@@ -127,6 +132,7 @@ class Router:
         self.peers_max = PEERS_MAX
         self._loop = loop
         self._security = security
+        self._said = hello
         self._hello = encode_hello(hello)
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, Peer] = {}
@@ -135,6 +141,9 @@ class Router:
         self._going: list[Peer] = []
         self._closed = False
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
+        self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
+        self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
+        self.on(Credit, lambda peer, message, frames: self.lanes(peer).credited(message))
         loop.run(self._open)
 
     def _open(self) -> None:
@@ -224,6 +233,12 @@ class Router:
           roles: who may send this kind, besides `admin`; None: everybody. Others are answered PERMISSION_DENIED.
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
+
+    def lanes(self, peer: Peer) -> Lanes:
+        """For messages with large parts from and to a peer."""
+        if peer.lanes is None:
+            peer.lanes = Lanes(peer.name, lambda message, frames: self.send(peer, message, frames))
+        return peer.lanes
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send without waiting.
@@ -356,11 +371,19 @@ class Router:
             peer.shut = True
             raise
         peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
-        if not self._send_raw(peer, self._hello):  # it has gone while its hello lay here
+        if not self._send_raw(peer, self._answer_to(peer, hello)):  # it has gone while its hello lay here
             return
         peer.hello = hello
         if self.on_hello is not None:
             self.on_hello(peer)
+
+    def _answer_to(self, peer: Peer, hello: Hello) -> bytes:
+        """Our hello, with our shared memory for whoever has offered its own."""
+        arena = None if hello.memory is None else this_arena()
+        if arena is None:
+            return self._hello
+        nonce = self.lanes(peer).offered(hello)
+        return encode_hello(replace(self._said, memory=arena.offer, nonce=nonce))
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
         if peer.refusals < REFUSALS_MAX:
@@ -426,6 +449,8 @@ class Router:
         going, self._going = self._going, []
         for peer in going:
             self._peers.pop(peer.routing_id, None)
+            if peer.lanes is not None:
+                peer.lanes.gone()
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)

@@ -328,7 +328,8 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     """The value in a body and its frames.
 
     Arrays are private to the caller and writable. A frame that is writable becomes the memory of its array without a copy:
-    give only frames that nobody else uses. A read-only one is copied.
+    give only frames that nobody else uses. A read-only one is copied, unless it is an array itself: that is frozen memory, and
+    what is made of it is read-only.
 
     Args:
       frames: objects with the buffer protocol, as many as `encode` gave.
@@ -347,6 +348,21 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return value
+
+
+def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Dtype, shape, and whether the first index goes fastest, of a value that is one array with its bytes in a frame; else None.
+
+    Raises:
+      WireError: not the encoding of any value.
+    """
+    try:
+        match _unpack(body):
+            case [int(tag), told, [*shape], bool(fortran), None] if tag == _ARRAY:
+                return read_dtype(told), tuple(shape), fortran
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(peer, f"not a value of the safe codec: {error}") from None
+    return None
 
 
 def _value(node: Any, reader: _Reader, depth: int) -> Any:
@@ -413,7 +429,7 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
         raise ValueError("an array without an order")
     if data is None:
         data = reader.frame()
-        if memoryview(data).readonly:
+        if type(data) is not np.ndarray and memoryview(data).readonly:
             data = bytearray(data)
     else:
         data = bytearray(_bytes_in(data))
