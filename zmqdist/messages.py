@@ -14,9 +14,11 @@ Words
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
+
+from zmqdist.limits import BATCH_ITEMS_MAX
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
 """One piece of work as submitted: (work, attempt, lost, fn, payload).
@@ -100,6 +102,20 @@ class Refused(Message, tag=6):
     SENT = "server -> any"
     code: int
     message: str
+
+
+class Calls(Message, tag=10):
+    """Several Calls without payload frames, which were asked while an earlier one was in flight. Each has its own answer."""
+
+    SENT = "client -> server"
+    items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
+
+
+class Replies(Message, tag=11):
+    """Several Replies without payload frames, to whichever Calls."""
+
+    SENT = "server -> client"
+    items: list[Reply]
 
 
 # -- coordinator and dispatcher -------------------------------------------------------------------------------------
