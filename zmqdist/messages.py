@@ -14,9 +14,11 @@ Words
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
+
+from zmqdist.limits import BATCH_ITEMS_MAX
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
 """One piece of work as submitted: (work, attempt, lost, fn, payload).
@@ -107,7 +109,21 @@ class Refused(Message, tag=6):
     message: str
 
 
-class Chunk(Message, tag=10):
+class Calls(Message, tag=10):
+    """Several Calls without payload frames, which were asked while an earlier one was in flight. Each has its own answer."""
+
+    SENT = "client -> server"
+    items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
+
+
+class Replies(Message, tag=11):
+    """Several Replies without payload frames, to whichever Calls."""
+
+    SENT = "server -> client"
+    items: list[Reply]
+
+
+class Chunk(Message, tag=12):
     """The bytes of part `part` of Call `id`, or of the answer to it, from `offset` on: one frame. In order, each byte once."""
 
     SENT = "client -> server, server -> client"
@@ -116,14 +132,14 @@ class Chunk(Message, tag=10):
     offset: int
 
 
-class Credit(Message, tag=11):
+class Credit(Message, tag=13):
     """So many bytes of chunks, of whichever call, have been taken out of the queue: as many may follow."""
 
     SENT = "client -> server, server -> client"
     nbytes: int
 
 
-class Shares(Message, tag=12):
+class Shares(Message, tag=14):
     """I have opened the shared memory that your hello offers, and read this number in it: lend me yours."""
 
     SENT = "client -> server"

@@ -43,12 +43,16 @@ class Gate:
         """Whether this is another process than the one that made it."""
         return self._process is not this_process()
 
-    def __enter__(self) -> bool:
-        """Whether this is the main thread, shielded from Ctrl-C. Raises FailedPreconditionError after a fork."""
+    def check(self) -> None:
+        """Raises FailedPreconditionError after a fork."""
         if self._process is not this_process():
             raise FailedPreconditionError(
                 None, None, f"the client of {self._address} was made before a fork: make a new one in this process"
             )
+
+    def __enter__(self) -> bool:
+        """Whether this is the main thread, shielded from Ctrl-C. Raises as `check`."""
+        self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False
         _signal.signal(_SIGINT, self._on_sigint)

@@ -5,6 +5,7 @@ Rules
     Calls that end are gathered in `ended`; the owner tells whoever waits for them, and empties the list.
     After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the one exception is there).
     What has arrived is read before a connection that has gone is let go.
+    Calls leave together (core/calls.py says when); whatever reads an answer also sends what has gathered meanwhile.
 
 Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (link.py).
 """
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 from zmqdist.core.calls import ClientCall, ClientCalls
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Call, CancelCall, Chunk, Credit, Goodbye, Message, Refused, Reply, Shares
+from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, Message, Refused, Replies, Reply, Shares
 from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import receive_payload
 from zmqdist.net.link import Link
@@ -145,15 +146,21 @@ class Line:
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
-    def submit(self, call: ClientCall, now: float) -> None:
-        """A new call: sent now, or kept until there is a server. It may have ended after this, refused by the table."""
-        message = self.table.asked(call, now)
-        if message is not None:
-            self._transmit(call, message)
-            if self._get(_EVENTS) & _POLLIN:
-                self.drain()
-        elif call.frames and not call.ended and not is_large(call.frames):
+    def submit(self, call: ClientCall, waits: bool) -> None:
+        """A new call. It may have ended after this, refused by the table.
+
+        Args:
+          waits: somebody waits for it, so it does not wait for company.
+        """
+        if self.table.asked(call) or waits:
+            self.flush()
+        if call.frames and call.id in self.table.waiting and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
+
+    def flush(self) -> None:
+        """Send what waits, if there is a server, and read what has arrived."""
+        self._send_waiting()
+        self.settle()
 
     def cancel(self, call: ClientCall) -> None:
         """The caller gives up; a call that has ended is fine."""
@@ -170,12 +177,22 @@ class Line:
         self.lanes.gone()
         self.ended += self.table.failed(code, message)
 
-    def _transmit(self, call: ClientCall, message: Call) -> None:
-        if self.lanes.send(message, call.frames) if call.frames else self._put(headers.encode(message)):
-            call.body = b""
-            call.frames = ()
-        else:
-            self.table.undelivered(call)
+    def _send_waiting(self) -> None:
+        table = self.table
+        while calls := table.next_message():
+            now, frames = monotonic(), calls[0].frames
+            if len(calls) > 1:
+                sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
+            elif frames:
+                sent = self.lanes.send(table.request(calls[0], now), frames)
+            else:
+                sent = self._put(headers.encode(table.request(calls[0], now)))
+            if not sent:
+                table.undelivered(calls)
+                return
+            for call in calls:
+                call.body = b""
+                call.frames = ()
 
     def _put_message(self, message: Message, frames: Sequence[Any]) -> bool:
         return self._put(headers.encode(message), frames)
@@ -196,16 +213,20 @@ class Line:
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def arrived(self) -> bool:
-        """Whether there is something to `drain`."""
-        return bool(self._get(_EVENTS) & _POLLIN)
+    def settle(self) -> bool:
+        """Read all that has arrived, and send what waited for that; whether anything had arrived."""
+        get = self._get
+        if not get(_EVENTS) & _POLLIN:
+            return False
+        self._drain()
+        while self.table.waiting and self.table.incarnation:
+            self._send_waiting()
+            if not get(_EVENTS) & _POLLIN:
+                break
+            self._drain()
+        return True
 
-    def settle(self) -> None:
-        """Read what has arrived, if anything."""
-        if self._get(_EVENTS) & _POLLIN:
-            self.drain()
-
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Read all that has arrived; something has."""
         table, get = self.table, self._get
         while True:
@@ -231,6 +252,9 @@ class Line:
                 self._take_parts(message)
             else:
                 self._answered(message, frames)
+        elif type(message) is Replies:
+            for reply in message.items:
+                self._answered(reply, ())
         elif type(message) is Chunk:
             self.lanes.chunk(message, frames)
         elif type(message) is Credit:
@@ -293,8 +317,7 @@ class Line:
         if nonce:
             self._put(headers.encode(Shares(nonce)))
         self.lanes.shares(hello.nonce)
-        for call, message in self.table.server_up(hello.incarnation, monotonic()):
-            self._transmit(call, message)
+        self.table.server_up(hello.incarnation)
 
     def _turn_away(self, error: OpError) -> None:
         self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it
@@ -319,14 +342,15 @@ class Line:
                 self._get(_EVENTS)  # has the socket learn of its connection
                 self._put(self._hello)
             elif isinstance(change, Down):
-                self.settle()  # first what the connection brought while it was there
+                if self._get(_EVENTS) & _POLLIN:
+                    self._drain()  # what the connection brought while it was there; and nothing is sent to it any more
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
                 link.retry(now)
             else:
                 self.fail(change.error.error_code, change.error.message)
         self.settle()
-        if table.waiting and now >= self._log_at:
+        if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
             trouble = link.trouble or "it has not answered our hello yet"
             log.warning("%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble)

@@ -140,6 +140,7 @@ class Router:
         self._recent: dict[int, float] = {}
         self._going: list[Peer] = []
         self._closed = False
+        self._left = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
         self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
         self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
@@ -271,6 +272,10 @@ class Router:
 
     # -- in -----------------------------------------------------------------------------------------------------------
 
+    def worked(self, count: int) -> None:
+        """A handler says that its message was as much work as `count` of them: it is the bound of a turn that counts."""
+        self._left -= count - 1
+
     @property
     def peers(self) -> list[Peer]:
         """Those whose hello was taken."""
@@ -279,9 +284,11 @@ class Router:
     def _read(self) -> bool:
         """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
         events, recv, peers = self._watched.events, self._recv, self._peers
-        for count in range(MESSAGES_PER_WAKE_MAX):
-            if count and not events(_EVENTS) & _POLLIN:
+        self._left = MESSAGES_PER_WAKE_MAX
+        while self._left > 0:
+            if self._left < MESSAGES_PER_WAKE_MAX and not events(_EVENTS) & _POLLIN:
                 return False
+            self._left -= 1
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)
             if peer is None:

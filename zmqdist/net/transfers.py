@@ -271,6 +271,7 @@ class Lanes:
                 assert self._arena is not None
                 self._arena.take_back_soon(handle)
         self.tracked.clear()
+        self._out, self._in = Outbound(), Inbound()
 
     def _take_back(self, transfer: _Transfer) -> None:
         for handle in transfer.handles:

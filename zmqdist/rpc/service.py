@@ -7,6 +7,7 @@ Rules
     else gets a code by its class, and a text with class and traceback.
     Arguments are checked against the signature before the handler sees them, results after it.
     Values travel by the safe codec: nothing is unpickled here.
+    Answers without frames gather for a turn of the loop, and leave as one message to each peer.
 
 On the wire (the body of Call)
     a tuple   the arguments, each with its structure
@@ -27,8 +28,8 @@ from typing import Any, Final
 from zmqdist import errors
 from zmqdist.core.calls import ServedCall, ServerCalls
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, WireError
-from zmqdist.limits import HANDLER_THREADS_MAX
-from zmqdist.messages import Call, CancelCall, Reply
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
+from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
@@ -101,6 +102,16 @@ class Method:
             ) from None
 
 
+class _Gathered:
+    """Answers for one peer in this turn of the loop."""
+
+    __slots__ = ("byte_count", "replies")
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+        self.byte_count = 0
+
+
 class RpcService:
     """Methods that are answered on a router, after `attach`. One service may share its router with other conversations."""
 
@@ -108,6 +119,7 @@ class RpcService:
         self._methods: dict[str, Method] = {}
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max)
+        self._replies: dict[Peer, _Gathered] = {}
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], None, True, None))
@@ -166,8 +178,10 @@ class RpcService:
         self._loop = loop
         self._calls = ServerCalls(incarnation)
         router.on(Call, self._called)
+        router.on(Calls, self._called_together)
         router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
         router.on_gone.append(self._calls.peer_gone)
+        loop.at_end_of_turn(self._send_replies)
 
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
@@ -208,7 +222,36 @@ class RpcService:
                     self._begin(served, peer, method, call, frames)
                     return
                 reply = served
-        self._send(peer, reply, sources)
+        self._answer(peer, reply, sources)
+
+    def _called_together(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
+        if frames:
+            raise WireError(peer.name, "several calls in one message with payload frames")
+        self._router.worked(len(calls.items))
+        for call in calls.items:
+            self._called(peer, call, frames)
+
+    def _answer(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
+        if sources:
+            self._router.lanes(peer).send(reply, sources)
+            return
+        gathered = self._replies.get(peer)
+        if gathered is None:
+            gathered = self._replies[peer] = _Gathered()
+        gathered.replies.append(reply)
+        gathered.byte_count += len(reply.body) + len(reply.message)
+        if len(gathered.replies) >= BATCH_ITEMS_MAX or gathered.byte_count >= BATCH_BYTES_MAX:
+            del self._replies[peer]
+            self._send(peer, gathered.replies)
+
+    def _send_replies(self) -> None:
+        if self._replies:
+            gathered, self._replies = self._replies, {}
+            for peer, one in gathered.items():
+                self._send(peer, one.replies)
+
+    def _send(self, peer: Peer, replies: list[Reply]) -> None:
+        self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any] | None) -> None:
         """Run the method when all its arguments are here."""
@@ -245,12 +288,6 @@ class RpcService:
                 self._calls.withdrawn(peer, id)
             peer.lanes.over(id)
 
-    def _send(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
-        if sources:
-            self._router.lanes(peer).send(reply, sources)
-        else:
-            self._router.send(peer, reply)
-
     def _left(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
@@ -267,7 +304,7 @@ class RpcService:
 
     def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         if self._calls.finished(served) and reply is not None:
-            self._send(peer, reply, sources)
+            self._answer(peer, reply, sources)
 
     def _list(self) -> list[Any]:
         methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
