@@ -60,6 +60,9 @@ BULK_WINDOW_BYTES: Final = 2 * 2**20
 """Chunks on the way in one direction of a connection, whatever the number of transfers: covers the round trip of a fast network, and
 is what a small message may find in front of it."""
 
+RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
+"""Free memory that a process keeps for the next large array that it receives by a socket; twice that at most for a moment."""
+
 ARENA_SLAB_BYTES: Final = 32 * 2**20
 """Bytes of a segment of shared memory that is cut into blocks of one size: a descriptor and a mapping for many small arrays."""
 

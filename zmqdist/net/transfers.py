@@ -30,6 +30,7 @@ from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply
 from zmqdist.net.arena import Arena, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
+from zmqdist.net.received import memory_for
 from zmqdist.wire.hello import Hello, host_identity
 
 log = logging.getLogger("zmqdist.net")
@@ -52,7 +53,7 @@ def is_large(sources: Sequence[Source]) -> bool:
 
 def fresh(sizes: list[int]) -> list[Any]:
     """The usual Room: memory that nobody else has."""
-    return [np.empty(size, np.uint8) if size else None for size in sizes]
+    return [memory_for(size) if size else None for size in sizes]
 
 
 class _Transfer:

@@ -21,6 +21,7 @@ import numpy as np
 
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.net.arena import this_arena
+from zmqdist.net.received import Received, memory_for
 from zmqdist.net.transfers import Source, is_large
 from zmqdist.rpc import payload
 
@@ -79,7 +80,7 @@ def is_temporary(box: list[Any]) -> bool:
     """Whether the value in a box has large arrays and nothing but the box refers to them: then nobody can write to them any more.
 
     Reference counts tell it, for an array or one list, tuple or dict of arrays: 1 for its holder and 1 for the question. Each object is
-    asked for through its holder, since a variable would count. An array over memory of another array (as received ones are) counts when
+    asked for through its holder, since a variable would count. An array over the memory of another (as received ones are) is fine when
     nothing else refers to that, either. False is always safe: it means a copy. A raw pointer that C code has kept cannot be seen.
     """
     kind = type(box[0])
@@ -103,13 +104,14 @@ def _is_ours(holder: Any, key: Any) -> bool:
         return False
     if holder[key].base is None:
         return bool(holder[key].flags.owndata)
-    return (
-        type(holder[key].base) is np.ndarray
-        and sys.getrefcount(holder[key].base) == _ONE
-        and not weakref.getweakrefcount(holder[key].base)
-        and holder[key].base.base is None
-        and bool(holder[key].base.flags.owndata)
-    )
+    # Over the memory of another array, as received ones are.
+    if type(holder[key].base) is not np.ndarray or sys.getrefcount(holder[key].base) != _ONE:
+        return False
+    if weakref.getweakrefcount(holder[key].base):
+        return False
+    if holder[key].base.base is None:
+        return bool(holder[key].base.flags.owndata)
+    return type(holder[key].base.base) is Received and sys.getrefcount(holder[key].base.base) == _ONE
 
 
 _ONE = 2
@@ -122,14 +124,16 @@ def _works_here() -> bool:
     view = np.empty(size, np.uint8)
     seen = view[1:]
     held = [np.empty(size, np.uint8)]
+    received = memory_for(2**20)
     temporary = [
         [np.empty(size, np.uint8)],
         [np.ndarray((size,), np.uint8, np.empty(size, np.uint8))],
+        [np.ndarray((2**20,), np.uint8, memory_for(2**20))],
         [(np.empty(size, np.uint8), 1)],
         [{"a": np.empty(size, np.uint8)}],
     ]
-    others: list[list[Any]] = [[kept], [view], [held], [[kept]], [{"a": kept}], [np.empty((size, 2), np.uint8)[:, 0]]]
-    others.append([np.ndarray((size,), np.uint8, kept)])
+    others: list[list[Any]] = [[kept], [view], [held], [[kept]], [{"a": kept}]]
+    others += [[np.ndarray((size,), np.uint8, kept)], [np.ndarray((2**20,), np.uint8, received)], [received[1:]]]
     return all(map(is_temporary, temporary)) and not any(map(is_temporary, others)) and seen is not None
 
 
