@@ -53,8 +53,8 @@ class _Pool:
                 self._free.append(self._returned.popleft())
             while sum(memory.nbytes for memory in self._free) > RECEIVED_IDLE_BYTES_MAX:
                 del self._free[0]
-            for index, memory in enumerate(self._free):
-                if nbytes <= memory.nbytes <= nbytes + nbytes // 4:
+            for index in reversed(range(len(self._free))):
+                if nbytes <= self._free[index].nbytes <= nbytes + nbytes // 4:
                     return self._free.pop(index)
         return np.empty(nbytes, np.uint8)
 
