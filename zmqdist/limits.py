@@ -76,7 +76,13 @@ ARENA_CELLS: Final = 16_384
 """Leases of shared memory that a process can have out; then large arrays travel by sockets. Eight bytes each."""
 
 ARENA_MAPPED_MAX: Final = 32
-"""Segments of one peer that stay mapped while nothing of them is in use: a descriptor each."""
+"""Segments of one peer that stay mapped while nothing of them is in use: a descriptor each,"""
+
+ARENA_MAPPED_BYTES_MAX: Final = 2**30
+"""and their bytes: a peer that was killed cannot give its pages back to the system, only whoever has them mapped can."""
+
+PULLED_BYTES_MAX: Final = 2**30
+"""Arguments from other hosts that a worker keeps for its slots while it has work; the longest unused go first."""
 
 # -- batches ------------------------------------------------------------------------------------------------------
 

@@ -210,7 +210,7 @@ class EndGeneration(Message, tag=26):
 
 
 class Taken(Message, tag=27):
-    """The bulk results of these (work, attempt) are here: the work is finished and the worker may let go."""
+    """The bulk results of these (work, attempt) are here: the work is finished, tell its worker to let go."""
 
     SENT = "coordinator -> dispatcher"
     items: list[tuple[int, int]]
@@ -319,7 +319,7 @@ class CutOff(Message, tag=45):
 
 
 class Release(Message, tag=46):
-    """The bulk results of these leases are no longer wanted."""
+    """The bulk results of these leases were taken, or are no longer wanted."""
 
     SENT = "dispatcher -> worker"
     leases: list[int]
@@ -355,6 +355,28 @@ class SlotsLost(Message, tag=50):
 
     SENT = "worker -> dispatcher"
     items: list[tuple[int, int | None, str]]
+
+
+# -- payloads that cannot be fetched from their holder --------------------------------------------------------------
+
+
+class Read(Message, tag=60):
+    """Send me a piece of a payload that you hold: somebody wants it who cannot reach you."""
+
+    SENT = "dispatcher -> coordinator, dispatcher -> worker"
+    ask: int
+    bulk: int
+    offset: int
+    length: int
+
+
+class ReadDone(Message, tag=61):
+    """The answer to Read `ask`: code 0 and one payload frame, or an error's code and message."""
+
+    SENT = "coordinator -> dispatcher, worker -> dispatcher"
+    ask: int
+    code: int
+    message: str
 
 
 ALL: tuple[type[Message], ...] = tuple(

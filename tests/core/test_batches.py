@@ -49,3 +49,8 @@ def test_parts_are_cut_by_count_and_by_payload_bytes(sizes: list[int], parts: li
 
 def test_nothing_makes_no_message() -> None:
     assert list(split([])) == []
+
+
+def test_the_payload_may_be_another_field() -> None:
+    items = [(number, bytes(BATCH_BYTES_MAX), True) for number in range(3)]
+    assert [len(part) for part in split(items, 1)] == [1, 1, 1]

@@ -369,7 +369,7 @@ def test_p9_a_bulk_result_that_was_taken_is_finished(broker: Broker) -> None:
     worker(broker, "w")
     submit(broker, 41)
     done(broker, 1, kind=BULK)
-    assert hear(broker, "c", Taken([(41, 0)])) == []
+    assert hear(broker, "c", Taken([(41, 0)])) == [Send("w", Release([1]))]
     row = broker.snapshot().coordinators[0]
     assert (row.held, row.finished) == (0, 1)
     assert broker.handle(SEEN, 1.0) == [Send("c", Workers(0))]

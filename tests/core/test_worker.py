@@ -145,11 +145,11 @@ def test_p7_a_worker_without_a_dispatcher_ends_itself(had_one: bool) -> None:
 # -- slots -----------------------------------------------------------------------------------------------------------
 
 
-def test_work_waits_for_a_slot_and_is_reported_when_it_starts_and_when_it_ends() -> None:
+def test_work_waits_for_a_slot_and_is_reported_when_it_ends() -> None:
     worker = make()
     do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
     assert assign(worker, 1, 2) == []
-    assert do(worker, SlotReady(0)) == [give((1, 1), new=True), started(1)]
+    assert do(worker, SlotReady(0)) == [give((1, 1), new=True)], "its start is not worth a message of its own yet"
     assert (worker.busy_slots, worker.running, worker.lease_at(0, 1), worker.lease_at(0, 2)) == (1, 2, 1, None)
     assert finish(worker, 1, now=1.0) == [give((2, 2)), outcome(1, then=(2,))], "the function is there already"
     assert finish(worker, 2, now=2.0) == [outcome(2)]
@@ -158,7 +158,7 @@ def test_work_waits_for_a_slot_and_is_reported_when_it_starts_and_when_it_ends()
 def test_each_slot_gets_some_and_its_own_copy_of_the_function() -> None:
     worker = ready(2)
     effects = assign(worker, 1, 2, 3)
-    assert effects == [give((1, 1), new=True), give((1, 2), slot=1, new=True), started(1, 2)]
+    assert effects == [give((1, 1), new=True), give((1, 2), slot=1, new=True)]
 
 
 def test_p1_a_slot_works_in_order_and_quick_work_is_given_in_growing_batches(worker: Worker) -> None:
@@ -175,7 +175,7 @@ def test_p1_a_slot_works_in_order_and_quick_work_is_given_in_growing_batches(wor
 
 def test_p1_slow_work_is_given_one_by_one(worker: Worker) -> None:
     batches(worker)
-    assert assign(worker, 2, 3, 4) == [give((2, 2), (3, 3)), started(2)]
+    assert assign(worker, 2, 3, 4) == [give((2, 2), (3, 3))]
     assert finish(worker, 2, 3, now=60.0)[0] == give((4, 4))
     assert assign(worker, 5, now=60.0) == []
 
@@ -195,10 +195,15 @@ def test_a_batch_is_topped_up_when_half_of_it_is_done(worker: Worker) -> None:
 def test_a_look_at_a_slot_tells_what_has_begun(worker: Worker) -> None:
     batches(worker)
     assign(worker, 2, 3)
+    assert do(worker, SlotSeen(0, 2)) == [started(2)]
     assert do(worker, SlotSeen(0, 2)) == []
     assert do(worker, SlotSeen(0, 3)) == [started(3)]
-    assert do(worker, SlotSeen(0, 3)) == []
     assert finish(worker, 2) == [outcome(2)]
+
+
+def test_nobody_looks_at_threads_so_their_starts_are_told_at_once(threads: Worker) -> None:
+    assert assign(threads, 1, 2) == [give((1, 1), new=True), started(1)]
+    assert finish(threads, 1) == [give((2, 2)), outcome(1, then=(2,))]
 
 
 def test_many_outcomes_are_reported_in_several_messages(worker: Worker) -> None:
@@ -228,7 +233,7 @@ def test_work_that_is_stuck_behind_other_work_goes_to_an_idle_slot() -> None:
     assign(worker, 3, 4)
     assert worker.deadline == STUCK_S
     assert do(worker, Ticked(), now=STUCK_S) == [Reclaim(0)]
-    assert do(worker, SlotReclaimed(0, 2), now=STUCK_S) == [give((2, 4), slot=1), started(4)]
+    assert do(worker, SlotReclaimed(0, 2), now=STUCK_S) == [give((2, 4), slot=1), started(3)]
     assert worker.deadline == BEAT_S
 
 
@@ -252,7 +257,7 @@ def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: Worker)
     batches(worker)
     assign(worker, 2, 3, 4, 5)
     assert hear(worker, Recall([3, 5, 99])) == [returned(5), Reclaim(0)]
-    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert finish(worker, 2)[0] == give((4, 4)), "which was not asked for"
 
 
@@ -260,7 +265,7 @@ def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: Worker) -> 
     batches(worker)
     assign(worker, 2, 3)
     assert hear(worker, Recall([2, 3])) == [returned(), Reclaim(0)], "a recall has one answer, and 2 is running"
-    assert do(worker, SlotReclaimed(0, 3)) == [started(3)]
+    assert do(worker, SlotReclaimed(0, 3)) == [started(2, 3)]
     assert finish(worker, 2, 3) == [outcome(2, 3)]
 
 
@@ -296,7 +301,7 @@ def test_p2_when_a_slot_dies_what_ran_is_lost_and_the_rest_runs_in_its_successor
         returned(4),  # it ended, and its outcome died with the slot
         Spawn(0),
     ]
-    assert do(worker, SlotReady(0)) == [give((1, 6), new=True), started(6)]
+    assert do(worker, SlotReady(0)) == [give((1, 6), new=True)]
 
 
 def test_p2_a_slot_that_dies_before_it_begins_anything_costs_nothing(worker: Worker) -> None:
@@ -354,7 +359,7 @@ def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: Worker) 
     batches(worker)
     assign(worker, 2, 3, 4)
     assert hear(worker, CutOff([3, 4], 0.5)) == [returned(4), Reclaim(0)]
-    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert do(worker, Ticked(), now=0.5) == [], "and what runs was not cut off"
 
 
@@ -380,9 +385,9 @@ def test_a_thread_that_is_cut_off_is_told_so_and_waited_for(threads: Worker) -> 
 def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(worker: Worker) -> None:
     assert assign(worker, 1, 2, careful=True) == [started(1), say(Beat())]
     assert do(worker, SlotSeen(0, 0)) == []
-    assert hear(worker, Beat()) == [give((1, 1), new=True), started(1)]
+    assert hear(worker, Beat()) == [give((1, 1), new=True)]
     assert finish(worker, 1) == [started(2), say(Beat()), outcome(1)]
-    assert hear(worker, Beat()) == [give((2, 2)), started(2)]
+    assert hear(worker, Beat()) == [give((2, 2))]
 
 
 def test_p6_the_echo_of_an_earlier_beat_is_not_enough(worker: Worker) -> None:

@@ -28,7 +28,6 @@ from zmqdist import errors
 from zmqdist.core.events import Heard, Ticked
 from zmqdist.core.worker import DISPATCHER, SPAWN_FAILURES_MAX, Worker
 from zmqdist.core.worker_events import (
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -92,7 +91,7 @@ def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(
     hear(worker, WELCOME)
     assert assign(worker, 1) == [], "its process is ending"
     assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
-    assert do(worker, SlotReady(0)) == [give((1, 1), new=True), started(1)]
+    assert do(worker, SlotReady(0)) == [give((1, 1), new=True)]
 
 
 def test_slots_that_the_worker_killed_itself_are_no_failures(worker: Worker) -> None:
@@ -129,9 +128,8 @@ def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
     [
         (Heard(DISPATCHER, Release([1, 9])), [FreeBulk(1)]),
         (Heard(DISPATCHER, CutOff([1], 0.0)), [returned(), FreeBulk(1)]),
-        (BulkLetGo(1), []),
     ],
-    ids=["released", "cut off", "fetched"],
+    ids=["released", "cut off"],
 )
 def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
     worker: Worker, event: Event, freed: list[Effect]
@@ -169,7 +167,7 @@ def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Wo
     batches(worker)
     assign(worker, 2, 3, 4)
     assert do(worker, event) == [say(Leave(0.0)), returned(4), Reclaim(0)]
-    assert do(worker, SlotReclaimed(0, 2)) == [returned(3)]
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
     assert assign(worker, 5) == [returned(5)], "which was on its way"
     assert finish(worker, 2) == [outcome(2), *GONE]
     assert worker.ended == Exit(errors.OK, "")

@@ -257,19 +257,19 @@ def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_functio
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         worker = start_worker(dispatcher.address, index=0)
         until(lambda: dispatcher.num_workers == 1)
-        fetch = coordinator._shell._fetching._fetch
+        ask = coordinator._shell._fetching.ask
         asked: list[Any] = []
 
-        def killed_first(reference: Any, wanted: bool) -> Any:
+        def killed_first(*told: Any) -> Any:
             """The result is ready and nothing of it has been copied when its worker dies."""
             if not asked:
-                asked.append(reference)
+                asked.append(told)
                 os.kill(worker.pid, signal.SIGKILL)
                 worker.ended.wait(20)
                 start_worker(dispatcher.address, index=0)
-            return fetch(reference, wanted)
+            return ask(*told)
 
-        coordinator._shell._fetching._fetch = killed_first  # type: ignore[method-assign]
+        coordinator._shell._fetching.ask = killed_first  # type: ignore[method-assign]
         value = coordinator.schedule(large, (0.0,))
         assert len(value.get(20)) == 1_000_000
         coordinator.join(20)

@@ -336,6 +336,15 @@ def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner
     assert np.array_equal(got.view(np.int64), np.arange(MIB))
 
 
+def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: Arena) -> None:
+    for count in (1, 3, 7, 20, 2, 40, 11, 64):
+        smaller = [zd.freeze(np.ones(count * MIB, np.uint8)) for _ in range(3)]
+        del smaller
+        frozen = zd.freeze(np.ones(64 * MIB, np.uint8))
+        assert all(owner.find(memoryview(frozen[start * MIB :])) is not None for start in range(64))
+        del frozen
+
+
 @pytest.mark.parametrize("bad", [[1, 2], 3.0, None, "text"], ids=repr)
 def test_only_arrays_can_be_frozen(bad: Any) -> None:
     with pytest.raises(TypeError, match="takes an array"):

@@ -107,11 +107,17 @@ class ClusterCoordinator:
                 blob = shell.functions.pickled(fn)
             except errors.InvalidArgumentError as error:
                 raise _unwrapped(error) from error.__cause__
-            with shell.lock:
-                self._wait_for_room()
-                work = next(self._works)
-                number, name = shell.functions.number(fn, blob, work)
-                return shell.enqueue(work, number, name, packed)
+            payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
+            try:
+                with shell.lock:
+                    if shell.room <= 0 or shell.closed:  # which is also so after a fork
+                        self._wait_for_room()
+                    work = next(self._works)
+                    number, name = shell.functions.number(fn, blob, work)
+                    return shell.enqueue(work, number, name, payload, bulks)
+            except BaseException:
+                shell.drop(bulks)
+                raise
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""
@@ -198,8 +204,12 @@ class ClusterCoordinator:
         """With the lock held: until the queue has room, or there is an error to raise instead."""
         shell = self._shell
         self._check_open()
-        while not shell.has_room:
-            self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room, None, None)
+        while not shell.has_room():
+            shell.crowded += 1
+            try:
+                self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room(), None, None)
+            finally:
+                shell.crowded -= 1
             self._check_open()
             if shell.failure is not None:  # also when it came together with the room
                 shell.lock.release()

@@ -1,4 +1,4 @@
-"""Fetching large results from the workers that hold them, in threads of their own.
+"""Fetching large results from the workers that hold them: at once where they are in shared memory, else in threads of their own.
 
 A holder that does not answer may be dead: then the dispatcher finds out and the work runs again, so a failed fetch is tried
 again for a while and only then called unreachable.
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist import errors, limits
-from zmqdist.dispatch.bulk import Fetcher, Reference, decode_reference
 from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.fetch import Fetcher
+from zmqdist.dispatch.references import Held, Reference, decode_reference
 
 THREADS = 2
 AGAIN_S = 0.5
@@ -22,34 +23,40 @@ PATIENCE_S = 3 * limits.LEASE_S
 
 
 class Fetching:
-    """Threads that fetch; started with the first large result.
+    """Threads that fetch; started with the first large result from another host.
 
     Args:
-      fetched: gets (work, attempt, parts), in a fetching thread; parts are empty for a result that nobody wants.
+      fetched: gets (work, attempt, parts), in a fetching thread.
       failed: gets (work, attempt, problem).
     """
 
     def __init__(
         self,
         credentials: Credentials,
+        dispatcher: str,
         fetched: Callable[[int, int, Any], None],
         failed: Callable[[int, int, str], None],
     ) -> None:
-        self._fetcher = Fetcher(credentials, "submit")
+        self._fetcher = Fetcher(credentials, "submit", dispatcher)
         self._fetched = fetched
         self._failed = failed
-        self._jobs: queue.SimpleQueue[tuple[int, int, Reference, bool] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, int, Reference] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
 
-    def ask(self, work: int, attempt: int, reference: bytes, *, wanted: bool) -> None:
-        """Fetch it; where it is not wanted, tell its holder so. From one thread."""
+    def ask(self, work: int, attempt: int, encoded: bytes) -> list[Any] | None:
+        """The parts of a result, when they are all to be had at once; else they are fetched. From one thread."""
+        reference = decode_reference(encoded)
+        parts = self._fetcher.near.attach(reference)
+        if not any(isinstance(part, Held) for part in parts):
+            return parts
         if not self._threads:
             for _ in range(THREADS):
                 thread = threading.Thread(target=self._serve, name="zmqdist-fetch", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._jobs.put((work, attempt, decode_reference(reference), wanted))
+        self._jobs.put((work, attempt, reference))
+        return None
 
     def close(self) -> None:
         """End the threads; what is under way fails."""
@@ -62,9 +69,9 @@ class Fetching:
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            work, attempt, reference, wanted = job
+            work, attempt, reference = job
             try:
-                parts = self._fetch(reference, wanted)
+                parts = self._fetch(reference)
             except errors.OpError as error:
                 if not self._closed.is_set():
                     self._failed(work, attempt, f"its result is held at {reference.address}: {error.message}")
@@ -72,14 +79,11 @@ class Fetching:
             self._fetched(work, attempt, parts)
             del job, parts
 
-    def _fetch(self, reference: Reference, wanted: bool) -> list[bytearray]:
+    def _fetch(self, reference: Reference) -> list[Any]:
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                if wanted:
-                    return self._fetcher.fetch(reference, let_go=True)
-                self._fetcher.let_go(reference)
-                return []
+                return self._fetcher.fetch(reference)
             except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
                 if time.monotonic() > until or self._closed.wait(AGAIN_S):
                     raise

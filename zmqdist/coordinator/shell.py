@@ -10,10 +10,10 @@ import os
 import secrets
 import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet, ref
 
 from zmqdist import errors
 from zmqdist.coordinator.callbacks import Callbacks
@@ -44,10 +44,11 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.dispatch.bulk import BulkStore, encode_reference
 from zmqdist.dispatch.memory import MemoryKeeper
+from zmqdist.dispatch.references import encode_reference
+from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.worker import own_host
-from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Refused
+from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Read, Refused
 from zmqdist.net.address import join as join_address
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
@@ -61,6 +62,17 @@ log = logging.getLogger("zmqdist.coordinator")
 WORKERS = frozenset({"worker"})
 FAILURES = (ERROR, LOST, UNAVAILABLE)
 
+_open: WeakSet[Shell] = WeakSet()
+
+
+def _forked() -> None:
+    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time)."""
+    for shell in _open:
+        shell.room = 0
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 class Shell:
     """One connection of one process to a dispatcher.
@@ -69,11 +81,13 @@ class Shell:
       rounds: whether the first failure is kept for `join`.
 
     Attributes (under `lock`, but for those that only grow):
-      lock, changed: held for microseconds; `changed` is notified when anything below changed and `waiting` is not 0.
+      lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
+        round has ended, or the queue may have room while somebody is `crowded`.
       unpacking: a result is unpacked once.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
       rounds_ended: how often a round has been ended.
+      room: so much can be handed in before `has_room` must be asked again, which counts.
     """
 
     def __init__(
@@ -84,7 +98,8 @@ class Shell:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.unpacking = threading.RLock()
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
+        self.room = 0
         self.failure: Callable[[], BaseException] | None = None
         self.closed = False
         self.pid = os.getpid()
@@ -92,7 +107,7 @@ class Shell:
         self._rounds = rounds
         self._refusal: bytes | None = None
         """The packed error with which the dispatcher refused us: it will not be asked again."""
-        self._values: dict[int, weakref.ref[RemoteValue]] = {}
+        self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
         self._outbox: list[tuple[int, int, bytes]] = []
         self._cancels: deque[int] = deque()
@@ -108,25 +123,38 @@ class Shell:
             raise
         self._dealer.connect()
         self._loop.start()
+        _open.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
-    def enqueue(self, work: int, number: int, name: str, packed: bytes | list[Any]) -> RemoteValue:
-        """Hand in work. With the lock held."""
-        payload = self._hold(work, packed) if isinstance(packed, list) else packed
+    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]:
+        """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
+        reference = self._store.hold(parts, shared=True)
+        return encode_reference(reference), reference.bulks
+
+    def drop(self, bulks: list[int]) -> None:
+        """What was held is not enqueued."""
+        self._store.free(bulks)
+
+    def enqueue(self, work: int, number: int, name: str, payload: bytes, bulks: list[int]) -> RemoteValue:
+        """Hand in work, which owns what was held for it. With the lock held."""
+        if bulks:
+            self._held[work] = [*self._held.get(work, ()), *bulks]
+            bulks.clear()  # they are not the caller's to drop any more
         value = RemoteValue(self, work, name)
-        self._values[work] = weakref.ref(value)
+        self._values[work] = ref(value)
         self._outbox.append((work, number, payload))
         self.scheduled += 1
+        self.room -= 1
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
         return value
 
-    @property
     def has_room(self) -> bool:
-        """Whether the queue takes one more."""
-        return self._machine.queued + len(self._outbox) < self.queue_max
+        """Whether the queue takes one more. With the lock held."""
+        self.room = self.queue_max - self._machine.queued - len(self._outbox)
+        return self.room > 0
 
     @property
     def whom_we_wait_for(self) -> str | None:
@@ -159,6 +187,7 @@ class Shell:
             pass
         self._loop.stop()
         self._fetching.close()
+        self._store.close()
         with self.lock:
             ended = [value for reference in self._values.values() if (value := reference()) is not None]
             self._values.clear()
@@ -173,10 +202,10 @@ class Shell:
         self._callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
-        """Keep what is too large for a message until the work has ended; a reference travels instead."""
-        reference = self._store.hold(parts)
-        self._held.setdefault(work, []).append(reference.bulk)
-        return encode_reference(reference)
+        """For a large function: the same, until that piece of work has ended."""
+        payload, bulks = self.held(parts)
+        self._held.setdefault(work, []).extend(bulks)
+        return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
@@ -187,10 +216,10 @@ class Shell:
         host = own_host(self.address)
         router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
         service = RpcService("coordinator")
-        self._store = BulkStore(service, WORKERS)
+        self._store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(credentials, self._fetched, self._not_fetched)
+        self._fetching = Fetching(credentials, self.address, self._fetched, self._not_fetched)
         self._machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
@@ -213,7 +242,9 @@ class Shell:
         self._handle(DispatcherUp())
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
-        if isinstance(message, Refused):
+        if isinstance(message, Read):
+            self._dealer.send(*self._store.answer(message))
+        elif isinstance(message, Refused):
             self._refused(errors.from_code(message.code, message.message))
         else:
             self._handle(Heard(DISPATCHER, message))
@@ -289,16 +320,15 @@ class Shell:
     def _settle(self, items: list[Any]) -> None:
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         with self.lock:
+            values, before = self._values, len(self._values)
             for work, kind, payload in items:
-                reference = self._values.pop(work, None)
+                reference = values.pop(work, None)
                 if reference is None:
                     continue
-                self.resolved += 1
                 if self._held and work in self._held:
-                    for bulk in self._held.pop(work):
-                        self._store.free(bulk)
+                    self._store.free(self._held.pop(work))
                 value = reference()
-                if self._rounds and kind in FAILURES and self.failure is None:
+                if kind and self._rounds and kind in FAILURES and self.failure is None:
                     self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
                 if value is None:
                     continue
@@ -306,19 +336,24 @@ class Shell:
                 if value._callbacks:
                     calls += [(fn, value) for fn in value._callbacks]
                     self._kept.discard(value)
-            if not self._values:
+            self.resolved += before - len(values)
+            if not values:
                 self._values = {}  # a dict keeps the room that it once needed
-            if self.waiting:
+            if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
                 self.changed.notify_all()
         self._memory.look(len(self._values), lambda: True)
-        self.call_back(calls)
+        if calls:
+            self.call_back(calls)
 
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
         held = self._values.get(work)
+        # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
-        self._fetching.ask(work, attempt, reference, wanted=wanted)
+        parts = self._fetching.ask(work, attempt, reference) if wanted else []
+        if parts is not None:
+            self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
     def _fetched(self, work: int, attempt: int, parts: Any) -> None:
         """In a fetching thread."""

@@ -69,7 +69,8 @@ class RemoteValue:
           Exception: what the function raised, of its own class where that can be pickled, with the remote traceback as
             its cause; a fresh copy each time. It is never WorkerLost only because a worker died once: then it ran again.
         """
-        self._wait(timeout)
+        if self._kind is None:
+            self._wait(timeout)
         if self._kind != VALUE:
             raise self._error()
         if self._value is _NOTHING:
@@ -142,9 +143,10 @@ class RemoteValue:
     def _settle(self, kind: int, payload: Any) -> None:
         self._payload = payload
         self._kind = kind
-        waiters, self._waiters = self._waiters, None
-        for waiter in waiters or ():
-            waiter.release()
+        if self._waiters is not None:
+            waiters, self._waiters = self._waiters, None
+            for waiter in waiters:
+                waiter.release()
 
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:

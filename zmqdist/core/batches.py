@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
@@ -10,18 +11,27 @@ from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
-def split(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def split(items: list[T], field: int = -1) -> Iterator[list[T]]:
     """Parts of at most BATCH_ITEMS_MAX items and about BATCH_BYTES_MAX payload bytes, in order.
 
-    The payload is the last field of an item; one that is larger than the bound alone is a part of its own. Errors and pickled
-    functions can be that large, so that few items are no proof of a small message.
+    The payload is one field of an item, mostly the last; an item whose payload alone is larger than the bound is a part of its own.
+    Errors, pickled functions and last log lines can be that large together, so that few items are no proof of a small message.
     """
+    payload_of = itemgetter(field)
+    for start in range(0, len(items), BATCH_ITEMS_MAX):
+        part = items[start : start + BATCH_ITEMS_MAX]
+        if sum(map(len, map(payload_of, part))) <= BATCH_BYTES_MAX:
+            yield part
+        else:
+            yield from _by_bytes(part, field)
+
+
+def _by_bytes(items: list[T], field: int) -> Iterator[list[T]]:
     start = size = 0
     for end, item in enumerate(items):
-        payload = len(item[-1])
-        if end > start and (size + payload > BATCH_BYTES_MAX or end - start >= BATCH_ITEMS_MAX):
+        payload = len(item[field])
+        if end > start and size + payload > BATCH_BYTES_MAX:
             yield items[start:end]
             start, size = end, 0
         size += payload
-    if start < len(items):
-        yield items[start:]
+    yield items[start:]

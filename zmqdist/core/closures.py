@@ -21,7 +21,7 @@ Not here: values and exceptions (payloads are opaque), threads that wait (zmqdis
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -179,20 +179,11 @@ class RoomMade:
 Effect: TypeAlias = Send | Resolve | ResolveLost | Fetch | RoundEnded | RoomMade
 
 
-@dataclass(slots=True, eq=False)
-class _Record:
-    """One unfinished piece of work."""
-
-    fn: int
-    payload: bytes
-    attempt: int = 0
-    starts: tuple[LostStart, ...] = ()
-    sent: bool = False
-    """It is counted among what this dispatcher was given."""
-
-
 class Closures:
-    """See the module's docstring."""
+    """See the module's docstring.
+
+    An unfinished piece of work is the tuple that travels and nothing else: a million of them have to fit, and each costs its time.
+    """
 
     def __init__(
         self, *, coordinator: int, queue_max: int, cancel_grace_s: float, lost_limit_s: float, now: float
@@ -206,8 +197,11 @@ class Closures:
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
-        self._works: dict[int, _Record] = {}
-        self._unsent: deque[int] = deque()
+        self._works: dict[int, Item] = {}
+        self._starts: dict[int, tuple[LostStart, ...]] = {}
+        """Of unfinished work that has lost some."""
+        self._unsent: dict[int, None] = {}
+        """Unfinished work that this dispatcher was not given yet; the rest is counted in `_submitted`."""
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
@@ -228,7 +222,8 @@ class Closures:
     @property
     def queued(self) -> int:
         """Pieces of work that have not left the queue, as far as is known here; never too few."""
-        return len(self._unsent) + self._submitted - max(self._left_queue, self._finished)
+        unsent = 0 if self.ending else len(self._unsent)
+        return unsent + self._submitted - max(self._left_queue, self._finished)
 
     @property
     def deadline(self) -> float | None:
@@ -240,15 +235,15 @@ class Closures:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
         match event:
-            case Heard(_, message):
-                effects = self._hear(message, now)
-            case Scheduled(items):
-                effects = self._schedule(items, now)
+            case Heard():
+                effects = self._hear(event.message, now)
+            case Scheduled():
+                effects = self._schedule(event.items, now)
             case BulkArrived(work, attempt, payload):
                 effects = self._bulk_arrived(work, attempt, payload)
             case FunctionsDefined(functions):
                 self._functions.update(functions)
-                effects = [Send(DISPATCHER, Define(functions))] if self._enlisted else []
+                effects = self._define(functions) if self._enlisted else []
             case FunctionsDropped(functions):
                 self._dropped.update(functions)
                 effects = self._forget_unused(functions)
@@ -267,35 +262,38 @@ class Closures:
                 effects = []
             case Ticked():
                 effects = self._tick(now)
-        return effects + self._submit() + self._say_room()
+        if self._unsent and self._enlisted and not self.ending:
+            effects = effects + self._submit()
+        if self._was_full or self.queued >= self._queue_max:
+            effects = effects + self._say_room()
+        return effects
 
     # -- from the user ------------------------------------------------------------------------------------------
 
     def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
         if not self._works and self._alone_since is not None:
             self._alone_since = now  # nobody missed the cluster before
+        works, uses, unsent = self._works, self._uses, self._unsent
         for work, fn, payload in items:
-            self._works[work] = _Record(fn, payload)
-            self._uses[fn] = self._uses.get(fn, 0) + 1
-            self._unsent.append(work)
+            works[work] = (work, 0, 0, fn, payload)
+            uses[fn] = uses.get(fn, 0) + 1
+            unsent[work] = None
         return []
 
     def _withdraw(self, works: list[int]) -> list[Effect]:
         known = [work for work in works if work in self._works]
         if not known:
             return []
-        unsent = set(known) & set(self._unsent) if self._enlisted else set(known)
-        if unsent:
-            self._unsent = deque(work for work in self._unsent if work not in unsent)
-        effects = self._resolve([(work, 0, CANCELLED, b"") for work in known if work in unsent])
-        sent = [work for work in known if work not in unsent]
+        sent = [work for work in known if work not in self._unsent] if self._enlisted else []
+        effects = self._resolve(
+            _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
+        )
         for start in range(0, len(sent), WITHDRAW_MAX):
             effects.append(Send(DISPATCHER, Withdraw(sent[start : start + WITHDRAW_MAX], self._cancel_grace_s)))
         return effects
 
     def _end(self) -> list[Effect]:
         self.ending = True
-        self._unsent.clear()
         if self._enlisted:
             return [self._end_generation()]
         # Without works there is nothing to wait for but processes that were lost from sight, and they stop by themselves.
@@ -305,13 +303,15 @@ class Closures:
         return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
 
     def _round_ended(self) -> list[Effect]:
-        effects = self._resolve([(work, 0, CANCELLED, b"") for work in self._works])
-        self._unsent.clear()
+        effects = self._resolve(_all(self._works, CANCELLED))
         generation = self.generation
         self.generation += 1
         self.ending = self._former = False
         self.failed = None
         return [*effects, RoundEnded(generation)]
+
+    def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
+        return [Send(DISPATCHER, Define(part)) for part in split(functions)]
 
     # -- from the dispatcher ------------------------------------------------------------------------------------
 
@@ -338,17 +338,15 @@ class Closures:
         self._enlisted = True
         self._count_workers(workers, now)
         self._submitted = self._left_queue = self._finished = 0
-        for record in self._works.values():
-            record.sent = False
+        self._unsent = dict.fromkeys(self._works)
         effects: list[Effect] = []
-        if self._functions:
-            effects += [Send(DISPATCHER, Define(list(part))) for part in split(list(self._functions.items()))]
+        effects += self._define(list(self._functions.items()))
         if self.ending:
             return [*effects, self._end_generation()]
         if self._former:
-            for record in self._works.values():
-                record.attempt = ((record.attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
-        self._unsent = deque(self._works)
+            for work, attempt, lost, fn, payload in self._works.values():
+                again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
+                self._works[work] = (work, again, lost, fn, payload)
         return effects
 
     def _resolve(self, items: list[Result]) -> list[Effect]:
@@ -356,48 +354,60 @@ class Closures:
         resolved: list[tuple[int, int, bytes]] = []
         effects: list[Effect] = []
         freed: list[int] = []
-        works, uses = self._works, self._uses
+        works, uses, unsent = self._works, self._uses, self._unsent
         for work, attempt, kind, payload in items:
-            record = works.get(work)
             if kind == BULK:
-                if record is None:
-                    effects.append(Send(DISPATCHER, Taken([(work, attempt)])))
-                else:
-                    record.attempt = attempt
-                    effects.append(Fetch(work, attempt, payload))
+                effects.append(self._bulk_reported(work, attempt, payload))
                 continue
-            if record is None:
+            item = works.pop(work, None)
+            if item is None:
                 continue
-            del works[work]
-            self._finished += record.sent
-            left = uses[record.fn] - 1
-            uses[record.fn] = left
+            fn = item[3]
+            left = uses[fn] - 1
+            uses[fn] = left
             if not left:
-                freed.append(record.fn)
-            if kind in (ERROR, UNAVAILABLE) and self.failed is None:
+                freed.append(fn)
+            if unsent and work in unsent:
+                del unsent[work]
+            else:
+                self._finished += 1
+            if kind and kind in (ERROR, UNAVAILABLE) and self.failed is None:
                 self.failed = work
             resolved.append((work, kind, payload))
+        if self._starts:
+            for work, _, _ in resolved:
+                self._starts.pop(work, None)
         if not works:
-            self._works = {}  # a dict keeps the room that it once needed
+            self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
         if resolved:
             effects.append(Resolve(resolved))
-        return effects + self._forget_unused(freed)
+        return effects + self._forget_unused(freed) if freed else effects
+
+    def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
+        item = self._works.get(work)
+        if item is None:
+            return Send(DISPATCHER, Taken([(work, attempt)]))
+        self._works[work] = (work, attempt, *item[2:])
+        return Fetch(work, attempt, reference)
 
     def _starts_lost(self, lost: StartsLost) -> list[Effect]:
         effects: list[Effect] = []
         for work, attempt, worker, exit_code, log, final in lost.items:
-            record = self._works.get(work)
-            if record is None:
+            item = self._works.get(work)
+            if item is None:
                 continue
-            record.starts = (*record.starts, LostStart(worker, attempt, exit_code, log))
+            starts = (*self._starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
+            self._starts[work] = starts
+            _, submitted, _, fn, payload = item
+            self._works[work] = (work, submitted, len(starts), fn, payload)
             if final:
-                del self._works[work]
+                del self._works[work], self._starts[work]
                 self._finished += 1
-                self._uses[record.fn] -= 1
+                self._uses[fn] -= 1
                 if self.failed is None:
                     self.failed = work
-                effects.append(ResolveLost(work, record.starts))
-                effects += self._forget_unused([record.fn])
+                effects.append(ResolveLost(work, starts))
+                effects += self._forget_unused([fn])
         return effects
 
     def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
@@ -405,8 +415,8 @@ class Closures:
         return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
 
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
-        record = self._works.get(work)
-        if record is None or record.attempt != attempt:
+        item = self._works.get(work)
+        if item is None or item[1] != attempt:
             return []  # its worker was lost in the meantime, and it runs again
         effects = self._resolve([(work, attempt, UNAVAILABLE, problem.encode())])
         return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
@@ -422,8 +432,7 @@ class Closures:
         if self._enlisted:
             effects.append(self._end_generation())
         was_ending = self.ending
-        effects += self._resolve([(work, 0, UNAVAILABLE, problem) for work in self._works])
-        self._unsent.clear()
+        effects += self._resolve(_all(self._works, UNAVAILABLE, problem))
         if was_ending:
             effects += self._round_ended()
         else:
@@ -443,18 +452,11 @@ class Closures:
 
     def _submit(self) -> list[Effect]:
         """Send what waits, in messages that are not too large."""
-        if not self._unsent or not self._enlisted or self.ending:
-            return []
-        items: list[Item] = []
-        for work in self._unsent:
-            record = self._works.get(work)
-            if record is not None:
-                record.sent = True
-                items.append((work, record.attempt, len(record.starts), record.fn, record.payload))
-        self._unsent.clear()
+        items = [self._works[work] for work in self._unsent]
+        self._unsent = {}
         self._submitted += len(items)
         self._former = True
-        return [Send(DISPATCHER, Submit(self.generation, list(part))) for part in split(items)]
+        return [Send(DISPATCHER, Submit(self.generation, part)) for part in split(items)]
 
     def _forget_unused(self, functions: list[int]) -> list[Effect]:
         gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
@@ -471,3 +473,8 @@ class Closures:
             return [RoomMade()]
         self._was_full = full
         return []
+
+
+def _all(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
+    """That these have all ended in the same way."""
+    return [(work, 0, kind, payload) for work in works]

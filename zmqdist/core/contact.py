@@ -48,8 +48,11 @@ class Contact:
 
     @property
     def deadline(self) -> float | None:
-        times = (self._beat_at, self.orphan_at, self.stop_at, self._register_at)
-        return min((time for time in times if time is not None), default=None)
+        first = self._beat_at
+        for time in (self.orphan_at, self.stop_at, self._register_at):
+            if time is not None and (first is None or time < first):
+                first = time
+        return first
 
     def came(self, incarnation: int) -> bool:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""

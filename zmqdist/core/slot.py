@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from zmqdist.messages import Leased
 
-SLOT_BATCH_MAX = 256
+SLOT_BATCH_MAX = 512
 SLOT_BATCH_S = 0.005
 """A batch for a slot should take about this long."""
 
@@ -84,6 +84,11 @@ class Slot:
         news = [item[0] for at, item in self.given if self.told < at <= position]
         self.told = max(self.told, position) if news else self.told
         return news
+
+    def unbegun(self) -> set[int]:
+        """Leases that it has not begun as far as is known; the first of what it has is running."""
+        begun = max(self.told, self.given[0][0]) if self.given else 0
+        return {item[0] for at, item in self.given if at > begun}
 
     def take_unbegun(self, position: int, now: float) -> list[Leased]:
         """It begins nothing after `position`: the newest of what it had, newest first."""

@@ -4,8 +4,10 @@ Theory of operation
     Work that was assigned waits in a queue until a slot can take it. A slot runs what it was given in order; positions count the
     items given to it. Quick work is given in batches, so that a slot is not idle while a message travels, slow work one by
     one. What a slot has not begun can be taken back (`Reclaim`; the answer says where the slot is).
-    Each start is reported with the next message, each outcome at the end of the event in which it is known. Careful work is
-    reported and the report's arrival awaited (the dispatcher echoes a Beat) before it starts.
+    Each outcome is reported at the end of the event in which it is known. A start is reported together with the next outcomes, or
+    when a look at the slot has seen it: most work is over before its start would be worth a message, and whoever is lost with work
+    whose start is not known makes it careful. Careful work is reported and the report's arrival awaited (the dispatcher echoes a
+    Beat) before it starts.
     Contact is the connection to the dispatcher. When it is lost, work goes on for half a lease; then everything is stopped, so
     that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
     what this worker has: it is stopped before the worker registers there.
@@ -34,7 +36,6 @@ from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.slot import Slot
 from zmqdist.core.worker_events import (
     NOT_RUN,
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -106,7 +107,9 @@ class Worker:
         self.leaving = False
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
-        self._queue: deque[tuple[Leased, bool]] = deque()
+        self._queue: deque[Leased] = deque()
+        self._care: set[int] = set()
+        """Leases in the queue that are careful work."""
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -122,13 +125,17 @@ class Worker:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self.ended is not None:
             return None
-        times = [self._contact.deadline, self._leave_at]
+        first = self._contact.deadline
+        if self._leave_at is not None and (first is None or self._leave_at < first):
+            first = self._leave_at
         for slot in self._slots:
-            if self.can_kill:
-                times.append(slot.kill_at)
-            if self._could_balance(slot):
-                times.append(slot.heard_at + STUCK_S)
-        return min((t for t in times if t is not None), default=None)
+            kill_at = slot.kill_at if slot.cut and self.can_kill else None
+            if kill_at is not None and (first is None or kill_at < first):
+                first = kill_at
+            if len(slot.given) > 1 and self._could_balance(slot):
+                stuck_at = slot.heard_at + STUCK_S
+                first = stuck_at if first is None else min(first, stuck_at)
+        return first
 
     @property
     def registered(self) -> bool:
@@ -163,16 +170,21 @@ class Worker:
             return []
         effects = self._apply(event, now)
         if self.ended is None:
-            effects += self._fill(now) + self._balance(now) + self._report()
-        return effects + self._leave_if_done()
+            if self._queue:
+                effects += self._fill(now)
+            if len(self._slots) > 1:
+                effects += self._balance(now)
+            if self._outcomes or self._started:
+                effects += self._report()
+        return effects + self._leave_if_done() if self.leaving else effects
 
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Heard(_, message):
+            case Heard():
                 self._contact.heard_at = now
-                return self._hear(message, now)
-            case SlotFinished(index, outcomes):
-                return self._finished(self._slots[index], outcomes, now)
+                return self._hear(event.message, now)
+            case SlotFinished():
+                return self._finished(self._slots[event.slot], event.outcomes, now)
             case SlotSeen(index, position):
                 self._started += self._slots[index].begun(position)
                 return []
@@ -191,9 +203,6 @@ class Worker:
                 return []
             case LeaveAsked(grace_s):
                 return self._leave(grace_s, now)
-            case BulkLetGo(lease):
-                self._bulk.pop(lease, None)
-                return []
             case Ticked():
                 return self._tick(now)
 
@@ -204,7 +213,9 @@ class Worker:
             case Assign(functions, items, careful):
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
-                self._queue.extend((item, careful) for item in items)
+                self._queue.extend(items)
+                if careful:
+                    self._care.update(item[0] for item in items)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s):
                 self.index = index
@@ -238,7 +249,7 @@ class Worker:
         return effects + self._register()
 
     def _register(self) -> list[Effect]:
-        held = [item[0] for item, _ in self._queue]
+        held = [item[0] for item in self._queue]
         held += [lease for slot in self._slots if not slot.orphan for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
@@ -285,6 +296,7 @@ class Worker:
         """Drop everything: nobody will take the outcomes, and nothing may go on running."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
         self._queue.clear()
+        self._care.clear()
         self._outcomes.clear()
         self._started.clear()
         self._bulk.clear()
@@ -332,22 +344,24 @@ class Worker:
         return [*effects, self.ended]
 
     def _return_queue(self) -> list[Effect]:
-        leases = [item[0] for item, _ in self._queue]
+        leases = [item[0] for item in self._queue]
         self._queue.clear()
+        self._care.clear()
         return self._returned(leases)
 
     def _returned(self, leases: list[int]) -> list[Effect]:
         return [Send(DISPATCHER, Returned(leases))] if leases and self.registered else []
 
     def _take_back(self, wanted: set[int]) -> list[Effect]:
-        back = [item[0] for item, _ in self._queue if item[0] in wanted]
+        back = [item[0] for item in self._queue if item[0] in wanted]
         if back:
             taken = set(back)
-            self._queue = deque(entry for entry in self._queue if entry[0][0] not in taken)
+            self._queue = deque(item for item in self._queue if item[0] not in taken)
+            self._care -= taken
             wanted -= taken
         effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
-            unbegun = wanted & {item[0] for position, item in slot.given if position > slot.told}
+            unbegun = wanted & slot.unbegun()
             if unbegun:
                 slot.wanted_back |= unbegun
                 effects.append(self._reclaim(slot))
@@ -379,7 +393,7 @@ class Worker:
                 break
             if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
                 continue
-            if self._queue[0][1]:
+            if self._care and self._queue[0][0] in self._care:
                 effects += self._give_careful(slot, now)
             elif len(slot.given) <= slot.batch // 2:
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
@@ -388,7 +402,7 @@ class Worker:
     def _give_careful(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
             return []
-        lease = self._queue[0][0][0]
+        lease = self._queue[0][0]
         if self._careful is None or self._careful[0] != lease:
             if not self.registered:
                 return []
@@ -398,25 +412,30 @@ class Worker:
         if self._contact.beats_echoed < self._careful[1]:
             return []
         self._careful = None
+        self._care.discard(lease)
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
+        """The next of the queue, up to the next careful one. This is done for each piece of work: it has to be quick."""
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
-        while self._queue and len(items) < count and (not self._queue[0][1] or not items):
-            item, careful = self._queue.popleft()
-            _, coordinator, _, fn, payload = item
-            if (coordinator, fn) not in slot.known:
-                slot.known.add((coordinator, fn))
-                functions.append((coordinator, fn, self._functions[coordinator, fn]))
-            slot.position += 1
-            slot.given.append((slot.position, item))
-            items.append((slot.position, coordinator, fn, payload))
-            if careful:
+        queue, care, given, known, position = self._queue, self._care, slot.given, slot.known, slot.position
+        for _ in range(min(count, len(queue))):
+            if care and queue[0][0] in care:
                 break
+            item = queue.popleft()
+            _, coordinator, _, fn, payload = item
+            key = (coordinator, fn)
+            if key not in known:
+                known.add(key)
+                functions.append((coordinator, fn, self._functions[key]))
+            position += 1
+            given.append((position, item))
+            items.append((position, coordinator, fn, payload))
+        slot.position = position
         slot.took(len(items), now, was_idle=was_idle)
-        if was_idle:
+        if was_idle and (self._outcomes or not self.can_kill):  # it goes with these; and nobody looks at threads
             self._started += slot.begun()
         return Give(slot.index, functions, items)
 
@@ -424,25 +443,27 @@ class Worker:
         count = 0
         leftover: list[int] = []
         effects: list[Effect] = []
+        given, ended, asked_back = slot.given, self._outcomes, bool(slot.cut or slot.wanted_back)
         for position, kind, payload in outcomes:
-            if not slot.given or slot.given[0][0] != position:
+            if not given or given[0][0] != position:
                 continue  # of before it was abandoned
-            item = slot.given.popleft()[1]
+            item = given.popleft()[1]
             lease = item[0]
             if kind == NOT_RUN:
                 effects += self._unbegun(slot, item)
                 continue
             count += 1
-            slot.cut.pop(lease, None)
-            slot.wanted_back.discard(lease)
+            if asked_back:
+                slot.cut.pop(lease, None)
+                slot.wanted_back.discard(lease)
             if slot.orphan:
                 slot.orphan = False
                 leftover.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
-            self._outcomes.append((lease, kind, payload))
+            ended.append((lease, kind, payload))
             if kind == BULK:
-                self._bulk[lease] = self._outcomes[-1]
+                self._bulk[lease] = ended[-1]
         slot.heard_at = now
         if count:
             slot.tune(now, several=self.can_kill)
@@ -453,7 +474,7 @@ class Worker:
         """A slot was about to begin this when it was told not to."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
-        self._queue.appendleft((item, False))
+        self._queue.appendleft(item)
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
@@ -473,7 +494,7 @@ class Worker:
             if self._goes_back(slot, item[0]):
                 back.append(item[0])
             else:
-                self._queue.appendleft((item, False))
+                self._queue.appendleft(item)
         slot.wanted_back.clear()
         self._started += slot.begun(position)
         effects = self._returned(back)
@@ -508,7 +529,7 @@ class Worker:
             else:
                 again.append(item)
         for item in reversed(again):
-            self._queue.appendleft((item, False))
+            self._queue.appendleft(item)
         effects += self._returned(back)
         self._slots[event.slot] = Slot(event.slot)
         return effects if self.leaving and not self._queue else [*effects, Spawn(event.slot)]
@@ -545,6 +566,6 @@ class Worker:
             return [Send(DISPATCHER, Done([], started))]
         effects: list[Effect] = []
         for part in split(outcomes):
-            effects.append(Send(DISPATCHER, Done(list(part), started)))
+            effects.append(Send(DISPATCHER, Done(part, started)))
             started = []
         return effects

@@ -71,13 +71,6 @@ class LeaveAsked:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class BulkLetGo:
-    """The coordinator has fetched the bulk result of a lease."""
-
-    lease: int
-
-
 Event: TypeAlias = (
     DispatcherUp
     | DispatcherDown
@@ -88,7 +81,6 @@ Event: TypeAlias = (
     | SlotReclaimed
     | SlotDied
     | LeaveAsked
-    | BulkLetGo
     | Ticked
 )
 

@@ -6,12 +6,18 @@ that user code does gets out of here as an exception.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-from zmqdist.dispatch.bulk import Fetcher, decode_reference, is_reference
+from zmqdist.dispatch.references import Reference, decode_reference, is_reference
 from zmqdist.errors import InternalError, UnknownError
 from zmqdist.messages import BULK, ERROR, VALUE
 from zmqdist.wire import trusted
+
+
+class Fetches(Protocol):
+    """Whatever gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
+
+    def fetch(self, reference: Reference) -> list[Any]: ...
 
 
 class Functions:
@@ -20,7 +26,7 @@ class Functions:
     A function is unpickled at first use, so that a failure to do so is the error of the work that uses it.
     """
 
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(self, fetcher: Fetches) -> None:
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
         self._loaded: dict[tuple[int, int], Any] = {}
@@ -43,13 +49,15 @@ class Functions:
             if pickled is None:
                 raise InternalError(None, None, f"function {fn} was not sent to this worker")
             if is_reference(pickled):
-                (pickled,) = self.fetched(pickled)
-            loaded = self._loaded[key] = trusted.unpack(pickled)
+                loaded = trusted.unpack_parts(self.fetched(pickled))
+            else:
+                loaded = trusted.unpack(pickled)
+            self._loaded[key] = loaded
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
         """The parts that a reference stands for; they stay with their holder, other attempts may want them, too."""
-        return list(self._fetcher.fetch(decode_reference(payload), let_go=False))
+        return self._fetcher.fetch(decode_reference(payload))
 
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:

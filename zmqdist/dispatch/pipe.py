@@ -16,11 +16,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from zmqdist.net.arena import Handle, Offer
 from zmqdist.net.loop import Loop
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 RECEIVE_BYTES = 256 * 1024
+"""Taken at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
 SENDMSG_PARTS_MAX = 64
 
 
@@ -33,19 +35,29 @@ class Work(msgspec.Struct, array_like=True, tag=1, gc=False):
 
 
 class Report(msgspec.Struct, array_like=True, tag=2, gc=False):
-    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, and its parts follow."""
+    """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, with its parts.
+
+    Each part is a handle in the slot's shared memory, or a number of bytes, which follow.
+    """
 
     outcomes: list[tuple[int, int, bytes]]
-    sizes: list[int] = []
+    parts: list[int | Handle] = []
 
 
 class Ready(msgspec.Struct, array_like=True, tag=3, gc=False):
-    """From a slot: it has started."""
+    """From a slot: it has started, and this is how its shared memory is found."""
 
     pid: int
+    memory: Offer | None = None
 
 
-PipeMessage: TypeAlias = Work | Report | Ready
+class Welcome(msgspec.Struct, array_like=True, tag=4, gc=False):
+    """To a slot, first of all: the address of its worker."""
+
+    worker: str
+
+
+PipeMessage: TypeAlias = Work | Report | Ready | Welcome
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[PipeMessage] = msgspec.msgpack.Decoder(PipeMessage)
@@ -63,6 +75,7 @@ class BlockingPipe:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = bytearray()
+        self._room = memoryview(bytearray(RECEIVE_BYTES))
 
     def send(self, message: PipeMessage, parts: Sequence[Buffer] = ()) -> None:
         """Send all of it. Raises OSError when the worker is gone."""
@@ -80,12 +93,12 @@ class BlockingPipe:
                     del self._buffer[: 4 + length]
                     return _DECODER.decode(head)
             try:
-                data = self._socket.recv(RECEIVE_BYTES)
+                count = self._socket.recv_into(self._room)
             except OSError:
                 return None
-            if not data:
+            if not count:
                 return None
-            self._buffer += data
+            self._buffer += self._room[:count]
 
 
 class LoopPipe:
@@ -94,7 +107,7 @@ class LoopPipe:
     The slot's end is not told here: the template sees the process end.
 
     Args:
-      on_message: gets a message and its parts, which are its own.
+      on_message: gets a message and those of its parts that came as bytes, which are its own.
     """
 
     def __init__(
@@ -107,13 +120,14 @@ class LoopPipe:
         self._loop = loop
         self._socket = sock
         self._on_message = on_message
+        self._room = memoryview(bytearray(RECEIVE_BYTES))
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
         self._report: Report | None = None
         self._parts: list[bytearray] = []
         self._filled = 0
         self._offset = 0
-        self._closed = False
+        self._closed = self._clogged = False
         loop.add_fd(sock.fileno(), self._read, self._write)
 
     def send(self, message: PipeMessage) -> None:
@@ -137,7 +151,7 @@ class LoopPipe:
             try:
                 sent = self._socket.send(out[0])
             except BlockingIOError:
-                self._loop.watch_writable(self._socket.fileno(), True)
+                self._watch(True)
                 return
             except OSError:  # the slot is gone: its end comes through _read
                 out.clear()
@@ -146,8 +160,14 @@ class LoopPipe:
                 out.popleft()
             else:
                 out[0] = out[0][sent:]
-        if not self._closed:
-            self._loop.watch_writable(self._socket.fileno(), False)
+        if self._clogged:
+            self._watch(False)
+
+    def _watch(self, clogged: bool) -> None:
+        """Most messages leave at once, and then the loop need not be told anything."""
+        if clogged != self._clogged and not self._closed:
+            self._clogged = clogged
+            self._loop.watch_writable(self._socket.fileno(), clogged)
 
     def drain(self) -> None:
         """The slot has ended: take what it still said."""
@@ -156,29 +176,29 @@ class LoopPipe:
 
     def _read(self) -> None:
         for _ in range(16):  # then the others have their turn
-            if not self._read_some():
-                return
+            count = self._read_some()
+            if not count or (count < RECEIVE_BYTES and self._report is None):
+                return  # that was all
 
-    def _read_some(self) -> bool:
+    def _read_some(self) -> int:
+        """Bytes that were read; 0 where there are none, or none will come."""
         if self._closed:
-            return False
+            return 0
         try:
-            more = self._read_parts() if self._report is not None else self._read_heads()
+            count = self._read_heads() if self._report is None else self._read_parts()
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
-            more = False
-        if not more:
+            count = 0
+        if not count:
             self.close()
-        return more
+        return count
 
-    def _read_heads(self) -> bool:
-        data = self._socket.recv(RECEIVE_BYTES)
-        if not data:
-            return False
-        self._in += data
+    def _read_heads(self) -> int:
+        count = self._socket.recv_into(self._room)
+        self._in += self._room[:count]
         self._parse()
-        return True
+        return count
 
     def _parse(self) -> None:
         buffer = self._in
@@ -188,7 +208,7 @@ class LoopPipe:
                 return
             message = _DECODER.decode(bytes(buffer[4 : 4 + length]))
             del buffer[: 4 + length]
-            if isinstance(message, Report) and message.sizes:
+            if isinstance(message, Report) and any(type(part) is int for part in message.parts):
                 self._begin_parts(message)
             else:
                 self._on_message(message, [])
@@ -196,7 +216,7 @@ class LoopPipe:
     def _begin_parts(self, report: Report) -> None:
         """Parts are read straight into their own memory; what came with the head already is taken over."""
         self._report = report
-        self._parts = [bytearray(size) for size in report.sizes]
+        self._parts = [bytearray(part) for part in report.parts if isinstance(part, int)]
         self._filled = 0
         early = self._in
         self._in = bytearray()
@@ -212,11 +232,9 @@ class LoopPipe:
         rest = bytes(view)
         self._end_parts(rest)
 
-    def _read_parts(self) -> bool:
+    def _read_parts(self) -> int:
         part = self._parts[self._filled]
         count = self._socket.recv_into(memoryview(part)[self._offset :])
-        if not count:
-            return False
         self._offset += count
         while self._offset == len(self._parts[self._filled]):
             self._filled += 1
@@ -224,7 +242,7 @@ class LoopPipe:
             if self._filled == len(self._parts):
                 self._end_parts(b"")
                 break
-        return True
+        return count
 
     def _end_parts(self, rest: bytes) -> None:
         report, parts = self._report, self._parts

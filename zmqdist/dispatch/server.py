@@ -19,7 +19,10 @@ from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.core.membership import Member
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.fetch import RELAY
 from zmqdist.dispatch.memory import MemoryKeeper
+from zmqdist.dispatch.processes import is_alive
+from zmqdist.dispatch.relay import Relay
 from zmqdist.messages import (
     Beat,
     Define,
@@ -185,7 +188,10 @@ class DispatchServer:
                 router.on(kind, self._heard, frozenset(roles))
         router.on(Goodbye, self._heard)
         router.on_gone.append(self._gone)
-        self._service().attach(router, loop, self._incarnation)
+        self._relay = Relay(loop, router, self._broker.holder)
+        service = self._service()
+        service.attach(router, loop, self._incarnation)
+        loop.on_stop(lambda: service.stop(0.0))
         self._loop = loop
         loop.start()
 
@@ -203,7 +209,7 @@ class DispatchServer:
         """When a process is killed its connections go first; that it has ended is seen a little later."""
         if self._broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
             return  # lost, or back
-        if not _is_alive(member.pid):
+        if not is_alive(member.pid):
             self._handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
             return
         assert self._loop is not None
@@ -235,6 +241,7 @@ class DispatchServer:
         service.register("status", self._status, inline=True)
         service.register("shutdown", self._shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("drain", self._drain, inline=True, roles=frozenset({"submit"}))
+        service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
 
@@ -293,12 +300,3 @@ class DispatchServer:
 def _row(row: Any) -> dict[str, Any]:
     """The figures of a row but for its clock times, which mean nothing in another process."""
     return {key: value for key, value in asdict(row).items() if not key.endswith("_at")}
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process of this host runs; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
-    except OSError:
-        return False

@@ -26,60 +26,86 @@ from typing import Any
 
 from zmqdist.core.worker_events import NOT_RUN
 from zmqdist.dispatch import running
-from zmqdist.dispatch.bulk import Fetcher
 from zmqdist.dispatch.call import Functions, run
 from zmqdist.dispatch.credentials import Credentials
-from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Work
+from zmqdist.dispatch.fetch import Clients
+from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Welcome, Work
+from zmqdist.dispatch.pulled import SlotFetcher
+from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK
+from zmqdist.net.arena import Arena, Handle, this_arena
 
 POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
 PAGE_BYTES = 4096
 
+_forked: list[bool] = []
+"""Not empty in a process that a function has forked off its slot."""
+
 FLUSH_S = 0.002
-FLUSH_ITEMS = 64
+FLUSH_ITEMS = 256
 
 
 class _Reporter:
-    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function."""
+    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function.
+
+    Attributes:
+      outcomes: only the main thread appends, without a lock; whoever flushes takes from the front.
+    """
 
     def __init__(self, pipe: BlockingPipe) -> None:
+        self.outcomes: list[tuple[int, int, bytes]] = []
         self._pipe = pipe
+        self._arena = this_arena()
         self._lock = threading.Lock()
-        self._outcomes: list[tuple[int, int, bytes]] = []
+        self._in_batch = False
         self._busy = threading.Event()
         self._helper: threading.Thread | None = None
 
-    def add(self, outcome: tuple[int, int, bytes]) -> int:
-        with self._lock:
-            self._outcomes.append(outcome)
-            return len(self._outcomes)
-
     def flush(self) -> None:
         with self._lock:
-            if self._outcomes:
-                outcomes, self._outcomes = self._outcomes, []
+            outcomes = self.outcomes[:]
+            if outcomes:
+                del self.outcomes[: len(outcomes)]
                 self._pipe.send(Report(outcomes))
 
+    @property
+    def arena(self) -> Arena | None:
+        return self._arena
+
     def bulk(self, position: int, parts: list[Any]) -> None:
+        """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
         self.flush()
-        sizes = [memoryview(part).nbytes for part in parts]
+        told = [self._lend(part) or memoryview(part).nbytes for part in parts]
+        piped = [part for part, way in zip(parts, told, strict=True) if isinstance(way, int)]
         with self._lock:
-            self._pipe.send(Report([(position, BULK, b"")], sizes), parts)
+            self._pipe.send(Report([(position, BULK, b"")], told), piped)
+
+    def _lend(self, part: Any) -> Handle | None:
+        if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
+            return None
+        block = self._arena.find(part) or self._arena.snapshot(part)
+        return None if block is None else block.lend()
 
     def begin(self) -> None:
         """A batch of more than one begins: from now on outcomes must not wait for the function after them."""
         if self._helper is None:
             self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
             self._helper.start()
-        self._busy.set()
+        self._in_batch = True
+        if not self._busy.is_set():
+            self._busy.set()
 
     def end(self) -> None:
-        self._busy.clear()
+        self._in_batch = False
         self.flush()
 
     def _help(self) -> None:
+        """It is woken by the first of several batches, not by each."""
         while self._busy.wait():
             time.sleep(FLUSH_S)
+            self._busy.clear()
+            if self._in_batch:  # looked at after `clear`: a batch that begins in between sets it again
+                self._busy.set()
             try:
                 self.flush()
             except OSError:
@@ -91,11 +117,14 @@ def main(sock: socket.socket, page: mmap.mmap) -> None:
     _settle_in()
     cells = memoryview(page).cast("Q")
     pipe = BlockingPipe(sock)
-    functions = Functions(Fetcher(Credentials.of_environment(), "worker"))
     reporter = _Reporter(pipe)
     running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0)
     try:
-        pipe.send(Ready(os.getpid()))
+        pipe.send(Ready(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
+        welcome = pipe.receive()
+        if not isinstance(welcome, Welcome):
+            return
+        functions = Functions(SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker))
         while (message := pipe.receive()) is not None:
             assert isinstance(message, Work)
             functions.define(message.functions)
@@ -116,23 +145,22 @@ def _run_batch(
 ) -> None:
     if len(items) > 1:
         reporter.begin()
-    slot_pid = os.getpid()
-    flushed_at = time.monotonic()
+    outcomes = reporter.outcomes
+    flush_at = time.monotonic() + FLUSH_S
     for position, coordinator, fn, payload in items:
         if not _claim(position, cells):
-            reporter.add((position, NOT_RUN, b""))
+            outcomes.append((position, NOT_RUN, b""))
             continue
         kind, result = run(functions, coordinator, fn, payload)
-        if os.getpid() != slot_pid:
+        if _forked:
             os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
         if kind == BULK:
             reporter.bulk(position, result)
             continue
-        count = reporter.add((position, kind, result))
-        now = time.monotonic()
-        if count >= FLUSH_ITEMS or now - flushed_at > FLUSH_S:
+        outcomes.append((position, kind, result))
+        if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:
             reporter.flush()
-            flushed_at = now
+            flush_at = time.monotonic() + FLUSH_S
     reporter.end()
 
 
@@ -149,6 +177,7 @@ def _claim(position: int, cells: memoryview) -> bool:
 
 def _settle_in() -> None:
     """What a forked child needs before user code runs in it."""
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it

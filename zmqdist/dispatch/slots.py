@@ -17,6 +17,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from zmqdist.core.worker_events import (
     ForgetFunctions,
     Give,
@@ -26,12 +29,17 @@ from zmqdist.core.worker_events import (
     SlotReclaimed,
     SlotSeen,
 )
-from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Work
+from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
+from zmqdist.dispatch.processes import is_alive
 from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES, POSITION
 from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
-from zmqdist.errors import ResourceExhaustedError
+from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
+from zmqdist.messages import ERROR
+from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
+from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.net.loop import Loop
+from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.dispatch")
 
@@ -58,13 +66,15 @@ class ProcessSlots:
     Args:
       feed: gets what happens to the slots.
       hold: keeps the parts of a bulk result and gives a reference to them.
+      address: of this worker, for its slots.
       template: what they are forked from; ended with them.
     """
 
     can_kill = True
 
-    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, template: TemplateProcess) -> None:
+    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, template: TemplateProcess) -> None:
         self._loop = loop
+        self.address = address
         self._feed = feed
         self._hold = hold
         self._unasked: deque[_SlotProcess] = deque()
@@ -212,12 +222,18 @@ class ProcessSlots:
 
     def finished(self, process: _SlotProcess, message: PipeMessage, parts: list[bytearray]) -> None:
         if isinstance(message, Ready):
+            process.arena = None if message.memory is None else open_peer(message.memory)
             self._feed(SlotReady(process.slot))
         elif isinstance(message, Report):
             outcomes = message.outcomes
-            if parts:
+            if message.parts:
                 ((position, kind, _),) = outcomes
-                outcomes = [(position, kind, self._hold(parts))]
+                try:
+                    outcomes = [(position, kind, self._hold(process.taken_over(message, parts)))]
+                except OpError as error:
+                    if not is_alive(process.pid):
+                        return  # with its memory; its end is about to be told
+                    outcomes = [(position, ERROR, trusted.pack_error(error))]
             process.finished_to = outcomes[-1][0]
             self._feed(SlotFinished(process.slot, outcomes))
 
@@ -279,6 +295,7 @@ class _SlotProcess:
         self.given_to = 0
         self.finished_to = 0
         self.seen_at = 0
+        self.arena: PeerArena | None = None
         self._loop = owner._loop
         ours, self._their_pipe = socket.socketpair()
         self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
@@ -292,6 +309,21 @@ class _SlotProcess:
         self._closed = False
         self.pipe = LoopPipe(self._loop, ours, lambda message, parts: owner.finished(self, message, parts))
         self._loop.add_fd(self._errors, self._read_errors)
+        self.pipe.send(Welcome(owner.address))
+
+    def taken_over(self, report: Report, piped: list[bytearray]) -> list[Any]:
+        """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""
+        came = iter(piped)
+        return [next(came) if isinstance(part, int) else self._adopt(part) for part in report.parts]
+
+    def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
+        arena = this_arena()
+        if arena is None or self.arena is None:
+            raise UnavailableError(None, None, f"shared memory of slot process {self.pid} cannot be opened here")
+        if handle[-1] == FROZEN:
+            return self.arena.attach(handle)
+        fd, lease = self.arena.adopt(handle)
+        return arena.adopt(fd, handle[2], handle[3], handle[4], lease)
 
     @property
     def theirs(self) -> list[int]:

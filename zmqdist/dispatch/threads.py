@@ -12,8 +12,7 @@ from typing import Any
 
 from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
 from zmqdist.dispatch import running
-from zmqdist.dispatch.bulk import Fetcher
-from zmqdist.dispatch.call import Functions, run
+from zmqdist.dispatch.call import Fetches, Functions, run
 from zmqdist.dispatch.slots import Bulk, Feed
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.messages import BULK
@@ -25,7 +24,7 @@ class ThreadSlots:
 
     can_kill = False
 
-    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetcher) -> None:
+    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches) -> None:
         self._loop = loop
         self._feed = feed
         self._hold = hold

@@ -16,7 +16,6 @@ from zmqdist import errors, limits
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.worker import DISPATCHER, Worker
 from zmqdist.core.worker_events import (
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -32,13 +31,16 @@ from zmqdist.core.worker_events import (
     SlotFinished,
     Spawn,
 )
-from zmqdist.dispatch.bulk import BulkStore, Fetcher, Reference, decode_reference, encode_reference
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.dispatch.credentials import Credentials
+from zmqdist.dispatch.fetch import Fetcher
+from zmqdist.dispatch.pulled import PULL, Pulled
+from zmqdist.dispatch.references import decode_reference, encode_reference
 from zmqdist.dispatch.slots import ProcessSlots, check_descriptors
+from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.template import TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
-from zmqdist.messages import BULK, Message
+from zmqdist.messages import BULK, Message, Read
 from zmqdist.net.address import join, split
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
@@ -48,7 +50,8 @@ from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.dispatch")
 
-SUBMITTERS = frozenset({"submit"})
+READERS = frozenset({"submit", "worker"})
+SLOTS = frozenset({"worker"})
 FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
 
 
@@ -84,7 +87,7 @@ class WorkerServer:
         self._machine: Worker | None = None
         self._loop: Loop | None = None
         self._address = ""
-        self._bulk_leases: dict[int, int] = {}
+        self._bulk_leases: dict[int, list[int]] = {}
         if start:
             self.start()
 
@@ -174,17 +177,20 @@ class WorkerServer:
         try:
             router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
             service = RpcService("worker")
-            self._store = BulkStore(service, SUBMITTERS, self._let_go)
+            self._store = BulkStore(service, READERS, incarnation)
+            self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
+            self._pulled = Pulled(self._store, self._fetcher)
+            service.register(PULL, self._pulled.pull, roles=SLOTS)
             service.attach(router, loop, incarnation)
+            loop.on_stop(lambda: service.stop(0.0))
             self._address = self._store.address = router.bind(join(host, config.port))
-            self._fetcher = Fetcher(credentials, "worker")
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:
                 check_descriptors(config.slots)
                 template = self._template or start_template(credentials.environment())
-                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, template)
+                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self._address, template)
             else:
-                self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._fetcher)
+                self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._pulled)
             self._machine = Worker(
                 incarnation=incarnation,
                 job=config.job,
@@ -224,6 +230,9 @@ class WorkerServer:
         self._handle(DispatcherUp(hello.incarnation))
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Read):
+            self._dealer.send(*self._store.answer(message))
+            return
         self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
@@ -236,6 +245,8 @@ class WorkerServer:
         if isinstance(event, SlotFinished):
             self._note_bulk(event)
         self._perform(machine.handle(event, self._loop_now()))
+        if not machine.running:
+            self._pulled.drop()
         if machine.registered and not self._registered.is_set():
             self._registered.set()
             self._slots.watch(machine.lease_s / 2)
@@ -275,7 +286,7 @@ class WorkerServer:
     # -- bulk results -------------------------------------------------------------------------------------------
 
     def _hold(self, parts: list[Any]) -> bytes:
-        return encode_reference(self._store.hold(parts))
+        return encode_reference(self._store.hold(parts, shared=False))
 
     def _note_bulk(self, event: SlotFinished) -> None:
         """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""
@@ -283,23 +294,15 @@ class WorkerServer:
         for position, kind, payload in event.outcomes:
             if kind != BULK:
                 continue
-            reference: Reference = decode_reference(payload)
+            reference = decode_reference(payload)
             lease = self._machine.lease_at(event.slot, position)
             if lease is None:
-                self._store.free(reference.bulk)
+                self._store.free(reference.bulks)
             else:
-                self._bulk_leases[lease] = reference.bulk
+                self._bulk_leases[lease] = reference.bulks
 
     def _free(self, lease: int) -> None:
-        bulk = self._bulk_leases.pop(lease, None)
-        if bulk is not None:
-            self._store.free(bulk)
-
-    def _let_go(self, bulk: int) -> None:
-        for lease, held in list(self._bulk_leases.items()):
-            if held == bulk:
-                del self._bulk_leases[lease]
-                self._handle(BulkLetGo(lease))
+        self._store.free(self._bulk_leases.pop(lease, ()))
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -314,6 +317,7 @@ class WorkerServer:
         self._dealer.close(linger_s=0.5)
         self._slots.close()
         self._fetcher.close()
+        self._store.close()
         self._registered.set()
         self._stopped.set()
 

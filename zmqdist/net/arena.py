@@ -39,6 +39,7 @@ import itertools
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections import OrderedDict, deque
 from threading import RLock
@@ -65,6 +66,10 @@ Offer: TypeAlias = tuple[int, int, int]
 """(pid, descriptor of the table, its inode)."""
 
 NONCE_CELL: Final = 0
+SWEEP_S: Final = 1.0
+"""So often at most it is looked for receivers that were killed, when more memory is wanted;"""
+SWEEP_FULL_S: Final = 0.01
+"""and so often when the pool is full."""
 
 
 class Segment:
@@ -124,6 +129,8 @@ class Block:
 
     def array(self) -> NDArray[np.uint8]:
         """The bytes, as memory of this process; they live as long as the array."""
+        if isinstance(self.upstream, Frozen):
+            return self.upstream.array()[self.offset : self.offset + self.nbytes]
         return _Kept(self).array()
 
     @property
@@ -166,23 +173,27 @@ class _FrozenMemories:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._by_start: dict[int, weakref.ref[Frozen]] = {}
+        self._lock = RLock()
 
     def add(self, frozen: Frozen) -> None:
         start = frozen.mapping.address
-        if start not in self._by_start:
-            bisect.insort(self._starts, start)
-        self._by_start[start] = weakref.ref(frozen)
+        with self._lock:
+            if start not in self._by_start:
+                bisect.insort(self._starts, start)
+            self._by_start[start] = weakref.ref(frozen)
 
     def find(self, address: int, nbytes: int) -> tuple[Frozen, int] | None:
         """The frozen memory that has these bytes, and where in it."""
-        index = bisect.bisect_right(self._starts, address) - 1
-        if index < 0:
-            return None
-        start = self._starts[index]
-        frozen = self._by_start[start]()
-        if frozen is None:
-            del self._starts[index], self._by_start[start]
-            return None
+        with self._lock:
+            frozen = None
+            while frozen is None:  # one that has been collected may have stood where a part of this one is now
+                index = bisect.bisect_right(self._starts, address) - 1
+                if index < 0:
+                    return None
+                start = self._starts[index]
+                frozen = self._by_start[start]()
+                if frozen is None:
+                    del self._starts[index], self._by_start[start]
         return (frozen, address - start) if address + nbytes <= start + frozen.mapping.nbytes else None
 
 
@@ -202,9 +213,7 @@ class Arena:
         self.bytes_max = bytes_max
         self.pid = os.getpid()
         self._table_fd = make_memfd(8 * ARENA_CELLS)
-        self._table = Mapping(self._table_fd, 8 * ARENA_CELLS)
-        self._table_array = Exporter(self._table.address, 8 * ARENA_CELLS, writable=True).array()
-        self._cells = memoryview(self._table_array).cast("q")  # type: ignore[arg-type]
+        self._cells = memoryview(Mapping(self._table_fd, 8 * ARENA_CELLS).array()).cast("q")  # type: ignore[arg-type]
         self.nonce = self._cells[NONCE_CELL] = secrets.randbits(62) | 1
         self.offer: Offer = (self.pid, self._table_fd, os.fstat(self._table_fd).st_ino)
         self._free_cells = list(range(ARENA_CELLS - 1, NONCE_CELL, -1))
@@ -221,6 +230,8 @@ class Arena:
         self._arrays: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._lock = RLock()
         self._complained = False
+        self._rest = 0
+        self._swept_at = -SWEEP_S
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -229,12 +240,7 @@ class Arena:
         with self._lock:
             size = _capacity(nbytes)
             self._settle()
-            found = self._pop(size)
-            if found is None and (self.sweep() or self._dropped):
-                self._settle()
-                found = self._pop(size)
-            if found is None:
-                found = self._grow(size)
+            found = self._pop(size) or self._swept(size) or self._grow(size)
             if found is None:
                 return None
             segment, offset = found
@@ -289,6 +295,7 @@ class Arena:
 
     def _lend(self, block: Block, mode: int) -> Handle | None:
         with self._lock:
+            self._settle()
             if not self._free_cells:
                 self.sweep()
             if not self._free_cells:
@@ -329,6 +336,7 @@ class Arena:
         """Look for leases that have ended, also with the death of their receivers; how many there were."""
         with self._lock:
             before = len(self._free_cells)
+            self._rest = 0
             self._collect()
             for cell, (serial, _) in list(self._lent.items()):
                 if self._cells[cell] == -serial and memory.try_lock(self._table_fd, cell):
@@ -370,8 +378,11 @@ class Arena:
     # -- segments -----------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Take note of what has been dropped."""
-        self._collect()
+        """Take note of what has been given back and dropped; with many leases not each time."""
+        self._rest -= 1
+        if self._rest <= 0:
+            self._collect()
+            self._rest = len(self._lent) // 16
         while self._dropped:
             segment, offset = self._dropped.popleft()
             if segment not in self._segments:  # another process's
@@ -396,6 +407,17 @@ class Arena:
             if segment in self._segments:
                 return segment, offset
         return None
+
+    def _swept(self, size: int) -> tuple[Segment, int] | None:
+        """Before more memory is touched: perhaps a receiver has ended. Not each time, it costs a system call a lease."""
+        now = time.monotonic()
+        full = self.nbytes + size > self.bytes_max
+        if now < self._swept_at + SWEEP_S and not (full and now > self._swept_at + SWEEP_FULL_S):
+            return None
+        self._swept_at = now
+        self.sweep()
+        self._settle()
+        return self._pop(size)
 
     def _use(self, segment: Segment) -> None:
         segment.used += 1
@@ -471,9 +493,7 @@ class Arena:
         except OSError as error:
             self._complain(f"the system refuses {size} bytes: {error.strerror}")
             return None
-        mapping = Mapping(fd, size)
-        np.copyto(Exporter(mapping.address, source.nbytes, writable=True).array(), source)
-        del mapping
+        np.copyto(Mapping(fd, size).array()[: source.nbytes], source)
         return self._sealed(fd, size)
 
     def _sealed(self, fd: int, nbytes: int) -> Frozen | None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import UnavailableError, WireError
-from zmqdist.limits import ARENA_CELLS, ARENA_MAPPED_MAX
+from zmqdist.limits import ARENA_CELLS, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
 from zmqdist.net import memory
 from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, NONCE_CELL, OURS, PUBLISHED, Frozen, Handle, Offer, Segment
 from zmqdist.net.memory import Exporter, Mapping, open_memfd
@@ -39,11 +39,10 @@ class PeerArena:
         self._pid = pid
         self._table_fd = open_memfd(pid, fd, inode, nbytes=8 * ARENA_CELLS)
         try:
-            self._table = Mapping(self._table_fd, 8 * ARENA_CELLS)
+            array = Mapping(self._table_fd, 8 * ARENA_CELLS).array()
         except BaseException:
             os.close(self._table_fd)
             raise
-        array = Exporter(self._table.address, 8 * ARENA_CELLS, writable=True).array()
         self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
         self.nonce = self._cells[NONCE_CELL]
         self._mapped: OrderedDict[int, Segment] = OrderedDict()
@@ -51,6 +50,11 @@ class PeerArena:
     def __del__(self) -> None:
         if "_table_fd" in self.__dict__:
             os.close(self._table_fd)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its owner still has it; what we have of it stays."""
+        return os.path.exists(f"/proc/{self._pid}/fd/{self.offer[1]}")
 
     def attach(self, handle: Handle) -> NDArray[np.uint8]:
         """The bytes that a handle stands for, without a copy.
@@ -126,10 +130,15 @@ class PeerArena:
             segment = Segment(ours, nbytes, 0, None)
             segment.mapping = Mapping(ours, nbytes)
             self._mapped[inode] = segment
-            if len(self._mapped) > ARENA_MAPPED_MAX:
+            while len(self._mapped) > 1 and (
+                len(self._mapped) > ARENA_MAPPED_MAX
+                or sum(other.nbytes for other in tuple(self._mapped.values())) > ARENA_MAPPED_BYTES_MAX
+            ):
                 self._mapped.popitem(last=False)
         elif segment.nbytes < nbytes:
             raise ValueError(f"a segment of {segment.nbytes} bytes is said to have {nbytes}")
+        else:
+            self._mapped.move_to_end(inode)
         return segment
 
     def _release(self, cell: int) -> None:

@@ -7,9 +7,9 @@ Rules
     closures) and for everything that refers to `__main__`, which is another module at the receiver. Functions and classes
     of importable modules go by name, unless `cloudpickle.register_pickle_by_value` says otherwise for their module.
 
-    What is packed is a snapshot: the sender may change its arrays as soon as `pack` returns. What is unpacked is private and
-    writable, also where the sender's array was read-only. In between each array is copied once; large ones lie beside the
-    pickle, so that they move without another copy.
+    What is in the pickle is a snapshot. Large arrays lie beside it as views of their memory: whoever packs copies them where they are
+    to be, or sends them, before the sender's code goes on. What is unpacked is private and writable, also where the sender's array
+    was read-only; only a frozen array is read-only everywhere.
 
 Not here: which functions need to be pickled again (functions.py), and the bytes' way to the other side.
 """
@@ -36,26 +36,30 @@ import numpy as np
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError, UnknownError
 from zmqdist.limits import DEPTH_MAX, ERROR_BYTES_MAX, FRAMES_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.specs import Function
-from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
 
 Packed: TypeAlias = "bytes | list[Any]"
 """One blob of at most INLINE_BYTES_MAX, or a list of buffers, the pickle first: a value for `unpack` or `unpack_parts`."""
 
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
-_PART_BYTES_MIN = 4096
-"""Smaller arrays stay in the pickle: a part of its own costs more than the copy."""
+_NONE = pickle.dumps(None, 5)
+_NO_ARGUMENTS = pickle.dumps(((), {}), 5)
+"""What most functions return and many are called with: known by its bytes, without a pickler."""
 
 
 # -- values ---------------------------------------------------------------------------------------------------------
 
 
 def pack(value: Any) -> Packed:
-    """A snapshot of `value`: bytes when it is small, else a list of buffers that belong to the caller.
+    """`value` as bytes when it is small, else as a list of buffers, which are the memory of large arrays in it: copy them, or send
+    them, before they change.
 
     Raises:
       InvalidArgumentError: something in it cannot be pickled; the message says what and where, the cause is the original.
     """
+    if value is None:
+        return _NONE
     cls = type(value)
     if cls in ATOMS or (cls is tuple and ATOMS.issuperset(map(type, value))):
         blob = pickle.dumps(value, 5)
@@ -70,21 +74,30 @@ def unpack(blob: bytes | bytearray | memoryview) -> Any:
       FailedPreconditionError: a module or a name in it does not exist here.
       Exception: what a class in the pickle raises while it is rebuilt.
     """
+    if blob == _NONE:
+        return None
+    if blob == _NO_ARGUMENTS:
+        return (), {}
     return _loads(blob, ())
 
 
 def unpack_parts(parts: Sequence[Any]) -> Any:
     """The value of a list of buffers, in the order in which `pack` gave them. Raises as `unpack`.
 
-    Writable buffers become the memory of the arrays without a copy: give only buffers that nobody else uses. Read-only ones
-    are copied.
+    Writable buffers, and read-only arrays (the memory of frozen ones), become the memory of the arrays without a copy: give only buffers
+    that nobody else writes to. Other read-only buffers are copied.
     """
-    buffers = [bytearray(part) if memoryview(part).readonly else part for part in parts[1:]]
+    buffers = [
+        bytearray(part) if memoryview(part).readonly and not isinstance(part, np.ndarray) else part
+        for part in parts[1:]
+    ]
     return _loads(parts[0], buffers)
 
 
 def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
     """The pair (args, kwargs) of one call, for `unpack` or `unpack_parts`. As `pack`; errors say `args[0]`, `kwargs['x']`."""
+    if not args and not kwargs:
+        return _NO_ARGUMENTS
     if not kwargs and ATOMS.issuperset(map(type, args)):
         blob = pickle.dumps((args, kwargs), 5)
         return blob if len(blob) <= INLINE_BYTES_MAX else [blob]
@@ -103,15 +116,10 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
 
 
 class _Dump:
-    """One run of a pickler: its rule for arrays, and what it lays beside the pickle.
-
-    The first INLINE_BYTES_MAX bytes of arrays stay in the pickle, so that a small value is one blob.
-    """
+    """One run of a pickler: its rule for arrays, and what it lays beside the pickle."""
 
     def __init__(self, parts: list[Any] | None) -> None:
         self._parts = parts
-        self._inline_left = INLINE_BYTES_MAX
-        self._fresh: pickle.PickleBuffer | None = None
         self.file = io.BytesIO()
         self.callback = None if parts is None else self._keep
 
@@ -121,21 +129,22 @@ class _Dump:
         except BadArray:  # objects, and dtypes of other packages: numpy's own way
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
-        self._fresh = pickle.PickleBuffer(bytes_of(array.copy("F" if fortran else "C")))
-        if array.nbytes == 0:  # an empty constant would be read-only
-            self._fresh = pickle.PickleBuffer(bytearray())
-        return _array, (told, array.shape, fortran, self._fresh)
+        if array.flags.writeable:
+            # An empty constant would be read-only.
+            return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array) or bytearray()))
+        if is_frozen(array):
+            return _frozen, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array)))
+        # A read-only buffer would be one at the receiver, too.
+        copy = array.copy("F" if fortran else "C")
+        return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(copy) or bytearray()))
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether this buffer stays in the pickle."""
         raw = buffer.raw()
-        inline = raw.nbytes < _PART_BYTES_MIN or raw.nbytes <= self._inline_left
         assert self._parts is not None
-        if inline or len(self._parts) >= FRAMES_MAX - 2:
-            self._inline_left -= raw.nbytes
+        if raw.nbytes <= INLINE_BYTES_MAX or len(self._parts) >= FRAMES_MAX - 2:
             return True
-        # Another package's buffer may be its live memory; an array's is the copy that was made above.
-        self._parts.append(raw if buffer is self._fresh else bytearray(raw))
+        self._parts.append(raw)
         return False
 
 
@@ -171,6 +180,13 @@ def _names_by_value_module(blob: bytes) -> bool:
 def _array(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
     """What the pickle of an array calls; the name is part of the protocol."""
     return rebuild(read_dtype(told), shape, fortran, buffer)
+
+
+def _frozen(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
+    """The same for a frozen one."""
+    array = rebuild(read_dtype(told), shape, fortran, buffer)
+    array.flags.writeable = False
+    return array
 
 
 def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
@@ -334,6 +350,8 @@ def goes_by_name(value: Any) -> bool:
     found: Any = sys.modules.get(name)
     if found is None or not is_importable_module(found):
         return False
+    if getattr(found, path, None) is value:  # most are not in a class
+        return True
     for part in path.split("."):
         found = getattr(found, part, None)
     return found is value

@@ -109,8 +109,10 @@ class Broker:
     @property
     def deadline(self) -> float | None:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
-        times = [t for t in (self.membership.deadline, self.dispatch.deadline) if t is not None]
-        return min(times, default=None)
+        first, second = self.membership.deadline, self.dispatch.deadline
+        if first is None or second is None:
+            return second if first is None else first
+        return min(first, second)
 
     def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
         """Apply one event and return what must be sent about it, in order.
@@ -121,23 +123,24 @@ class Broker:
 
         Never raises for what a peer did: that is answered by Refused, and changes nothing.
         """
-        effects: list[Send] = []
+        effects: list[Send]
         match event:
-            case Heard(peer, message):
+            case Heard():
+                peer, message = event.peer, event.message
                 member = self.membership.heard(peer, now)
                 if member is not None:
-                    effects += self._from_worker(member, peer, message, now)
+                    effects = self._from_worker(member, peer, message, now)
                 elif peer in self.dispatch.sessions:
-                    effects += self._from_coordinator(peer, message, now)
+                    effects = self._from_coordinator(peer, message, now)
                 else:
-                    effects += self._from_newcomer(peer, message, now, watched)
+                    effects = self._from_newcomer(peer, message, now, watched)
             case PeerGone(peer):
-                effects += self.dispatch.close(peer, now)
+                effects = self.dispatch.close(peer, now)
                 effects += self._apply(self.membership.handle(event, now), now)
             case ProcessExited():
-                effects += self._apply(self.membership.handle(event, now), now)
+                effects = self._apply(self.membership.handle(event, now), now)
             case Ticked():
-                effects += self._apply(self.membership.handle(event, now), now)
+                effects = self._apply(self.membership.handle(event, now), now)
                 effects += self.dispatch.settle(now)
         return effects + self.dispatch.assign(now)
 
@@ -147,6 +150,13 @@ class Broker:
         if member is None:
             return None
         return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
+
+    def holder(self, number: int) -> Peer | None:
+        """The connection of a coordinator or of a worker, by the number of its life; None where it has none here."""
+        for peer, session in self.dispatch.sessions.items():
+            if session.coordinator == number:
+                return peer
+        return next((m.peer for m in self.membership.members.values() if m.incarnation == number), None)
 
     def snapshot(self) -> BrokerSnapshot:
         """An immutable record of now."""

@@ -67,6 +67,9 @@ from zmqdist.messages import (
 SLOTS_END_S = 0.1
 """A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
 
+LOG_FIELD = 4
+"""Where the last log lines are in an item of StartsLost."""
+
 LostStarts: TypeAlias = "list[tuple[int, int, str, int | None, str, bool]]"
 
 
@@ -93,6 +96,8 @@ class Dispatch:
     def deadline(self) -> float | None:
         """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
         recall_at = self._placement.deadline
+        if not self._ending:
+            return recall_at
         times = [] if recall_at is None else [recall_at]
         for session in self._ending:
             lives = (session, *self._former.get(session.coordinator, ()))
@@ -158,7 +163,7 @@ class Dispatch:
         for (work, _), (hands, number) in session.held.items():
             if work in wanted:  # it may still be taken; lost before that, it is not made again
                 hands.held[number].cut = True
-        effects = [Send(session.peer, Results(list(part))) for part in split(results)]
+        effects = [Send(session.peer, Results(part)) for part in split(results)]
         return effects + self._cut_off(
             lambda lease: lease.session is session and lease.work in wanted, withdraw.grace_s
         )
@@ -171,12 +176,14 @@ class Dispatch:
         return effects + self._release_held(session) + self.settle(now)
 
     def taken(self, session: Session, taken: Taken) -> list[Send]:
+        by_hands: dict[Hands, list[int]] = {}
         for work, attempt in taken.items:
             hands, lease = session.held.pop((work, attempt), (None, 0))
             if hands is not None:
                 hands.held.pop(lease, None)
+                by_hands.setdefault(hands, []).append(lease)
                 session.finished += 1
-        return []
+        return self._release(by_hands)
 
     def close(self, peer: Peer, now: float) -> list[Send]:
         """A coordinator has gone: its connection is its life."""
@@ -258,13 +265,16 @@ class Dispatch:
         self.started(member, done.started)
         by_session: dict[Session, list[Result]] = {}
         unwanted: list[int] = []
-        ended = 0
+        before, leases = len(hands.leases), hands.leases
+        present: Session | None = None
+        results: list[Result] = []
         for number, kind, payload in done.outcomes:
-            lease = hands.leases.pop(number, None)
+            lease = leases.pop(number, None)
             if lease is None:
                 continue
-            ended += 1
             session = lease.session
+            if session is not present:
+                present, results = session, by_session.setdefault(session, [])
             session.outstanding -= 1
             if lease.cut:  # it was told to end, and what such a function returns or raises is dropped
                 if kind == BULK:
@@ -275,12 +285,13 @@ class Dispatch:
                 session.held[lease.work, lease.attempt] = (hands, number)
             else:
                 session.finished += 1
-            if not session.closed:
-                by_session.setdefault(session, []).append((lease.work, lease.attempt, kind, payload))
+            work, attempt, _, _, _ = lease.item
+            results.append((work, attempt, kind, payload))
+        ended = before - len(leases)
         hands.done += ended
         hands.window.done(ended, now, idle=not hands.leases)
         self._placement.place(hands)
-        effects = [Send(session.peer, Results(results)) for session, results in by_session.items()]
+        effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, Release(unwanted)))
         return effects + self.settle(now)
@@ -326,7 +337,7 @@ class Dispatch:
         again: list[Lease] = []
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
-            lease.lost += 1
+            lease.charge()
             if lease.cut or lease.session.closed:
                 cut.append(lease)
                 continue
@@ -338,7 +349,11 @@ class Dispatch:
                 lease.session.finished += 1
             else:
                 again.append(lease)
-        effects = [Send(session.peer, StartsLost(told)) for session, told in by_session.items()]
+        effects = [
+            Send(session.peer, StartsLost(part))
+            for session, told in by_session.items()
+            for part in split(told, LOG_FIELD)
+        ]
         return effects + self._give_back(again, careful=True) + self._give_back(cut)
 
     def _give_back(self, leases: list[Lease], *, careful: bool = False) -> list[Send]:
@@ -388,6 +403,9 @@ class Dispatch:
             hands.held.pop(number, None)
             by_hands.setdefault(hands, []).append(number)
         session.held.clear()
+        return self._release(by_hands)
+
+    def _release(self, by_hands: dict[Hands, list[int]]) -> list[Send]:
         return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
 
     def _drop_queue(self, session: Session) -> None:
@@ -444,6 +462,8 @@ class Dispatch:
     def _tell_progress(self) -> list[Send]:
         """A coordinator that believes its queue to be full waits: tell it when it is not."""
         effects: list[Send] = []
+        if not self._crowded:
+            return effects
         for session in list(self._crowded):
             if session.left_queue > session.progress_told:
                 session.progress_told = session.left_queue

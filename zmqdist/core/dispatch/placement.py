@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 from zmqdist.core.batches import split
 from zmqdist.core.dispatch.records import Batch, Hands, Lease, Session
@@ -38,7 +39,7 @@ class Placement:
     @property
     def deadline(self) -> float | None:
         """When a recall may next become worth while by the passing of time alone."""
-        if self.queued or self._wanted() <= 0:
+        if self.queued or not self._surplus or self._wanted() <= 0:
             return None
         at = min((_worth_recalling_at(hands) for hands in self._surplus if _spare(hands)), default=math.inf)
         return at if at < math.inf else None
@@ -57,11 +58,11 @@ class Placement:
 
     def place(self, hands: Hands) -> None:
         """Keep the three lists of workers true for one of them."""
-        count = hands.outstanding
-        usable = hands.reachable and not hands.member.leaving
-        _set(self._idle, hands, usable and count < hands.member.slots)
+        count, member = hands.outstanding, hands.member
+        usable = hands.reachable and not member.leaving
+        _set(self._idle, hands, usable and count < member.slots)
         _set(self._roomy, hands, usable and count < hands.window.limit)
-        _set(self._surplus, hands, hands.reachable and count > hands.member.slots)
+        _set(self._surplus, hands, hands.reachable and count > member.slots)
 
     def assign(self, now: float) -> list[Send]:
         """Hand out what waits. Called once at the end of each event."""
@@ -78,15 +79,7 @@ class Placement:
             if hands in self._roomy:  # to the end of the line
                 del self._roomy[hands]
                 self._roomy[hands] = None
-        effects: list[Send] = []
-        for hands, batch in batches.items():
-            functions = batch.functions
-            for items, careful in ((batch.careful, True), (batch.items, False)):
-                for part in split(items):
-                    if part:
-                        effects.append(Send(hands.member.peer, Assign(functions, list(part), careful)))
-                        functions = []
-        return effects
+        return [Send(hands.member.peer, message) for hands, batch in batches.items() for message in _messages(batch)]
 
     def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
         batch = batches.get(hands)
@@ -96,14 +89,13 @@ class Placement:
         while count > 0 and self._rota:
             session = self._rota[0]
             take = min(count, max(1, count // len(self._rota)))
-            while take and session.careful:
-                self._lease(hands, session, session.careful.popleft(), batch, batch.careful)
-                take -= 1
-                count -= 1
-            while take and session.queue:
-                self._lease(hands, session, session.queue.popleft(), batch, batch.items)
-                take -= 1
-                count -= 1
+            careful = min(take, len(session.careful))
+            others = min(take - careful, len(session.queue))
+            if careful:
+                self._lease(hands, session, session.careful, careful, batch.functions, batch.careful)
+            if others:
+                self._lease(hands, session, session.queue, others, batch.functions, batch.items)
+            count -= careful + others
             if session.queued:
                 self._rota.rotate(-1)
             else:
@@ -111,23 +103,39 @@ class Placement:
                 session.in_rota = False
         self.place(hands)
 
-    def _lease(self, hands: Hands, session: Session, item: Item, batch: Batch, into: list[Leased]) -> None:
-        work, attempt, lost, fn, payload = item
-        number = self._next_lease
-        self._next_lease = number + 1
-        key = (session.coordinator, fn)
-        if key not in hands.known:
-            hands.known.add(key)
-            batch.functions.append((session.coordinator, fn, session.functions[fn]))
-        hands.leases[number] = Lease(session, work, attempt, lost, fn, payload)
-        session.outstanding += 1
-        session.left_queue += 1
-        self.queued -= 1
-        into.append((number, session.coordinator, attempt, fn, payload))
+    def _lease(
+        self,
+        hands: Hands,
+        session: Session,
+        queue: deque[Item],
+        count: int,
+        functions: list[tuple[int, int, bytes]],
+        into: list[Leased],
+    ) -> None:
+        """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
+        coordinator, known, leases = session.coordinator, hands.known, hands.leases
+        first = self._next_lease
+        checked = -1
+        for number in range(first, first + count):
+            item = queue.popleft()
+            _, attempt, _, fn, payload = item
+            if fn != checked:
+                checked = fn
+                if (coordinator, fn) not in known:
+                    known.add((coordinator, fn))
+                    functions.append((coordinator, fn, session.functions[fn]))
+            leases[number] = Lease(session, item)
+            into.append((number, coordinator, attempt, fn, payload))
+        self._next_lease = first + count
+        session.outstanding += count
+        session.left_queue += count
+        self.queued -= count
 
     def _recall(self, now: float) -> list[Send]:
         """Somebody is idle and nothing waits: take from whoever will need longest for what it has not begun."""
         effects: list[Send] = []
+        if not self._surplus or not self._idle:
+            return effects
         wanted = self._wanted()
         for hands in list(self._surplus) if wanted > 0 else ():
             spare = _spare(hands)
@@ -149,6 +157,20 @@ class Placement:
         return idle - sum(len(hands.recalled) for hands in self._surplus)
 
 
+def _messages(batch: Batch) -> Iterator[Assign]:
+    """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
+    functions: list[tuple[int, int, bytes]] = []
+    for part in split(batch.functions):
+        if functions:
+            yield Assign(functions, [])
+        functions = part
+    for items, careful in ((batch.careful, True), (batch.items, False)):
+        if items:
+            for share in split(items):
+                yield Assign(functions, share, careful)
+                functions = []
+
+
 def _spare(hands: Hands) -> list[int]:
     """Leases that its slots will not have begun: the newest, but for one a slot. None while it is being asked for some."""
     spare = [] if hands.recalled else [number for number, lease in hands.leases.items() if not lease.started]
@@ -166,5 +188,5 @@ def _worth_recalling_at(hands: Hands) -> float:
 def _set(line: dict[Hands, None], hands: Hands, wanted: bool) -> None:
     if wanted:
         line.setdefault(hands, None)
-    else:
-        line.pop(hands, None)
+    elif hands in line:
+        del line[hands]

@@ -56,18 +56,34 @@ class Lease:
     """One handing-out of one piece of work."""
 
     session: Session
-    work: int
-    attempt: int
-    lost: int
-    fn: int
-    payload: bytes
+    item: Item
+    """What it is, as it was queued."""
     started: bool = False
     cut: bool = False
     """Withdrawn: however it ends, it does not run again."""
 
+    @property
+    def work(self) -> int:
+        return self.item[0]
+
+    @property
+    def attempt(self) -> int:
+        return self.item[1]
+
+    @property
+    def lost(self) -> int:
+        """Starts of this work that were lost."""
+        return self.item[2]
+
+    def charge(self) -> None:
+        """Its start is lost."""
+        work, attempt, lost, fn, payload = self.item
+        self.item = (work, attempt, lost + 1, fn, payload)
+
     def again(self) -> Item:
         """The item for the next handing-out; the number of the attempt never repeats."""
-        return (self.work, self.attempt + 1, self.lost, self.fn, self.payload)
+        work, attempt, lost, fn, payload = self.item
+        return (work, attempt + 1, lost, fn, payload)
 
 
 @dataclass(slots=True, eq=False)

@@ -134,13 +134,12 @@ class SimCluster:
         if not any(worker.index == index and worker.process.alive for worker in self.workers):
             self.start_worker(index)
 
-    def holder(self, reference: bytes) -> tuple[SimWorker, int] | None:
-        """Who holds a bulk result, and its lease."""
+    def holder(self, reference: bytes) -> SimWorker | None:
+        """Who holds a bulk result."""
         run = int(reference.split(b"|")[3])
         for worker in self.workers:
-            for lease, held in worker.held.items():
-                if held == run and worker.process.alive and not worker.process.frozen:
-                    return worker, lease
+            if run in worker.held.values() and worker.process.alive and not worker.process.frozen:
+                return worker
         return None
 
     def new_run(self, coordinator: int, work: int) -> int:

@@ -14,7 +14,6 @@ from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.worker import DISPATCHER, Worker
 from zmqdist.core.worker_events import (
     NOT_RUN,
-    BulkLetGo,
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -183,11 +182,6 @@ class SimWorker:
         live = [slot for slot in self._slots if slot is not None and slot.alive]
         if live and self.machine.can_kill and self.process.alive:
             self._kill(self._random.choice(live), -9)
-
-    def let_go(self, lease: int) -> None:
-        """The coordinator has fetched a bulk result."""
-        if self.held.pop(lease, None) is not None:
-            self.handle(BulkLetGo(lease))
 
     def _watch(self, since: float) -> None:
         if (

@@ -1,0 +1,183 @@
+"""Payloads that are too large for a message, held where they were made until nobody needs them any more.
+
+Rules
+    What is held is a snapshot that nobody writes any more: in a block of shared memory where there is some, else in memory of its own.
+    The same bytes at the same place of the caller's memory are held once, however often they are handed in: a large array that is
+    given to many tasks is copied once. They are compared each time, because the caller may have changed them.
+    Whoever needs a part maps it (fetch.py), or reads it in chunks by RPC, or has the dispatcher read it.
+
+Not here: who needs what for how long; the owner of the store says `free`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.dispatch.references import Held, Memory, Reference
+from zmqdist.errors import NOT_FOUND, NotFoundError
+from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
+from zmqdist.messages import Read, ReadDone
+from zmqdist.net import memory
+from zmqdist.net.arena import Block, Handle, this_arena
+from zmqdist.rpc.service import RpcService
+
+Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
+
+READ = "zmqdist_bulk_read"
+RECENT_MAX = 64
+"""Places of the caller's memory whose last snapshot is remembered."""
+
+
+class _Entry:
+    """One part. `uses` counts the references that hold it."""
+
+    __slots__ = ("block", "bytes", "handle", "uses")
+
+    def __init__(self, part: NDArray[np.uint8] | Block, handle: Handle | None) -> None:
+        self.block = part if isinstance(part, Block) else None
+        self.bytes = None if isinstance(part, Block) else part
+        self.handle = handle
+        self.uses = 1
+
+    def view(self) -> NDArray[np.uint8]:
+        if self.bytes is None:
+            assert self.block is not None
+            self.bytes = self.block.array()
+        return self.bytes
+
+
+class BulkStore:
+    """The parts held by this process. Any thread may use it.
+
+    Args:
+      service: where reading is registered, before it starts; `roles` may read.
+      number: random number of this store's life.
+
+    Attributes:
+      address: "host:port" of the service, as its peers know it; set before the first `hold`.
+      memory: how others find its arena; None where there is none.
+      copies: how often a part was copied.
+    """
+
+    def __init__(self, service: RpcService, roles: frozenset[str], number: int) -> None:
+        self.address = ""
+        self.number = number
+        self.copies = 0
+        self._arena = this_arena()
+        self.memory: Memory | None = None if self._arena is None else (*self._arena.offer, self._arena.nonce)
+        self._entries: dict[int, _Entry] = {}
+        self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        service.register(READ, self._read, inline=True, roles=roles)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def hold(self, parts: Sequence[Part], *, shared: bool) -> Reference:
+        """Keep these until they are freed.
+
+        Args:
+          parts: small ones travel in the reference, as far as they fit together; large ones are copied, but for frozen arrays and for
+            blocks, which nobody writes to any more.
+          shared: any number of processes may map them, each privately; else one, which then has them for itself.
+        """
+        told: list[bytes | Held] = []
+        room = INLINE_BYTES_MAX
+        for part in parts:
+            size = part.nbytes if isinstance(part, Block) else memoryview(part).nbytes  # type: ignore[arg-type]
+            if size <= room and not isinstance(part, Block):
+                told.append(bytes(part))
+                room -= size
+            else:
+                told.append(self._hold(part, size, shared))
+        return Reference(self.number, self.address, self.memory, tuple(told))
+
+    def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
+        """Keep one part as it is: nobody writes to it any more."""
+        handle = None
+        if isinstance(part, Block):
+            handle = part.publish() if shared else part.lend()
+        with self._lock:
+            bulk = next(self._numbers)
+            self._entries[bulk] = _Entry(part, handle)
+        return Held(bulk, part.nbytes, handle)
+
+    def view(self, bulk: int) -> NDArray[np.uint8]:
+        """The bytes of a part, to be read only. Raises NotFoundError when it is not held any more."""
+        entry = self._entries.get(bulk)
+        if entry is None:
+            raise NotFoundError(None, None, f"payload {bulk} is not held here any more")
+        return entry.view()
+
+    def free(self, bulks: Sequence[int]) -> None:
+        """One reference less to these parts; what is gone already is fine."""
+        with self._lock:
+            for bulk in bulks:
+                entry = self._entries.get(bulk)
+                if entry is None:
+                    continue
+                entry.uses -= 1
+                if not entry.uses:
+                    del self._entries[bulk]
+                    self._end(entry)
+
+    def close(self) -> None:
+        """Free everything. Who has mapped something keeps it."""
+        with self._lock:
+            entries, self._entries = list(self._entries.values()), {}
+        for entry in entries:
+            self._end(entry)
+
+    def _end(self, entry: _Entry) -> None:
+        if entry.handle is not None and self._arena is not None:
+            self._arena.take_back(entry.handle)
+
+    def answer(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
+        """What to send to a dispatcher that reads for somebody else."""
+        try:
+            return ReadDone(read.ask, 0, ""), [memoryview(self._read(read.bulk, read.offset, read.length))]  # type: ignore[arg-type]
+        except NotFoundError as error:
+            return ReadDone(read.ask, NOT_FOUND, error.message), []
+
+    def _hold(self, part: Part, size: int, shared: bool) -> Held:
+        if isinstance(part, Block):
+            return self.keep(part, shared=shared)
+        source = np.frombuffer(part, np.uint8)
+        frozen = None if self._arena is None else self._arena.find(source)
+        if frozen is not None:
+            return self.keep(frozen, shared=shared)
+        place = (memory.address_of(source), size)
+        with self._lock:
+            bulk = self._recent.get(place, 0) if shared else 0
+            entry = self._entries.get(bulk)
+            if entry is not None:
+                entry.uses += 1  # it must not go while it is compared
+        if entry is not None:
+            if memory.same_bytes(place[0], memory.address_of(entry.view()), size):
+                return Held(bulk, size, entry.handle)
+            self.free([bulk])
+        held = self.keep(self._snapshot(part, source), shared=shared)
+        with self._lock:
+            self._recent[place] = held.bulk
+            self._recent.move_to_end(place)
+            if len(self._recent) > RECENT_MAX:
+                self._recent.popitem(last=False)
+        return held
+
+    def _snapshot(self, part: Any, source: NDArray[np.uint8]) -> NDArray[np.uint8] | Block:
+        block = None if self._arena is None else self._arena.snapshot(source)
+        self.copies += 1
+        if block is not None:
+            return block
+        return source if isinstance(part, bytes) else source.copy()
+
+    def _read(self, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
+        return self.view(bulk)[max(0, offset) : max(0, offset) + min(max(0, length), CHUNK_BYTES)]
