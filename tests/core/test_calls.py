@@ -379,3 +379,13 @@ def test_a_number_in_use_is_refused_and_counted() -> None:
     refused = table.called("a", Call(1, "m", LIFE, 0, b""), 0.0)
     assert isinstance(refused, Reply)
     assert (refused.code, table.repeated, len(table)) == (errors.INVALID_ARGUMENT, 1, 1)
+
+
+def test_a_call_whose_arguments_will_not_arrive_leaves_the_table() -> None:
+    table = ServerCalls(LIFE)
+    served = table.called("peer", Call(1, "m", LIFE, 0, b""), 0.0)
+    assert isinstance(served, ServedCall)
+    table.withdrawn("peer", 1)
+    table.withdrawn("peer", 1)
+    table.withdrawn("other", 1)
+    assert len(table) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 import subprocess
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -261,6 +262,33 @@ def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
 
 def size_of(given: Any) -> int:
     return len(given[0]) + sum(map(len, given[1])) if len(given) > 1 else len(given[0])
+
+
+def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, lane: str) -> None:
+    ran = threading.Event()
+
+    def note(array: Any) -> Any:
+        assert array.all()
+        ran.set()
+        return array
+
+    client = connect(serve(note=note).address, timeout_in_ms=30_000)
+    client.note(np.ones(16 * MIB, np.uint8))  # the outcome is dropped
+    assert ran.wait(10)
+    ran.clear()
+    early = connect(serve(note=note).address, listing=False, timeout_in_ms=30_000)
+    array = np.ones(16 * MIB, np.uint8)
+    early.call("note", array)  # before it is known whether there is a server
+    array[:] = 0
+    assert ran.wait(10)
+
+
+def test_parts_of_every_size_in_one_value(remote: ZmqClient) -> None:
+    given = [np.full(size, number, np.uint8) for number, size in enumerate((1, 70_000, MIB, 2**16 + 1, 3 * MIB, 0))]
+    value = {"arrays": given, "text": "x" * 2 * MIB, "bytes": b"y" * 2 * MIB}
+    got = remote.echo_blocking(value)
+    assert all(map(np.array_equal, got["arrays"], given))
+    assert (got["text"], got["bytes"]) == (value["text"], value["bytes"])
 
 
 def test_small_calls_pass_while_a_large_array_moves(remote: ZmqClient) -> None:
