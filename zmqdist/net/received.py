@@ -1,4 +1,4 @@
-"""Memory for large arrays that are received: of this process alone, and used again when nothing refers to it any more.
+"""Memory for large arrays that are received or copied: of this process alone, and used again when nothing refers to it any more.
 
 To touch memory for the first time takes several times as long as to write to it again; and the C library gives large memory back at once.
 So what was received and has been collected is kept for the next array of about its size, up to RECEIVED_IDLE_BYTES_MAX.

@@ -158,7 +158,7 @@ class Router:
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_SERVER_S * 1000))
         self._security.apply(socket)
-        self._send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
+        self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[[int], bytes] = super(zmq.Socket, socket).recv
         self._monitor = open_monitor(socket, SERVER_EVENTS)
         self._watched: Watched = self._loop.add_socket(socket, self._read)
@@ -245,7 +245,8 @@ class Router:
         """Send without waiting.
 
         Args:
-          frames: payload; not copied when large, so they must not change until they are out.
+          frames: payload, copied. For what is small: ZeroMQ's way of sending without a copy takes longer, and large parts have
+            their own ways (`lanes`).
 
         Returns:
           False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
@@ -267,7 +268,7 @@ class Router:
         last = len(frames)
         self._send(header, _MORE if last else _NOBLOCK)
         for number, frame in enumerate(frames, 1):
-            self._socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
+            self._send(frame, _MORE if number < last else _NOBLOCK)
         return True
 
     # -- in -----------------------------------------------------------------------------------------------------------

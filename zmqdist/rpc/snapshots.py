@@ -42,7 +42,7 @@ def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Sour
 def _one(part: Any, lends: bool, still: bool) -> Source:
     arena = this_arena()
     if arena is None:
-        return part if still else np.array(np.frombuffer(part, np.uint8))
+        return part if still else _copied(part)
     frozen = arena.find(part)
     if frozen is not None:
         return frozen
@@ -51,7 +51,14 @@ def _one(part: Any, lends: bool, still: bool) -> Source:
     block = arena.snapshot(part)
     if block is not None:
         return block
-    return part if still else np.array(np.frombuffer(part, np.uint8))
+    return part if still else _copied(part)
+
+
+def _copied(part: Any) -> Source:
+    source = np.frombuffer(part, np.uint8)
+    copy = memory_for(source.nbytes)
+    np.copyto(copy, source)
+    return copy
 
 
 def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
