@@ -186,7 +186,11 @@ class ClientCalls:
         """An answer arrived: the call that ended; None when nobody waits for it any more."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
-            call.end(reply.code, reply.message, reply.body, frames)
+            call.code = reply.code
+            call.message = reply.message
+            call.body = reply.body
+            call.frames = frames
+            call.ended = True
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:

@@ -17,7 +17,8 @@ Theory of operation: leader and followers
 
 Rules
     R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,
-        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight.
+        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight. Who has
+        sent and leads then may ask later, but before it sleeps, or leaves.
     R2  The leader polls outside the lock. Who ends the leader's own call for it writes the eventfd. Only the leader, or
         anybody while there is none, opens and closes sockets: so no descriptor changes its owner while it is polled.
     R3  A follower sleeps on its own lock, never on another's.
@@ -143,8 +144,9 @@ class Channel:
     def ask(self, call: ClientCall) -> None:
         """Ask, and wait until the call has ended. Raises as `call` does, and KeyboardInterrupt."""
         with self._gate as shielded:
-            self._submit(call, True)
-            if not call.ended:
+            if self._submit(call, True):
+                self._lead(call, shielded)
+            elif not call.ended:
                 self._wait(call, shielded)
 
     def wait(self, call: ClientCall) -> None:
@@ -246,12 +248,13 @@ class Channel:
             self._tell()
         return True
 
-    def _submit(self, call: ClientCall, waits: bool) -> None:
+    def _submit(self, call: ClientCall, waits: bool) -> bool:
+        """A new call; whether this thread leads now, which it can only if it `waits`."""
         now = monotonic()
         with self._lock:
             if self._closed:
                 call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
-                return
+                return False
             line, table = self._line, self._line.table
             if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not table.incarnation):
                 self._look(now)
@@ -261,8 +264,15 @@ class Channel:
                     self._nap()
                 else:
                     self._attend(now, waits)
+            lead = waits and self._leader == _NOBODY and not call.ended
+            if lead:
+                self._leader = get_ident()
+                self._leader_call = call
+            else:
+                line.settle()
             if line.ended:
-                self._tell()
+                self._tell(self._leader)
+            return lead
 
     def _attend(self, now: float, waits: bool) -> None:
         """A call waits for a server: somebody must see to the connection, now and later."""
@@ -305,17 +315,21 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for everybody until the call has ended."""
+        asked = False  # EVENTS, since this thread or another has sent (R1)
         try:
             while True:
-                ready = self._spin() or self._line.poll(self._slice_ms(call.due))
+                ready = self._line.poll(self._slice_ms(call.due)) if asked else self._spin()
                 with self._lock:
-                    self._serve(ready)
+                    self._serve(ready, asked)
+                    asked = True
                     if call.ended or (shielded and self._gate.interrupted):
                         self._step_down()
                         return
         except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
+                    self._line.settle()
+                    self._tell(self._leader)
                     self._step_down()
             raise
 
@@ -414,21 +428,23 @@ class Channel:
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, ready: list[tuple[int, int]]) -> None:
-        """What the leader does after each poll."""
+    def _serve(self, ready: list[tuple[int, int]], asked: bool = True) -> None:
+        """What the leader does after each poll; `asked`: what had arrived before it would have been found."""
         line = self._line
         if self._closed:
             return
-        tend = not line.table.incarnation
+        tend, announced = not line.table.incarnation, False
         for fd, _ in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             elif fd == line.monitor_fd:
                 tend = True
-        unannounced = not ready and not line.poll(0)
+            else:
+                announced = True
+        unannounced = asked and not ready and not line.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
-        if line.settle():
+        if line.settle(announced):
             self.stalls += unannounced
         now = self._looked_at = monotonic()
         if tend:

@@ -189,7 +189,10 @@ class Dealer:
         """Take what is there, up to the bound; True when stopped at the bound."""
         for _ in range(MESSAGES_PER_WAKE_MAX):
             watched = self._watched  # a callback may have ended the connection
-            if watched is None or not watched.events(_EVENTS) & _POLLIN:
+            if watched is None:
+                return False
+            if not watched.events(_EVENTS) & _POLLIN:
+                watched.dirty = False
                 return False
             header = self._raw_recv(_NOBLOCK)
             frames = receive_payload(watched.socket) if watched.socket.getsockopt(zmq.RCVMORE) else []

@@ -137,13 +137,13 @@ class Line:
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """A new call. It may have ended after this, refused by the table.
+        """A new call; it may have ended after this, refused by the table. EVENTS is left to the caller.
 
         Args:
           waits: somebody waits for it, so it does not wait for company.
         """
         if self.table.asked(call) or waits:
-            self.flush()
+            self._send_waiting()
         if call.frames and call.id in self.table.waiting:
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
@@ -196,12 +196,22 @@ class Line:
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> bool:
-        """Read all that has arrived, and send what waited for that; whether anything had arrived."""
+    def settle(self, announced: bool = False) -> bool:
+        """Read all that has arrived, and send what waited for that; whether anything had arrived.
+
+        Args:
+          announced: the descriptor has told of something. It need not be a message, but it nearly always is.
+        """
         get = self._get
-        if not get(_EVENTS) & _POLLIN:
+        if announced:
+            try:
+                self._drain()
+            except zmq.Again:  # of its first look only; it has asked for EVENTS, too
+                return False
+        elif get(_EVENTS) & _POLLIN:
+            self._drain()
+        else:
             return False
-        self._drain()
         while self.table.waiting and self.table.incarnation:
             self._send_waiting()
             if not get(_EVENTS) & _POLLIN:

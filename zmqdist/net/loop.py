@@ -18,7 +18,8 @@ One turn
 
 ZeroMQ's descriptor is edge-triggered: it tells that EVENTS must be asked, not that there is a message. So each socket
 has a mark, `Watched.dirty`, and the loop sleeps only when EVENTS has been asked for every marked one and showed no
-input. It is set by the descriptor, after each callback, and by whoever uses the socket elsewhere in the loop's thread.
+input. It is set by the descriptor, before each callback, and by whoever uses the socket elsewhere in the loop's thread. A
+callback may take it away when EVENTS was the last that it asked, and showed none.
 
 Not here: what the bytes mean (router.py, dealer.py), and threads for user code.
 """
@@ -65,7 +66,7 @@ class Watched:
     """A socket in a loop.
 
     Attributes:
-      dirty: EVENTS must be asked before the loop may sleep; set it after any use outside the socket's own callback.
+      dirty: EVENTS must be asked before the loop may sleep; set it at any use outside the socket's own callback.
     """
 
     __slots__ = ("dirty", "events", "fd", "on_readable", "socket")
@@ -112,7 +113,6 @@ class Loop:
         self._accepting = True
         self._stopping = False
         self._sleeping = False
-        self._busy = True
         self._backlog_since: float | None = None
         self._hold_until = 0.0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -315,7 +315,6 @@ class Loop:
         if happened:
             for hook in self._hooks:
                 self._guard(hook)
-        self._busy = happened
 
     def _read_input(self) -> tuple[bool, bool]:
         happened = backlog = False
@@ -340,8 +339,17 @@ class Loop:
                 backlog = True
         return happened, backlog
 
+    def _left_over(self) -> bool:
+        """Whether a marked socket has input; one that has none loses its mark."""
+        for watched in self._sockets.values():
+            if watched.dirty:
+                if not watched.socket.closed and watched.events(_EVENTS) & _POLLIN:
+                    return True
+                watched.dirty = False
+        return False
+
     def _poll(self) -> list[tuple[int, int]]:
-        if self._busy:
+        if self._left_over():
             return self._epoll.poll(0)
         self._sleeping = True  # from here on `call_soon` wakes us; what it put in before that is seen now
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()

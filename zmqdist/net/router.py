@@ -272,6 +272,7 @@ class Router:
         self._left = MESSAGES_PER_WAKE_MAX
         while self._left > 0:
             if self._left < MESSAGES_PER_WAKE_MAX and not events(_EVENTS) & _POLLIN:
+                self._watched.dirty = False
                 return False
             self._left -= 1
             routing_id = recv(_NOBLOCK)

@@ -97,9 +97,15 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
         too large beside its arrays.
     """
     out = _Writer(careful=False)
+    cls = type(value)
     try:
         try:
-            body = _pack(_node(value, out, 0))
+            if cls in _PLAIN:
+                body = _pack(value)
+            elif cls is tuple and _PLAIN.issuperset(map(type, value)):  # the arguments of most calls: the short way
+                body = _pack((_TUPLE, *value))
+            else:
+                body = _pack(_node(value, out, 0))
         except (OverflowError, ValueError):  # an int of more than 64 bits, half of a surrogate pair, 4 GiB of bytes
             body = None
         if body is None or len(body) > _CAREFUL_BYTES:
@@ -340,8 +346,15 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
+        node = _unpack(body)
+        if not frames:  # the short way of most answers, and of the arguments of most calls
+            if type(node) in _PLAIN:
+                return node
+            if type(node) is list and node and node[0] == _TUPLE and _PLAIN.issuperset(map(type, node)):
+                if type(node[0]) is int:
+                    return tuple(node[1:])
         reader = _Reader(frames)
-        value = _value(_unpack(body), reader, 0)
+        value = _value(node, reader, 0)
         if reader.frames_left:
             raise ValueError(f"{reader.frames_left} frames too many")
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
