@@ -58,9 +58,9 @@ from zmqdist.wire.hello import Hello
 log = logging.getLogger("zmqdist.net")
 
 SLICE_S: Final = 1.0
-NAP_S: Final = 0.001
+NAP_S: Final = 0.002
 """So long, or twice, calls that nobody asks about are kept for company."""
-LOOK_EVERY: Final = 16
+LOOK_EVERY: Final = 32
 """So many calls gather between two looks whether an answer has come: a look costs as much as gathering a few."""
 SPIN_S: Final = 0.0002
 """So long a leader looks before it sleeps: a round trip on one host, from answers that are ready at once."""
@@ -449,7 +449,8 @@ class Channel:
         now = self._looked_at = monotonic()
         if tend:
             line.tend(now)
-        line.expire(now)
+        if now >= line.table.deadline:
+            line.expire(now)
         if line.ended:
             self._tell(self._leader)
 

@@ -167,7 +167,7 @@ class Line:
 
     def _send_waiting(self) -> None:
         table = self.table
-        while calls := table.next_message():
+        while table.waiting and (calls := table.next_message()):
             now = monotonic()
             if len(calls) == 1:
                 message: Message = table.request(calls[0], now)

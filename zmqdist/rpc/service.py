@@ -221,7 +221,7 @@ class RpcService:
         if replies is None:
             replies = self._replies[peer] = []
         replies.append(reply)
-        self._reply_bytes += len(reply.body) + len(reply.message)
+        self._reply_bytes += len(reply.message) if reply.code else len(reply.body)
         if len(replies) >= BATCH_ITEMS_MAX or self._reply_bytes >= BATCH_BYTES_MAX:
             self._send_replies()
 
