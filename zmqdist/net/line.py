@@ -29,6 +29,7 @@ from zmqdist.limits import WAIT_LOG_S
 from zmqdist.messages import Calls, Goodbye, Message, Refused, Replies, Reply
 from zmqdist.net.dealer import receive_payload
 from zmqdist.net.link import Link
+from zmqdist.net.loop import input_of
 from zmqdist.net.monitor import Down, Up
 from zmqdist.net.security import ClientSecurity
 from zmqdist.wire import headers
@@ -38,9 +39,6 @@ log = logging.getLogger("zmqdist.net")
 
 SOCKETS_MAX: Final = 65_536
 
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-_RCVMORE: Final = int(zmq.RCVMORE)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -108,14 +106,14 @@ class Line:
         assert socket is not None
         assert monitor is not None
         backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
-        self._get: Callable[[int], Any] = backend.get
+        self._has_input: Callable[[], Any] = input_of(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
-        self._get = lambda option: 0
+        self._has_input = lambda: False
         self.monitor_fd = -1
         self._watch()
 
@@ -202,37 +200,36 @@ class Line:
         Args:
           announced: the descriptor has told of something. It need not be a message, but it nearly always is.
         """
-        get = self._get
         if announced:
             try:
                 self._drain()
             except zmq.Again:  # of its first look only; it has asked for EVENTS, too
                 return False
-        elif get(_EVENTS) & _POLLIN:
+        elif self._has_input():
             self._drain()
         else:
             return False
         while self.table.waiting and self.table.incarnation:
             self._send_waiting()
-            if not get(_EVENTS) & _POLLIN:
+            if not self._has_input():
                 break
             self._drain()
         return True
 
     def _drain(self) -> None:
         """Read all that has arrived; something has."""
-        table, get = self.table, self._get
+        table = self.table
         while True:
-            header = self._recv(_NOBLOCK)
-            frames = receive_payload(self._link.socket) if get(_RCVMORE) else ()  # type: ignore[arg-type]
+            frame = self._recv(_NOBLOCK, False)
+            frames = receive_payload(self._link.socket) if frame.more else ()  # type: ignore[arg-type]
             try:
                 if frames is None:
                     raise WireError(self.address, "a message of too many frames")
-                self._take(header, frames)
+                self._take(frame.bytes, frames)
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
-            if (not table.in_flight and table.incarnation) or not get(_EVENTS) & _POLLIN:
+            if (not table.in_flight and table.incarnation) or not self._has_input():
                 return
 
     def _take(self, header: bytes, frames: Sequence[Any]) -> None:
@@ -289,10 +286,10 @@ class Line:
         # After the tick: also what a new socket and its monitor have must be asked for once before they are polled.
         for change in link.read(now):
             if isinstance(change, Up):
-                self._get(_EVENTS)  # has the socket learn of its connection
+                self._has_input()  # has the socket learn of its connection
                 self._put(self._hello)
             elif isinstance(change, Down):
-                if self._get(_EVENTS) & _POLLIN:
+                if self._has_input():
                     self._drain()  # what the connection brought while it was there; and nothing is sent to it any more
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S

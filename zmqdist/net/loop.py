@@ -26,6 +26,7 @@ Not here: what the bytes mean (router.py, dealer.py), and threads for user code.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import logging
@@ -40,6 +41,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, TypeVar
 
 import zmq
+from zmq.backend import zmq_poll
 
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 
@@ -54,7 +56,6 @@ RECOVER_S: Final = 0.25
 SLEEP_MAX_S: Final = 3600.0
 
 _POLLIN: Final = int(zmq.POLLIN)
-_EVENTS: Final = int(zmq.EVENTS)
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
 _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
@@ -62,20 +63,26 @@ _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
 T = TypeVar("T")
 
 
+def input_of(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
+    """A function that asks EVENTS of a socket, without the enums that `getsockopt` makes on its way: true when it has input."""
+    return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
+
+
 class Watched:
     """A socket in a loop.
 
     Attributes:
+      has_input: asks EVENTS.
       dirty: EVENTS must be asked before the loop may sleep; set it at any use outside the socket's own callback.
     """
 
-    __slots__ = ("dirty", "events", "fd", "on_readable", "socket")
+    __slots__ = ("dirty", "fd", "has_input", "on_readable", "socket")
 
     def __init__(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> None:
         self.socket = socket
         self.on_readable = on_readable
         self.fd = int(socket.getsockopt(zmq.FD))
-        self.events: Callable[[int], Any] = super(zmq.Socket, socket).get
+        self.has_input = input_of(socket)
         self.dirty = True
 
 
@@ -332,7 +339,7 @@ class Loop:
             if not watched.dirty:
                 continue
             watched.dirty = False
-            if watched.socket.closed or not watched.events(_EVENTS) & _POLLIN:
+            if watched.socket.closed or not watched.has_input():
                 continue
             watched.dirty = happened = True
             if self._guard(watched.on_readable):
@@ -343,7 +350,7 @@ class Loop:
         """Whether a marked socket has input; one that has none loses its mark."""
         for watched in self._sockets.values():
             if watched.dirty:
-                if not watched.socket.closed and watched.events(_EVENTS) & _POLLIN:
+                if not watched.socket.closed and watched.has_input():
                     return True
                 watched.dirty = False
         return False
