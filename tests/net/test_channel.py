@@ -17,6 +17,7 @@ from tests.net.wired import Served, until
 from zmqdist import errors
 from zmqdist.core.calls import ClientCall
 from zmqdist.messages import Call, Refused, Reply
+from zmqdist.net import channel as channels
 from zmqdist.net import line
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import client_security
@@ -137,6 +138,24 @@ def test_a_follower_whose_time_has_passed_leaves_and_the_leader_goes_on(serve: S
     held.answer(0)
     leader.join(5)
     assert slow.code == 0
+
+
+@pytest.mark.parametrize("spin_s", [0.0, channels.SPIN_S], ids=["sleeping at once", "looking first"])
+def test_an_answer_that_comes_too_late_does_not_hide_the_next_one(
+    serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, spin_s: float
+) -> None:
+    """It comes while the next call is sent, and sending may take the edge that told of it."""
+    monkeypatch.setattr(channels, "SPIN_S", spin_s)
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    ask(channel, within_s=0.01)
+    for number in range(300):
+        before = start(channel, within_s=0.0)
+        assert channel.poll(before)
+        answers = threading.Thread(target=lambda n=number: (held.answer(2 * n + 1), held.answer(2 * n + 2)))
+        answers.start()
+        assert ask(channel).code == 0
+        answers.join(5)
 
 
 def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve, open_channel: Open) -> None:

@@ -90,22 +90,18 @@ class ClientCalls:
     Attributes:
       incarnation: of the server that is connected; 0 while none is.
       in_flight, waiting: the calls by number, in the order of asking.
+      deadline: when `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline.
     """
 
     def __init__(self, address: str, pending_max: int = CALLS_PENDING_MAX) -> None:
         self._address = address
         self._pending_max = pending_max
         self._last_id = 0
-        self._due_bound = inf
+        self.deadline = inf
         self._waiting_bytes = 0
         self.incarnation = 0
         self.in_flight: dict[int, ClientCall] = {}
         self.waiting: dict[int, ClientCall] = {}
-
-    @property
-    def deadline(self) -> float:
-        """When `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline."""
-        return self._due_bound
 
     def asked(self, call: ClientCall) -> bool:
         """A new call. It waits, or has ended here (then `ended` is set) because there are too many.
@@ -113,19 +109,20 @@ class ClientCalls:
         Returns:
           Whether what waits should leave now, although nobody wants an answer yet (P8).
         """
-        if len(self.in_flight) + len(self.waiting) >= self._pending_max:
+        waiting, in_flight = self.waiting, self.in_flight
+        if len(in_flight) + len(waiting) >= self._pending_max:
             call.end(
                 RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
             )
             return False
         self._last_id = call.id = self._last_id + 1
-        if call.due < self._due_bound:
-            self._due_bound = call.due
+        if call.due < self.deadline:
+            self.deadline = call.due
         self._waiting_bytes += len(call.body)
-        self.waiting[call.id] = call
+        waiting[call.id] = call
         return self.incarnation != 0 and (
-            not self.in_flight
-            or len(self.waiting) >= BATCH_ITEMS_MAX
+            not in_flight
+            or len(waiting) >= BATCH_ITEMS_MAX
             or self._waiting_bytes >= BATCH_BYTES_MAX
             or bool(call.frames)
         )
@@ -136,6 +133,11 @@ class ClientCalls:
         calls: list[ClientCall] = []
         if not self.incarnation:
             return calls
+        if len(waiting) == 1:
+            number, call = waiting.popitem()
+            in_flight[number] = call
+            self._waiting_bytes = 0
+            return [call]
         byte_count = 0
         for call in waiting.values():
             if call.frames and calls:
@@ -188,7 +190,11 @@ class ClientCalls:
         """An answer arrived: the call that ended; None when nobody waits for it any more."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
-            call.end(reply.code, reply.message, reply.body, frames)
+            call.code = reply.code
+            call.message = reply.message
+            call.body = reply.body
+            call.frames = frames
+            call.ended = True
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
@@ -201,14 +207,14 @@ class ClientCalls:
 
     def ticked(self, now: float) -> list[ClientCall]:
         """The calls whose time has passed. The server is not told: it knows the time that was left."""
-        if now < self._due_bound:
+        if now < self.deadline:
             return []
         ended = [call for calls in (self.in_flight, self.waiting) for call in calls.values() if call.due <= now]
         for call in ended:
             sent = self._forget(call)
             waited_for = "an answer" if sent or self.incarnation else f"a server at {self._address}"
             call.end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
-        self._due_bound = min(
+        self.deadline = min(
             (call.due for calls in (self.in_flight, self.waiting) for call in calls.values()), default=inf
         )
         return ended

@@ -17,7 +17,9 @@ Theory of operation: leader and followers
 
 Rules
     R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,
-        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight.
+        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight. Who has
+        sent and leads then may ask later, but before it sleeps, or leaves. While large transfers move the lock is released with
+        input left, so that others have their turn; then the eventfd says so.
     R2  The leader polls outside the lock. Who ends the leader's own call for it writes the eventfd. Only the leader, or
         anybody while there is none, opens and closes sockets: so no descriptor changes its owner while it is polled.
     R3  A follower sleeps on its own lock, never on another's.
@@ -57,9 +59,9 @@ from zmqdist.wire.hello import Hello
 log = logging.getLogger("zmqdist.net")
 
 SLICE_S: Final = 1.0
-NAP_S: Final = 0.001
+NAP_S: Final = 0.002
 """So long, or twice, calls that nobody asks about are kept for company."""
-LOOK_EVERY: Final = 16
+LOOK_EVERY: Final = 32
 """So many calls gather between two looks whether an answer has come: a look costs as much as gathering a few."""
 SPIN_S: Final = 0.0002
 """So long a leader looks before it sleeps: a round trip on one host, from answers that are ready at once."""
@@ -111,6 +113,7 @@ class Channel:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._line = Line(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
+        self._turnstile = allocate_lock()
         self._leader = _NOBODY
         self._leader_call: ClientCall | None = None
         self._followers: dict[_Sleeper, None] = {}
@@ -143,8 +146,9 @@ class Channel:
     def ask(self, call: ClientCall) -> None:
         """Ask, and wait until the call has ended. Raises as `call` does, and KeyboardInterrupt."""
         with self._gate as shielded:
-            self._submit(call, True)
-            if not call.ended:
+            if self._submit(call, True):
+                self._lead(call, shielded)
+            elif not call.ended:
                 self._wait(call, shielded)
 
     def wait(self, call: ClientCall) -> None:
@@ -252,12 +256,13 @@ class Channel:
             self._tell()
         return True
 
-    def _submit(self, call: ClientCall, waits: bool) -> None:
+    def _submit(self, call: ClientCall, waits: bool) -> bool:
+        """A new call; whether this thread leads now, which it can only if it `waits`."""
         now = monotonic()
-        with self._lock:
+        with self._turnstile, self._lock:
             if self._closed:
                 call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
-                return
+                return False
             line, table = self._line, self._line.table
             if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not table.incarnation):
                 self._look(now)
@@ -269,8 +274,23 @@ class Channel:
                     self._attend(now, waits)
             if not waits and line.lanes.tracked and line.lanes.sending:
                 self._need_reader()  # for what the server acknowledges
+            lead = waits and self._leader == _NOBODY and not call.ended
+            if lead:
+                self._leader = get_ident()
+                self._leader_call = call
+            else:
+                line.settle()
             if line.ended:
-                self._tell()
+                self._tell(self._leader)
+            return lead
+
+    def _let_others(self) -> None:
+        """A lock goes to whoever asks at the right instant, which is mostly who has just released it. While a large transfer moves the
+        leader takes it again and again: so others hold the turnstile while they wait for it, and the leader passes there first.
+        """
+        if self._line.lanes.tracked:
+            with self._turnstile:
+                pass
 
     def _attend(self, now: float, waits: bool) -> None:
         """A call waits for a server: somebody must see to the connection, now and later."""
@@ -293,7 +313,7 @@ class Channel:
 
     def _wait(self, call: ClientCall, shielded: bool) -> None:
         me = None
-        with self._lock:
+        with self._turnstile, self._lock:
             if self._line.table.waiting:
                 self._line.flush()
                 self._tell()
@@ -313,17 +333,22 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for everybody until the call has ended."""
+        asked = False  # EVENTS, since this thread or another has sent (R1)
         try:
             while True:
-                ready = self._spin() or self._line.poll(self._slice_ms(call.due))
+                ready = self._line.poll(self._slice_ms(call.due)) if asked else self._spin()
+                self._let_others()
                 with self._lock:
-                    self._serve(ready)
+                    self._serve(ready, asked)
+                    asked = True
                     if call.ended or (shielded and self._gate.interrupted):
                         self._step_down()
                         return
         except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
+                    self._line.settle()
+                    self._tell(self._leader)
                     self._step_down()
             raise
 
@@ -355,7 +380,7 @@ class Channel:
                 # A Ctrl-C that came before `wake` was set woke nobody.
                 slice_s = 0.0 if shielded and self._gate.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
-                with self._lock:
+                with self._turnstile, self._lock:
                     if self._decide(me, call, shielded):
                         return me.promoted
         except BaseException:  # as in _lead
@@ -422,26 +447,29 @@ class Channel:
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, ready: list[tuple[int, int]]) -> None:
-        """What the leader does after each poll."""
+    def _serve(self, ready: list[tuple[int, int]], asked: bool = True) -> None:
+        """What the leader does after each poll; `asked`: what had arrived before it would have been found."""
         line = self._line
         if self._closed:
             return
-        tend = not line.table.incarnation
+        tend, announced = not line.table.incarnation, False
         for fd, _ in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             elif fd == line.monitor_fd:
                 tend = True
-        unannounced = not ready and not line.poll(0)
+            else:
+                announced = True
+        unannounced = asked and not ready and not line.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
-        if line.settle():
+        if line.settle(announced):
             self.stalls += unannounced
         now = self._looked_at = monotonic()
         if tend:
             line.tend(now)
-        line.expire(now)
+        if now >= line.table.deadline:
+            line.expire(now)
         if line.ended:
             self._tell(self._leader)
 
@@ -530,6 +558,7 @@ class Channel:
         try:
             slice_ms = self._slice_ms(self._line.table.deadline)
             ready = self._line.poll(min(slice_ms, NAP_S * 1000) if self._napping else slice_ms)
+            self._let_others()
             with self._lock:
                 self._serve(ready)
                 self._end_nap()

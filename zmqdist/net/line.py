@@ -3,7 +3,7 @@
 Rules
     One thread at a time; nothing here waits.
     Calls that end are gathered in `ended`; the owner tells whoever waits for them, and empties the list.
-    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the one exception is there).
+    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the exceptions are there).
     What has arrived is read before a connection that has gone is let go.
     Calls leave together (core/calls.py says when); whatever reads an answer also sends what has gathered meanwhile.
 
@@ -32,6 +32,7 @@ from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, Message,
 from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import receive_payload
 from zmqdist.net.link import Link
+from zmqdist.net.loop import input_of
 from zmqdist.net.monitor import Down, Up
 from zmqdist.net.security import ClientSecurity
 from zmqdist.net.transfers import Lanes, fresh, is_large
@@ -42,9 +43,9 @@ log = logging.getLogger("zmqdist.net")
 
 SOCKETS_MAX: Final = 65_536
 
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-_RCVMORE: Final = int(zmq.RCVMORE)
+CHUNKS_A_TURN: Final = 4
+"""Messages of large transfers after which other threads have their turn."""
+
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -106,6 +107,7 @@ class Line:
         self._log_at = monotonic() + WAIT_LOG_S
         self._link = Link(_process.context(), address, security, opened=self._opened, closing=self._closing)
         self.lanes = Lanes(address, self._put_message)
+        self._chunks = 0
         self._closing()
 
     # -- the socket of the present attempt --------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Line:
         assert socket is not None
         assert monitor is not None
         backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
-        self._get: Callable[[int], Any] = backend.get
+        self._has_input: Callable[[], Any] = input_of(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
         self.lanes = Lanes(self.address, self._put_message)
@@ -123,7 +125,7 @@ class Line:
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
-        self._get = lambda option: 0
+        self._has_input = lambda: False
         self.lanes.gone()
         self.monitor_fd = -1
         self._watch()
@@ -147,13 +149,13 @@ class Line:
     # -- out --------------------------------------------------------------------------------------------------------------
 
     def submit(self, call: ClientCall, waits: bool) -> None:
-        """A new call. It may have ended after this, refused by the table.
+        """A new call; it may have ended after this, refused by the table. EVENTS is left to the caller.
 
         Args:
           waits: somebody waits for it, so it does not wait for company.
         """
         if self.table.asked(call) or waits:
-            self.flush()
+            self._send_waiting()
         if call.frames and call.id in self.table.waiting and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
@@ -179,7 +181,7 @@ class Line:
 
     def _send_waiting(self) -> None:
         table = self.table
-        while calls := table.next_message():
+        while table.waiting and (calls := table.next_message()):
             now, frames = monotonic(), calls[0].frames
             if len(calls) > 1:
                 sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
@@ -213,33 +215,46 @@ class Line:
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> bool:
-        """Read all that has arrived, and send what waited for that; whether anything had arrived."""
-        get = self._get
-        if not get(_EVENTS) & _POLLIN:
+    def settle(self, announced: bool = False) -> bool:
+        """Read all that has arrived, and send what waited for that; whether anything had arrived.
+
+        Args:
+          announced: the descriptor has told of something. It need not be a message, but it nearly always is.
+        """
+        if announced:
+            try:
+                self._drain()
+            except zmq.Again:  # of its first look only; it has asked for EVENTS, too
+                return False
+        elif self._has_input():
+            self._drain()
+        else:
             return False
-        self._drain()
         while self.table.waiting and self.table.incarnation:
             self._send_waiting()
-            if not get(_EVENTS) & _POLLIN:
+            if not self._has_input():
                 break
             self._drain()
         return True
 
     def _drain(self) -> None:
-        """Read all that has arrived; something has."""
-        table, get = self.table, self._get
+        """Read all that has arrived; something has. Of large transfers CHUNKS_A_TURN, and then the eventfd says that there is more."""
+        table = self.table
         while True:
-            header = self._recv(_NOBLOCK)
-            frames = receive_payload(self._link.socket) if get(_RCVMORE) else ()  # type: ignore[arg-type]
+            frame = self._recv(_NOBLOCK, False)
+            frames = receive_payload(self._link.socket) if frame.more else ()  # type: ignore[arg-type]
             try:
                 if frames is None:
                     raise WireError(self.address, "a message of too many frames")
-                self._take(header, frames)
+                self._take(frame.bytes, frames)
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
-            if (not table.in_flight and table.incarnation) or not get(_EVENTS) & _POLLIN:
+            if (not table.in_flight and table.incarnation) or not self._has_input():
+                return
+            if self._chunks >= CHUNKS_A_TURN:
+                self._chunks = 0
+                os.eventfd_write(self._wake_fd, 1)
                 return
 
     def _take(self, header: bytes, frames: Sequence[Any]) -> None:
@@ -256,8 +271,10 @@ class Line:
             for reply in message.items:
                 self._answered(reply, ())
         elif type(message) is Chunk:
+            self._chunks += 1
             self.lanes.chunk(message, frames)
         elif type(message) is Credit:
+            self._chunks += 1
             self.lanes.credited(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
@@ -339,10 +356,10 @@ class Line:
         # After the tick: also what a new socket and its monitor have must be asked for once before they are polled.
         for change in link.read(now):
             if isinstance(change, Up):
-                self._get(_EVENTS)  # has the socket learn of its connection
+                self._has_input()  # has the socket learn of its connection
                 self._put(self._hello)
             elif isinstance(change, Down):
-                if self._get(_EVENTS) & _POLLIN:
+                if self._has_input():
                     self._drain()  # what the connection brought while it was there; and nothing is sent to it any more
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S

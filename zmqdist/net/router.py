@@ -69,9 +69,7 @@ NAME_CHARS_MAX: Final = 100
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
-_EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
-_RCVMORE: Final = int(zmq.RCVMORE)
 _PING: Final = encode(Ping())
 
 Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
@@ -159,7 +157,7 @@ class Router:
         socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_SERVER_S * 1000))
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
-        self._recv: Callable[[int], bytes] = super(zmq.Socket, socket).recv
+        self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._monitor = open_monitor(socket, SERVER_EVENTS)
         self._watched: Watched = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
@@ -284,24 +282,21 @@ class Router:
 
     def _read(self) -> bool:
         """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
-        events, recv, peers = self._watched.events, self._recv, self._peers
+        has_input, recv, peers = self._watched.has_input, self._recv, self._peers
         self._left = MESSAGES_PER_WAKE_MAX
         while self._left > 0:
-            if self._left < MESSAGES_PER_WAKE_MAX and not events(_EVENTS) & _POLLIN:
+            if self._left < MESSAGES_PER_WAKE_MAX and not has_input():
+                self._watched.dirty = False
                 return False
             self._left -= 1
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)
+            frame = recv(_NOBLOCK, False)
             if peer is None:
-                frame = self._socket.recv(_NOBLOCK, copy=False)
-                header, more = frame.bytes, frame.more
                 peer = self._meet(routing_id, frame)
-            else:
-                header = recv(_NOBLOCK)
-                more = bool(events(_RCVMORE))
-            frames = receive_payload(self._socket) if more else []
+            frames = receive_payload(self._socket) if frame.more else []
             try:
-                self._take(peer, header, frames)
+                self._take(peer, frame.bytes, frames)
             except WireError as error:
                 self._count("not a message")
                 if not peer.blamed:
@@ -433,7 +428,7 @@ class Router:
             self._loop.set_timer(self, now + SUSPECT_STEP_S, self._ask_suspects)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.events(_EVENTS)  # makes the socket take note of connections that have ended
+        self._watched.has_input()  # makes the socket take note of connections that have ended
         self._send_raw(peer, _PING)
         return peer.gone
 
@@ -451,7 +446,7 @@ class Router:
         if self._closed:
             return
         self._watched.dirty = True
-        if self._watched.events(_EVENTS) & _POLLIN and self._read():
+        if self._watched.has_input() and self._read():
             self._loop.call_soon(self._let_go)  # there is more: let others have their turn
             return
         going, self._going = self._going, []

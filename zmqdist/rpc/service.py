@@ -7,7 +7,8 @@ Rules
     else gets a code by its class, and a text with class and traceback.
     Arguments are checked against the signature before the handler sees them, results after it.
     Values travel by the safe codec: nothing is unpickled here.
-    Answers without frames gather for a turn of the loop, and leave as one message to each peer.
+    The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
+    leave as one message to each peer.
 
 On the wire (the body of Call)
     a tuple   the arguments, each with its structure
@@ -102,16 +103,6 @@ class Method:
             ) from None
 
 
-class _Gathered:
-    """Answers for one peer in this turn of the loop."""
-
-    __slots__ = ("byte_count", "replies")
-
-    def __init__(self) -> None:
-        self.replies: list[Reply] = []
-        self.byte_count = 0
-
-
 class RpcService:
     """Methods that are answered on a router, after `attach`. One service may share its router with other conversations."""
 
@@ -119,7 +110,8 @@ class RpcService:
         self._methods: dict[str, Method] = {}
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max)
-        self._replies: dict[Peer, _Gathered] = {}
+        self._replies: dict[Peer, list[Reply]] = {}
+        self._reply_bytes = 0
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], None, True, None))
@@ -176,6 +168,7 @@ class RpcService:
         self._attached = True
         self._router = router
         self._loop = loop
+        self._incarnation = incarnation
         self._calls = ServerCalls(incarnation)
         router.on(Call, self._called)
         router.on(Calls, self._called_together)
@@ -209,49 +202,56 @@ class RpcService:
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
     def _called(self, peer: Peer, call: Call, frames: list[Any]) -> None:
-        sources: Sequence[Source] = ()
-        method = self._methods.get(call.method)
-        reply = self._calls.stale(call) or self._refusal(peer, call, method)
-        if reply is None:
-            assert method is not None
-            if method.inline and not call.parts:
-                reply, sources = _answer(method, call.id, call.body, frames, peer)
+        answer = self._take(peer, call, frames)
+        if answer is not None:
+            reply, sources = answer
+            if sources:
+                self._router.lanes(peer).send(reply, sources)
             else:
-                served = self._calls.called(peer, call, time.monotonic())
-                if isinstance(served, ServedCall):
-                    self._begin(served, peer, method, call, frames)
-                    return
-                reply = served
-        self._answer(peer, reply, sources)
+                self._router.send(peer, reply)
 
     def _called_together(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
         if frames:
             raise WireError(peer.name, "several calls in one message with payload frames")
         self._router.worked(len(calls.items))
         for call in calls.items:
-            self._called(peer, call, frames)
+            answer = self._take(peer, call, frames)
+            if answer is not None:
+                self._gather(peer, *answer)
 
-    def _answer(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
+    def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
+        """Run a method, or have the pool do it; the answer, if there is one already."""
+        method = self._methods.get(call.method)
+        if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
+            reply = self._calls.stale(call) or self._refusal(peer, call, method)
+            if reply is not None:
+                return reply, ()
+            assert method is not None
+        if method.inline and not call.parts:
+            return _answer(method, call.id, call.body, frames, peer)
+        served = self._calls.called(peer, call, time.monotonic())
+        if isinstance(served, Reply):
+            return served, ()
+        self._begin(served, peer, method, call, frames)
+        return None
+
+    def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
         if sources:
             self._router.lanes(peer).send(reply, sources)
             return
-        gathered = self._replies.get(peer)
-        if gathered is None:
-            gathered = self._replies[peer] = _Gathered()
-        gathered.replies.append(reply)
-        gathered.byte_count += len(reply.body) + len(reply.message)
-        if len(gathered.replies) >= BATCH_ITEMS_MAX or gathered.byte_count >= BATCH_BYTES_MAX:
-            del self._replies[peer]
-            self._send(peer, gathered.replies)
+        replies = self._replies.get(peer)
+        if replies is None:
+            replies = self._replies[peer] = []
+        replies.append(reply)
+        self._reply_bytes += len(reply.message) if reply.code else len(reply.body)
+        if len(replies) >= BATCH_ITEMS_MAX or self._reply_bytes >= BATCH_BYTES_MAX:
+            self._send_replies()
 
     def _send_replies(self) -> None:
         if self._replies:
-            gathered, self._replies = self._replies, {}
-            for peer, one in gathered.items():
-                self._send(peer, one.replies)
-
-    def _send(self, peer: Peer, replies: list[Reply]) -> None:
-        self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
+            gathered, self._replies, self._reply_bytes = self._replies, {}, 0
+            for peer, replies in gathered.items():
+                self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
     def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any] | None) -> None:
         """Run the method when all its arguments are here."""
@@ -304,7 +304,7 @@ class RpcService:
 
     def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         if self._calls.finished(served) and reply is not None:
-            self._answer(peer, reply, sources)
+            self._gather(peer, reply, sources)
 
     def _list(self) -> list[Any]:
         methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
