@@ -494,6 +494,26 @@ def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
     client.close()
 
 
+def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", True)
+    send = Router.send
+
+    def wrong(self: Router, peer: Any, message: Any, frames: Any = ()) -> bool:
+        if isinstance(message, Chunk) and message.offset == 2 * CHUNK_BYTES:
+            frames = (frames[0][:-1],)
+        return send(self, peer, message, frames)
+
+    client = connect(serve(ones=lambda n: np.ones(n, np.uint8)).address, timeout_in_ms=30_000)
+    monkeypatch.setattr(Router, "send", wrong)
+    with pytest.raises(errors.InvalidArgumentError, match=r"a chunk of .* where at most"):
+        client.ones_blocking(16 * MIB)
+    monkeypatch.setattr(Router, "send", send)
+    assert client.ones_blocking(16 * MIB).all()
+
+
 @pytest.mark.parametrize("parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)])
 def test_parts_that_cannot_be_are_refused(serve: Serve, connect: Connect, parts: Any, lane: str) -> None:
     server = serve(m=lambda a: 1)

@@ -216,7 +216,7 @@ class Channel:
 
     @property
     def lends(self) -> bool:
-        """Whether the server can open the shared memory of this process, as far as is known here."""
+        """Whether the server can open our shared memory, as far as is known here."""
         return self._line.lanes.lends
 
     @property
@@ -285,9 +285,7 @@ class Channel:
             return lead
 
     def _let_others(self) -> None:
-        """A lock goes to whoever asks at the right instant, which is mostly who has just released it. While a large transfer moves the
-        leader takes it again and again: so others hold the turnstile while they wait for it, and the leader passes there first.
-        """
+        """Who waits for the lock holds the turnstile: a leader that takes it again and again would starve others."""
         if self._line.lanes.tracked:
             with self._turnstile:
                 pass
