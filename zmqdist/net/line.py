@@ -59,17 +59,13 @@ class Process:
             return self._context
 
 
-_process = Process()
-
-
-def this_process() -> Process:
-    """The one of the running process: another one after a fork."""
-    return _process
+process = Process()
+"""The one of the running process: another one after a fork, so ask for it by `line.process`."""
 
 
 def _forked() -> None:
-    global _process
-    _process = Process()
+    global process
+    process = Process()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -96,7 +92,7 @@ class Line:
         self._wake_fd = wake_fd
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S
-        self._link = Link(_process.context(), address, security, opened=self._opened, closing=self._closing)
+        self._link = Link(process.context(), address, security, opened=self._opened, closing=self._closing)
         self._closing()
 
     # -- the socket of the present attempt --------------------------------------------------------------------------------
