@@ -271,7 +271,7 @@ class Channel:
             else:
                 line.settle()
             if line.ended:
-                self._tell(self._leader)
+                self._tell()
             return lead
 
     def _attend(self, now: float, waits: bool) -> None:
