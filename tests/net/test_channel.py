@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import select
 import threading
 import time
 import weakref
@@ -298,6 +299,32 @@ def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(serve: Ser
     channel.cancel(call)
     leader.join(5)
     assert channel.stalls == 0  # what ends with a slice is counted
+
+
+@pytest.mark.parametrize("how", ["start", "start with frames", "poll"])
+def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
+    serve: Serve, open_channel: Open, how: str
+) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    call, other = start(channel), start(channel)
+    until(lambda: len(held.calls) == 2 and not channel._napping)
+    arrived = channel._line.poll
+    poller = select.poll()
+    poller.register(channel._wake_fd, select.POLLIN)
+    channel._line.poll = poller.poll  # so the leader hears of nothing but what other threads tell it
+    leader = threading.Thread(target=channel.wait, args=(call,))
+    leader.start()
+    until(lambda: channel._leader_call is call and channel._spins_in_vain)
+    held.answer(0)
+    until(lambda: arrived(0))
+    began = time.monotonic()
+    if how == "poll":
+        channel.poll(other)
+    else:
+        start(channel, frames=[b"frame"] if how == "start with frames" else [])
+    leader.join(5)
+    assert time.monotonic() - began < 0.9  # not only when the leader's slice was over
 
 
 def test_another_protocol_version_is_named_on_both_sides(

@@ -191,6 +191,19 @@ def test_what_has_gathered_when_the_connection_goes_waits_for_the_next_server(se
     assert [body for bodies in arrived for body in bodies] == [b"0", b"1", b"2"]
 
 
+def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    first = one_in_flight(channel, held)
+    held.served.loop.stop()
+    gathered = start(channel, b"later")
+    until(lambda: first.ended and not channel._napping)
+    assert not gathered.ended
+    serve(address=channel.address)
+    channel.wait(gathered)
+    assert (gathered.code, gathered.body) == (0, b"later")
+
+
 @pytest.mark.usefixtures("no_naps")
 def test_a_gathered_call_that_is_cancelled_or_late_never_leaves(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())

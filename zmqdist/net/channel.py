@@ -281,7 +281,7 @@ class Channel:
             else:
                 line.settle()
             if line.ended:
-                self._tell(self._leader)
+                self._tell()
             return lead
 
     def _let_others(self) -> None:
@@ -566,8 +566,9 @@ class Channel:
                 self._step_down()
 
     def _end_nap(self) -> None:
-        """The reader's: send what has gathered; when nothing has, it may sleep again."""
-        if self._line.table.waiting and not self._closed:
+        """The reader's: send what has gathered. When nothing has, or no server is there to take it, it may sleep again."""
+        table = self._line.table
+        if table.waiting and table.incarnation:
             if self._leader == _NOBODY:
                 self._look(monotonic())
             self._line.flush()

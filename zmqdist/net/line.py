@@ -66,17 +66,13 @@ class Process:
             return self._context
 
 
-_process = Process()
-
-
-def this_process() -> Process:
-    """The one of the running process: another one after a fork."""
-    return _process
+process = Process()
+"""The one of the running process: another one after a fork, so ask for it by `line.process`."""
 
 
 def _forked() -> None:
-    global _process
-    _process = Process()
+    global process
+    process = Process()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -105,7 +101,7 @@ class Line:
         self._wake_fd = wake_fd
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S
-        self._link = Link(_process.context(), address, security, opened=self._opened, closing=self._closing)
+        self._link = Link(process.context(), address, security, opened=self._opened, closing=self._closing)
         self.lanes = Lanes(address, self._put_message)
         self._chunks = 0
         self._closing()
