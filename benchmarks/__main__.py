@@ -1,77 +1,130 @@
-"""`python -m benchmarks [NAME ...] [--quick] [--json]`: all questions, or those of these names.
+"""`python -m benchmarks NAME ... [--against raw,pool,...]`: questions about speed and size, each a file of this folder; `all` for all.
 
-calls      blocking and pipelined RPC calls, against a bare pyzmq echo
-tasks      no-op tasks per second with two worker processes, against a ProcessPoolExecutor of two
-roundtrip  one task at a time, against a bare pyzmq round trip
-results    large results by size, against one frame of a bare pyzmq socket
-startup    from the start of Python to the first result on two worker processes
-imports    what `import zmqdist` costs beyond NumPy
-memory     a million queued no-op tasks: the dispatcher's memory at its peak and afterwards
+What is compared takes turns with zmqdist in blocks of a fraction of a second. A system that is not installed is left out, with a line;
+`pip install zmqdist[bench]` has most of them. Those whose packages do not go together may have a Python each: --python, or the
+environment variables ZMQDIST_BENCH_PYTHON_RAY, ZMQDIST_BENCH_PYTHON_TF and so on.
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Callable
+from pathlib import Path
 
-from benchmarks import imports, memory, startup
-from zmqdist.launch.local_cluster import local_cluster
-from zmqdist.observe import bench
-from zmqdist.observe.bench import Figure, Plan
-from zmqdist.observe.peer import peer_process
+from benchmarks import (
+    bandwidth,
+    calls,
+    fanout,
+    imports,
+    latency,
+    memory,
+    results,
+    roundtrip,
+    scale,
+    startup,
+    tasks,
+)
+from benchmarks.measuring import FULL, QUICK, Question, measure, to_stderr
+from benchmarks.systems import SYSTEMS
 
-
-def calls(plan: Plan) -> list[Figure]:
-    with peer_process() as peer:
-        return bench.measure_calls(peer, plan)
-
-
-def tasks(plan: Plan) -> list[Figure]:
-    with local_cluster(workers=2) as cluster:
-        return bench.measure_tasks(cluster, plan)
-
-
-def roundtrip(plan: Plan) -> list[Figure]:
-    with peer_process() as peer, local_cluster(workers=2) as cluster:
-        return bench.measure_round_trip(cluster, peer, plan)
-
-
-def results(plan: Plan) -> list[Figure]:
-    with peer_process() as peer, local_cluster(workers=2) as cluster:
-        return bench.measure_results(cluster, peer, plan)
+MODULES = (latency, calls, tasks, roundtrip, bandwidth, fanout, startup, imports, memory, scale)
+QUESTIONS: dict[str, Question] = {module.QUESTION.name: module.QUESTION for module in MODULES}
+PAGE = "performance.md"
 
 
-QUESTIONS: dict[str, Callable[[Plan], list[Figure]]] = {
-    "calls": calls,
-    "tasks": tasks,
-    "roundtrip": roundtrip,
-    "results": results,
-    "startup": startup.measure,
-    "imports": imports.measure,
-    "memory": memory.measure,
-}
+def main(arguments: list[str] | None = None) -> int:
+    given = _given(arguments)
+    names = list(QUESTIONS) if "all" in given.names else given.names
+    against = [SYSTEMS[name] for name in given.against]
+    questions = [QUESTIONS[name] for name in names]
+    answers, versions = measure(questions, against, QUICK if given.quick else FULL, given.python, to_stderr)
+    documents = [results.document(found, versions, _command(name, given)) for name, found in answers.items()]
+    for found in documents:
+        print("\n".join([*results.table(found).lines(), *(f"  {line}" for line in found["skipped"]), ""]))
+    if given.json:
+        given.json.write_text(results.written(documents))
+    if given.plot:
+        _draw(documents, Path())
+    if given.write:
+        given.write.mkdir(parents=True, exist_ok=True)
+        for found in documents:
+            (given.write / f"{found['question']}.json").write_text(results.written([found]))
+        _draw(documents, given.write)
+        page = given.write.parent / PAGE
+        if page.exists():
+            results.rewrite(page, given.write, QUESTIONS)
+    return 0
 
 
-def main() -> int:
+def _given(arguments: list[str] | None) -> argparse.Namespace:
+    about = "\n".join(f"{name:<12}{question.title}" for name, question in QUESTIONS.items())
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=f"questions:\n{about}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="questions; none: all of them")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="questions, or all")
+    parser.add_argument(
+        "--against",
+        type=_systems,
+        default=list(SYSTEMS),
+        metavar="SYSTEM,...",
+        help=f"of {','.join(SYSTEMS)}; or none (default: all)",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller blocks")
-    parser.add_argument("--json", action="store_true", help="the figures as JSON")
-    given = parser.parse_args()
-    unknown = [name for name in given.names if name not in QUESTIONS]
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--plot", action="store_true", help="draw NAME.png in this folder; needs matplotlib")
+    parser.add_argument("--write", type=Path, metavar="DIR", help=f"JSON and plots go there, tables into {PAGE} above")
+    parser.add_argument(
+        "--python",
+        type=_python,
+        action="append",
+        default=[],
+        metavar="SYSTEM=PATH",
+        help="the interpreter that has a system's packages",
+    )
+    given = parser.parse_args(arguments)
+    given.python = dict(given.python)
+    unknown = [name for name in given.names if name not in QUESTIONS and name != "all"]
     if unknown:
         parser.error(f"no question {unknown[0]!r}; there are: {', '.join(QUESTIONS)}")
-    plan = bench.QUICK if given.quick else bench.FULL
-    figures: list[Figure] = []
-    for name in given.names or QUESTIONS:
-        if sys.stderr.isatty():
-            print(f"measuring {name} ...", file=sys.stderr)
-        figures += QUESTIONS[name](plan)
-    print(bench.as_json(figures) if given.json else "\n".join(bench.table(figures).lines()))
-    return 0
+    return given
+
+
+def _systems(text: str) -> list[str]:
+    names = [] if text == "none" else text.split(",")
+    for name in names:
+        if name not in SYSTEMS:
+            raise argparse.ArgumentTypeError(f"no system {name!r}; there are: {', '.join(SYSTEMS)}")
+    return names
+
+
+def _python(text: str) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not path or name not in {system.module for system in SYSTEMS.values()}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not SYSTEM=PATH")
+    return name, path
+
+
+def _command(name: str, given: argparse.Namespace) -> str:
+    """How to ask this question again; where the interpreters are is a matter of each machine."""
+    words = ["python", "-m", "benchmarks", name]
+    words += ["--quick"] if given.quick else []
+    words += [] if given.against == list(SYSTEMS) else ["--against", ",".join(given.against) or "none"]
+    return shlex.join(words)
+
+
+def _draw(documents: list[results.Document], folder: Path) -> None:
+    from benchmarks.plots import draw
+
+    for found in documents:
+        try:
+            draw(found, folder / f"{found['question']}.png")
+        except ImportError as error:
+            to_stderr(f"no plots: {error}")
+            return
 
 
 if __name__ == "__main__":

@@ -274,7 +274,8 @@ def test_a_full_queue_blocks_schedule_until_a_worker_takes_one(tmp_path: Path) -
         )
         scheduling.start()
         until(lambda: coordinator._shell.scheduled == 4 and coordinator._shell.waiting)
-        assert begun(tmp_path)  # one runs, its worker holds the next one, two are queued, the fifth is kept out
+        until(lambda: bool(begun(tmp_path)))  # one runs, its worker holds the next one, two wait, the fifth is kept out
+        assert coordinator._shell.scheduled == 4
         go(tmp_path)
         scheduling.join(20)
         assert coordinator.fetch(values) == [str(i) for i in range(8)]

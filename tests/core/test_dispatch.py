@@ -10,7 +10,9 @@ import pytest
 
 from tests.core.dispatched import SEEN, WELCOME, begin, coordinator, done, given, hear, leases_of, submit, worker
 from zmqdist import errors
+from zmqdist.core.dispatch import placement
 from zmqdist.core.dispatch.broker import Broker
+from zmqdist.core.dispatch.records import Hands
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import (
@@ -232,6 +234,33 @@ def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
         now += 0.0005
         done(broker, left.pop(0), now=now)
     assert worker(broker, "v", 1, now=now)[1:] == []
+    overdue = broker.deadline
+    assert overdue is not None
+    assert broker.handle(Ticked(), overdue - 0.001) == []
+    assert broker.handle(Ticked(), overdue) == [Send("w", Recall(left[3:]))], "it should have begun by then"
+    assert broker.deadline is None
+
+
+def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[Hands] = []
+
+    def in_a_while(hands: Hands) -> float:
+        looked_at.append(hands)
+        return 1.0
+
+    monkeypatch.setattr(placement, "_worth_recalling_at", in_a_while)
+    coordinator(broker)
+    for index in range(50):
+        worker(broker, f"w{index}", index)
+    submit(broker, *range(100))
+    worker(broker, "v", 50)
+    assert len(looked_at) == 50, "somebody is idle: what could each of them give back, and from when on"
+    for index in range(50):
+        hear(broker, f"w{index}", Beat())
+    assert (len(looked_at), broker.deadline) == (50, 1.0)
+    done(broker, 1, peer="w0")
+    assert len(looked_at) == 50, "it holds no more than it can begin"
+    assert Send("w1", Recall([52])) in broker.handle(Ticked(), 1.0)
 
 
 def test_work_that_has_begun_is_not_recalled(broker: Broker) -> None:

@@ -69,6 +69,9 @@ def test_one_that_names_no_index_gets_the_lowest_free_one_of_its_job(membership:
     indexes = [join(membership, peer, asks(life, index=-1)).index for peer, life in [("c", 3), ("d", 4)]]
     assert indexes == [1, 3]
     assert join(membership, "e", asks(5, index=-1, job="other")).index == 0
+    membership.handle(Heard("c", Goodbye("")), 0.0)
+    again = [join(membership, peer, asks(life, index=-1)).index for peer, life in [("f", 6), ("g", 7)]]
+    assert again == [1, 4], "that of one who left is free again"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from zmqdist.core.dispatch.records import Session
 from zmqdist.core.events import Send
 from zmqdist.core.membership import Membership
 from zmqdist.core.worker import Worker
+from zmqdist.core.worker_events import FreeBulk
 from zmqdist.messages import Assign, Define, Submit
 from zmqdist.testing import simulate
 
@@ -118,8 +119,9 @@ def abandon_without_kill(self: Worker) -> list[Any]:
     self._queue.clear()
     self._outcomes.clear()
     self._started.clear()
+    freed = [FreeBulk(lease) for lease in self._bulk]
     self._bulk.clear()
-    return []
+    return freed
 
 
 def uncut(self: Dispatch, leases: list[Any], **kwargs: Any) -> None:

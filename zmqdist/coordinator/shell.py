@@ -113,6 +113,7 @@ class Shell:
         self._cancels: deque[int] = deque()
         self._held: dict[int, list[int]] = {}
         self._draining = False
+        self._due: float | None = None
         self._memory = MemoryKeeper()
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
@@ -293,9 +294,13 @@ class Shell:
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
         self._perform(self._machine.handle(event, now))
-        self._loop.set_timer(self, self._machine.deadline, self._tick)
+        due = self._machine.deadline
+        if due != self._due:
+            self._due = due
+            self._loop.set_timer(self, due, self._tick)
 
     def _tick(self) -> None:
+        self._due = None
         self._handle(Ticked())
 
     def _perform(self, effects: list[Effect]) -> None:

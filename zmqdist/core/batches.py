@@ -17,6 +17,9 @@ def split(items: list[T], field: int = -1) -> Iterator[list[T]]:
     The payload is one field of an item, mostly the last; an item whose payload alone is larger than the bound is a part of its own.
     Errors, pickled functions and last log lines can be that large together, so that few items are no proof of a small message.
     """
+    if len(items) == 1:
+        yield items
+        return
     payload_of = itemgetter(field)
     for start in range(0, len(items), BATCH_ITEMS_MAX):
         part = items[start : start + BATCH_ITEMS_MAX]

@@ -21,6 +21,13 @@ AGAIN = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
 """Refusals that may pass."""
 
 
+def earliest(one: float | None, other: float | None) -> float | None:
+    """Of two times, None for never; it is asked after each event."""
+    if one is None or (other is not None and other < one):
+        return other
+    return one
+
+
 @dataclass(slots=True)
 class Contact:
     """Times are seconds of the machine's clock; None where nothing is due.
@@ -48,11 +55,8 @@ class Contact:
 
     @property
     def deadline(self) -> float | None:
-        first = self._beat_at
-        for time in (self.orphan_at, self.stop_at, self._register_at):
-            if time is not None and (first is None or time < first):
-                first = time
-        return first
+        first = earliest(self._beat_at, self.orphan_at)
+        return earliest(earliest(first, self.stop_at), self._register_at)
 
     def came(self, incarnation: int) -> bool:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""

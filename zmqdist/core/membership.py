@@ -123,6 +123,10 @@ class Membership:
     losses: list[LossRecord] = field(default_factory=list)
     losses_count: int = 0
     _away: dict[int, Member] = field(default_factory=dict)
+    _lives: dict[tuple[str, int], Member] = field(default_factory=dict)
+    """By (job, incarnation)."""
+    _lowest: dict[str, int] = field(default_factory=dict)
+    """Of each job an index below which none is free."""
     _unwatched: set[int] = field(default_factory=set)
 
     @property
@@ -209,7 +213,7 @@ class Membership:
             watched=watched,
             peer=peer,
         )
-        self.members[register.job, index] = member
+        self.members[register.job, index] = self._lives[register.job, register.incarnation] = member
         self.by_peer[peer] = member
         if not watched:
             self._unwatched.add(id(member))
@@ -234,18 +238,17 @@ class Membership:
         """The member that this registration is about: by its incarnation, else by the name it asks for."""
         if register.index >= 0:
             return self.members.get((register.job, register.index))
-        return next(
-            (m for m in self.members.values() if m.incarnation == register.incarnation and m.job == register.job), None
-        )
+        return self._lives.get((register.job, register.incarnation))
 
     def _welcome(self, member: Member) -> Registered:
         beat_s = min(max(BEAT_S_MIN, BEAT_S_PER_WORKER * len(self.members)), self.lease_s / 4)
         return Registered(member.index, beat_s, self.lease_s, self.cancel_grace_s)
 
     def _lowest_free(self, job: str) -> int:
-        index = 0
+        index = self._lowest.get(job, 0)
         while (job, index) in self.members:
             index += 1
+        self._lowest[job] = index
         return index
 
     def _gone(self, peer: Peer, now: float) -> list[Change | Send]:
@@ -290,6 +293,10 @@ class Membership:
         self, member: Member, reason: str, exit_code: int | None, log: str, now: float, *, settled: bool
     ) -> MemberLost:
         del self.members[member.job, member.index]
+        if self._lives.get((member.job, member.incarnation)) is member:
+            del self._lives[member.job, member.incarnation]
+        if member.job in self._lowest:
+            self._lowest[member.job] = min(self._lowest[member.job], member.index)
         if member.peer is not None:
             self.by_peer.pop(member.peer, None)
             member.peer = None

@@ -31,7 +31,7 @@ from typing import Final
 
 from zmqdist import errors
 from zmqdist.core.batches import split
-from zmqdist.core.contact import Contact
+from zmqdist.core.contact import Contact, earliest
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.slot import Slot
 from zmqdist.core.worker_events import (
@@ -125,16 +125,12 @@ class Worker:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self.ended is not None:
             return None
-        first = self._contact.deadline
-        if self._leave_at is not None and (first is None or self._leave_at < first):
-            first = self._leave_at
+        first = earliest(self._contact.deadline, self._leave_at)
         for slot in self._slots:
-            kill_at = slot.kill_at if slot.cut and self.can_kill else None
-            if kill_at is not None and (first is None or kill_at < first):
-                first = kill_at
+            if slot.cut and self.can_kill:
+                first = earliest(first, slot.kill_at)
             if len(slot.given) > 1 and self._could_balance(slot):
-                stuck_at = slot.heard_at + STUCK_S
-                first = stuck_at if first is None else min(first, stuck_at)
+                first = earliest(first, slot.heard_at + STUCK_S)
         return first
 
     @property
@@ -170,12 +166,9 @@ class Worker:
             return []
         effects = self._apply(event, now)
         if self.ended is None:
-            if self._queue:
-                effects += self._fill(now)
-            if len(self._slots) > 1:
-                effects += self._balance(now)
-            if self._outcomes or self._started:
-                effects += self._report()
+            effects += self._fill(now) if self._queue else []
+            effects += self._balance(now) if len(self._slots) > 1 else []
+            effects += self._report() if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
     def _apply(self, event: Event, now: float) -> list[Effect]:

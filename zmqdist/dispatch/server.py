@@ -86,6 +86,7 @@ class DispatchServer:
         self.undelivered = 0
         self._memory = MemoryKeeper()
         self._watchers: list[Callable[[], None]] = []
+        self._due: float | None = None
         if start:
             self.start()
 
@@ -221,18 +222,27 @@ class DispatchServer:
         if loop is None:
             return
         self._perform(self._broker.handle(event, loop.now(), watched=watched))
-        dispatch = self._broker.dispatch
-        self._memory.look(dispatch.queued, lambda: not any(hands.leases for hands in dispatch.hands.values()))
+        self._memory.look(self._broker.dispatch.queued, self._nothing_out)
         for look in self._watchers:
             look()
+
+    def _nothing_out(self) -> bool:
+        return not any(hands.leases for hands in self._broker.dispatch.hands.values())
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
             # Not sent: the peer has gone, which comes as an event of its own and is decided about there.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
-        assert self._loop is not None
-        self._loop.set_timer(self, self._broker.deadline, lambda: self._handle(Ticked()))
+        due = self._broker.deadline
+        if due != self._due:
+            assert self._loop is not None
+            self._due = due
+            self._loop.set_timer(self, due, self._tick)
+
+    def _tick(self) -> None:
+        self._due = None
+        self._handle(Ticked())
 
     # -- what can be asked by RPC -------------------------------------------------------------------------------
 

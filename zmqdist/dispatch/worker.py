@@ -88,6 +88,7 @@ class WorkerServer:
         self._loop: Loop | None = None
         self._address = ""
         self._bulk_leases: dict[int, list[int]] = {}
+        self._due: float | None = None
         if start:
             self.start()
 
@@ -259,7 +260,14 @@ class WorkerServer:
     def _rearm(self) -> None:
         assert self._machine is not None
         assert self._loop is not None
-        self._loop.set_timer(self, self._machine.deadline, lambda: self._handle(Ticked()))
+        due = self._machine.deadline
+        if due != self._due:
+            self._due = due
+            self._loop.set_timer(self, due, self._tick)
+
+    def _tick(self) -> None:
+        self._due = None
+        self._handle(Ticked())
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:

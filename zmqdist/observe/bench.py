@@ -213,7 +213,7 @@ def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
 
 def measure_round_trip(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
     """One task at a time, from `schedule` to its result, against a bare round trip; it crosses two of them."""
-    with ClusterCoordinator(cluster) as coordinator, _bare_of(peer) as bare:
+    with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
 
         def ours() -> list[float]:
             return _timed(lambda: coordinator.schedule(nothing).fetch(), plan.calls)
@@ -223,7 +223,7 @@ def measure_round_trip(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
 
 def measure_results(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
     """Large results on their way from a worker, against one frame of a bare socket."""
-    with ClusterCoordinator(cluster) as coordinator, _bare_of(peer) as bare:
+    with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
         return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
 
 
@@ -240,7 +240,8 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
     return _rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
 
 
-def _bare_of(peer: str) -> BareClient:
+def bare_of(peer: str) -> BareClient:
+    """A client of the bare echo that a peer (observe/peer.py) has beside its RPC server; close it, or use it in a with-statement."""
     with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
         return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 

@@ -1,15 +1,21 @@
 """Which worker gets which work next: idle ones first, then those with room, coordinators in turn; and what is called back.
 
 The lists of workers are kept true by `place`, which is called whenever what a worker holds has changed, so that nothing here looks at all
-workers. They are dicts because a set has no order, and the machine must be repeatable.
+workers: an event costs the same with two of them and with ten thousand. They are OrderedDicts because a set has no order, and the machine
+must be repeatable, and because looking for the first key of a dict walks over all that were deleted before it.
+
+Of workers that have more than they can begin, each waits for the time from which on it is worth calling work back: in a heap, under the
+time that was worked out when it had last changed. Entries that are no longer true are dropped when they come up.
 
 Not here: why work is queued or given back (machine.py).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from zmqdist.core.batches import split
@@ -32,17 +38,23 @@ class Placement:
         self.queued = 0
         self._next_lease = first_lease
         self._rota: deque[Session] = deque()
-        self._idle: dict[Hands, None] = {}
-        self._roomy: dict[Hands, None] = {}
-        self._surplus: dict[Hands, None] = {}
+        self._idle: OrderedDict[Hands, None] = OrderedDict()
+        self._roomy: OrderedDict[Hands, None] = OrderedDict()
+        self._changed: OrderedDict[Hands, None] = OrderedDict()
+        self._later: list[tuple[float, int, Hands]] = []
+        self._entries = itertools.count()
+        self._free = 0
+        self._coming = 0
 
     @property
     def deadline(self) -> float | None:
-        """When a recall may next become worth while by the passing of time alone."""
-        if self.queued or not self._surplus or self._wanted() <= 0:
+        """When a recall may next become worth while by the passing of time alone; true after `assign`."""
+        if self.queued or self._free <= self._coming:
             return None
-        at = min((_worth_recalling_at(hands) for hands in self._surplus if _spare(hands)), default=math.inf)
-        return at if at < math.inf else None
+        later = self._later
+        while later and not self._waits(later[0]):
+            heapq.heappop(later)
+        return later[0][0] if later else None
 
     def enrol(self, session: Session) -> None:
         """A session has waiting work."""
@@ -57,12 +69,20 @@ class Placement:
             session.in_rota = False
 
     def place(self, hands: Hands) -> None:
-        """Keep the three lists of workers true for one of them."""
-        count, member = hands.outstanding, hands.member
-        usable = hands.reachable and not member.leaving
-        _set(self._idle, hands, usable and count < member.slots)
+        """Keep the lists of workers, and the sums over them, true for one of them."""
+        count = hands.outstanding
+        slots = hands.member.slots
+        usable = hands.reachable and not hands.member.leaving
+        surplus = hands.reachable and count > slots
+        _set(self._idle, hands, usable and count < slots)
         _set(self._roomy, hands, usable and count < hands.window.limit)
-        _set(self._surplus, hands, hands.reachable and count > member.slots)
+        _set(self._changed, hands, surplus and not hands.recalled)
+        hands.recall_at = math.inf
+        free = slots - count if usable and count < slots else 0
+        coming = len(hands.recalled) if surplus else 0
+        self._free += free - hands.free
+        self._coming += coming - hands.coming
+        hands.free, hands.coming = free, coming
 
     def assign(self, now: float) -> list[Send]:
         """Hand out what waits. Called once at the end of each event."""
@@ -77,8 +97,7 @@ class Placement:
             share = max(1, self.queued // len(self._roomy))
             self._give(hands, min(share, hands.window.limit - hands.outstanding), batches, now)
             if hands in self._roomy:  # to the end of the line
-                del self._roomy[hands]
-                self._roomy[hands] = None
+                self._roomy.move_to_end(hands)
         return [Send(hands.member.peer, message) for hands, batch in batches.items() for message in _messages(batch)]
 
     def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
@@ -132,29 +151,38 @@ class Placement:
         self.queued -= count
 
     def _recall(self, now: float) -> list[Send]:
-        """Somebody is idle and nothing waits: take from whoever will need longest for what it has not begun."""
+        """Somebody is idle and nothing waits: take from those who will need long for what they have not begun."""
         effects: list[Send] = []
-        if not self._surplus or not self._idle:
-            return effects
-        wanted = self._wanted()
-        for hands in list(self._surplus) if wanted > 0 else ():
+        while self._free > self._coming and (hands := self._next_surplus(now)) is not None:
             spare = _spare(hands)
-            if not spare or now < _worth_recalling_at(hands):
-                continue
-            take = spare[-max(wanted, (len(spare) + 1) // 2) :]
-            hands.recalled.update(take)
-            effects.append(Send(hands.member.peer, Recall(take)))
-            wanted -= len(take)
-            if wanted <= 0:
-                break
+            if spare:
+                take = spare[-max(self._free - self._coming, (len(spare) + 1) // 2) :]
+                hands.recalled.update(take)
+                effects.append(Send(hands.member.peer, Recall(take)))
+                self.place(hands)
         return effects
 
-    def _wanted(self) -> int:
-        """How many pieces of work the idle slots could take, but for those that are on their way back already."""
-        if not self._idle or not self._surplus:
-            return 0
-        idle = sum(hands.member.slots - hands.outstanding for hands in self._idle)
-        return idle - sum(len(hands.recalled) for hands in self._surplus)
+    def _next_surplus(self, now: float) -> Hands | None:
+        """A worker from which work may be called back now; it is not given again before it has changed."""
+        while self._changed:
+            hands, _ = self._changed.popitem(last=False)
+            at = _worth_recalling_at(hands)
+            if at <= now:
+                return hands
+            if at < math.inf:
+                hands.recall_at = at
+                heapq.heappush(self._later, (at, next(self._entries), hands))
+        while self._later and self._later[0][0] <= now:
+            entry = heapq.heappop(self._later)
+            if self._waits(entry):
+                entry[2].recall_at = math.inf
+                return entry[2]
+        return None
+
+    @staticmethod
+    def _waits(entry: tuple[float, int, Hands]) -> bool:
+        """Whether an entry of the heap is still true: its worker has not changed since."""
+        return entry[2].recall_at == entry[0]
 
 
 def _messages(batch: Batch) -> Iterator[Assign]:
@@ -172,8 +200,8 @@ def _messages(batch: Batch) -> Iterator[Assign]:
 
 
 def _spare(hands: Hands) -> list[int]:
-    """Leases that its slots will not have begun: the newest, but for one a slot. None while it is being asked for some."""
-    spare = [] if hands.recalled else [number for number, lease in hands.leases.items() if not lease.started]
+    """Leases that its slots will not have begun: the newest, but for one a slot."""
+    spare = [number for number, lease in hands.leases.items() if not lease.started]
     return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
 
 
@@ -185,7 +213,7 @@ def _worth_recalling_at(hands: Hands) -> float:
     return hands.window.overdue_at(held) + RECALL_WORTH_S
 
 
-def _set(line: dict[Hands, None], hands: Hands, wanted: bool) -> None:
+def _set(line: OrderedDict[Hands, None], hands: Hands, wanted: bool) -> None:
     if wanted:
         line.setdefault(hands, None)
     elif hands in line:

@@ -6,6 +6,7 @@ been handed out has a record of its own.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -100,6 +101,12 @@ class Hands:
     recalled: set[int] = field(default_factory=set)
     reachable: bool = True
     done: int = 0
+    free: int = 0
+    """Slots without work, as the placement counts them."""
+    coming: int = 0
+    """Leases that are on their way back, as the placement counts them."""
+    recall_at: float = math.inf
+    """When calling work back from it becomes worth while, if that is known and lies ahead."""
 
     @property
     def outstanding(self) -> int:

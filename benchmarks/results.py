@@ -1,0 +1,136 @@
+"""What was found, as tables for a terminal and for a page, and as JSON.
+
+A document is one question's answers with all that is needed to judge them: the command, the day, the machine, the versions, who was left
+out. docs/performance.md has a place between two marks, which is written anew from all documents in a folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import Answers
+from zmqdist.observe.bench import machine, shown
+from zmqdist.observe.status import Table
+
+BEGIN = "<!-- figures: written by python -m benchmarks -->"
+END = "<!-- end of figures -->"
+
+Document = dict[str, Any]
+
+
+def document(answers: Answers, versions: dict[str, str], command: str) -> Document:
+    """One question's answers, ready for `json`."""
+    question = answers.question
+    systems = {figure.system for figure in answers.figures}
+    return {
+        "question": question.name,
+        "title": question.title,
+        "curve": question.curve,
+        "command": command,
+        "date": date.today().isoformat(),
+        "machine": machine(),
+        "versions": {title: version for title, version in versions.items() if title in systems},
+        "figures": [asdict(figure) for figure in answers.figures],
+        "skipped": answers.skipped,
+    }
+
+
+def written(documents: Iterable[Document]) -> str:
+    """The documents as JSON text."""
+    return json.dumps(list(documents), indent=1) + "\n"
+
+
+def table(found: Document) -> Table:
+    """For a terminal."""
+    rows = tuple(
+        (
+            figure["system"],
+            " ".join(filter(None, [figure["case"], _axis(figure) if not found["curve"] else ""])),
+            shown(figure["median"]),
+            shown(figure["p99"]),
+            figure["unit"],
+            _ratio(figure["ratio"]),
+        )
+        for figure in found["figures"]
+    )
+    columns = ("system", "case", ">median", ">p99", "unit", ">zmqdist is better by")
+    return Table(f"{found['question']}: {found['title']} ({found['machine']})", columns, rows)
+
+
+def _axis(figure: Document) -> str:
+    return "" if figure["at"] is None else f"at {figure['at']:,.0f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{shown(ratio)} x"
+
+
+# -- a page ---------------------------------------------------------------------------------------------------------------
+
+
+def rewrite(page: Path, folder: Path, order: Iterable[str]) -> None:
+    """Put the tables of all documents in a folder into a page, between its marks.
+
+    Raises:
+      ValueError: the page does not have the marks.
+    """
+    text = page.read_text()
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"{page.name} has no place for figures: the lines {BEGIN!r} and {END!r}")
+    found = {path.stem: json.loads(path.read_text())[0] for path in folder.glob("*.json")}
+    where = folder.resolve().relative_to(page.resolve().parent)
+    sections = [section(found[name], where) for name in order if name in found]
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n\n" + "\n".join(sections) + f"\n{END}{after}")
+
+
+def section(found: Document, where: Path) -> str:
+    """One question: its tables, its plot, where the figures are, and the command."""
+    name = found["question"]
+    lines = [f"### {found['title']}", ""]
+    figures = found["figures"]
+    axis = [figure for figure in figures if figure["at"] is not None]
+    plain = [figure for figure in figures if figure["at"] is None]
+    if found["curve"]:
+        lines += _matrix(axis, {figure["at"]: figure["case"] for figure in axis}, figures[0]["unit"])
+    else:
+        for case in dict.fromkeys(figure["case"] for figure in axis):
+            of_case = [figure for figure in axis if figure["case"] == case]
+            columns = {figure["at"]: f"{figure['at']:,.0f}" for figure in of_case}
+            lines += _matrix(of_case, columns, f"{case}, {of_case[0]['unit']}")
+        lines += _rows(plain)
+    lines += [line for reason in found["skipped"] for line in (f"{reason[0].upper()}{reason[1:]}", "")]
+    lines += [f"![{found['title']}]({where}/{name}.png)", ""]
+    lines += [f"`{found['command']}`, {found['date']}; [{name}.json]({where}/{name}.json)", ""]
+    return "\n".join(lines)
+
+
+def _matrix(figures: list[Document], columns: dict[float, str], title: str) -> list[str]:
+    lines = [f"| {title} | " + " | ".join(columns[at] for at in sorted(columns)) + " |"]
+    lines.append("|---" + "|---:" * len(columns) + "|")
+    for system in dict.fromkeys(figure["system"] for figure in figures):
+        cells = []
+        for at in sorted(columns):
+            here = [figure for figure in figures if (figure["system"], figure["at"]) == (system, at)]
+            ratio = f" ({_ratio(here[0]['ratio'])})" if here and here[0]["ratio"] is not None else ""
+            cells.append(shown(here[0]["median"]) + ratio if here else "-")
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _rows(figures: list[Document]) -> list[str]:
+    if not figures:
+        return []
+    compared = any(figure["ratio"] is not None for figure in figures)
+    titles = ["system", "case", "median", "p99", "unit", *(["zmqdist is better by"] if compared else [])]
+    lines = ["| " + " | ".join(titles) + " |", "|---|---|---:|---:|---|" + ("---:|" if compared else "")]
+    for figure in figures:
+        cells = [figure["system"], figure["case"], shown(figure["median"]), shown(figure["p99"]), figure["unit"]]
+        cells += [_ratio(figure["ratio"])] if compared else []
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]

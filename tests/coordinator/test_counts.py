@@ -1,0 +1,94 @@
+"""What scheduling much work costs, as counts on real processes: messages, pickles, and what is left afterwards."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import until
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.limits import BATCH_ITEMS_MAX
+from zmqdist.messages import Message, Submit
+from zmqdist.net.dealer import Dealer
+
+WORKS = 2 * BATCH_ITEMS_MAX + 1
+
+
+class Noted:
+    """Says in which process it was unpickled, each time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, number: int) -> int:
+        return number
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        with (self.folder / f"unpickled-{os.getpid()}").open("ab") as file:
+            file.write(b".")
+
+
+def test_what_gathers_while_the_loop_is_busy_leaves_in_full_messages(
+    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_processes.schedule(abs, (-1,)).fetch(20)  # the dispatcher is there
+    sent: list[int] = []
+    send = Dealer.send
+
+    def noting(self: Dealer, message: Message, *args: Any) -> bool:
+        if isinstance(message, Submit):
+            sent.append(len(message.items))
+        return send(self, message, *args)
+
+    monkeypatch.setattr(Dealer, "send", noting)
+    gate = threading.Event()
+    in_processes._shell._loop.call_soon(gate.wait, 20.0)
+    values = in_processes.map(abs, range(WORKS))
+    gate.set()
+    assert in_processes.fetch(values) == list(range(WORKS))
+    assert sent == [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]
+
+
+def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(
+    in_processes: ClusterCoordinator, tmp_path: Path
+) -> None:
+    factor = 3
+
+    def plain(number: int) -> int:
+        return factor * number
+
+    before = in_processes._shell.functions._cache.pickles
+    assert in_processes.fetch(in_processes.map(plain, range(WORKS))) == [3 * i for i in range(WORKS)]
+    assert in_processes._shell.functions._cache.pickles == before + 1
+    noted = functools.partial(
+        Noted(tmp_path)
+    )  # captures what may change: pickled each time, and yet known by its bytes
+    assert in_processes.fetch(in_processes.map(noted, range(WORKS))) == list(range(WORKS))
+    unpickled = [path.read_bytes() for path in tmp_path.glob("unpickled-*")]
+    assert 1 <= len(unpickled) <= 2, "two slots"
+    assert set(unpickled) == {b"."}
+
+
+def test_nothing_is_left_in_any_table_when_the_results_are_taken(
+    in_processes: ClusterCoordinator, processes: zd.local_cluster
+) -> None:
+    values = in_processes.map(abs, range(WORKS))
+    in_processes.join(20)
+    assert in_processes.fetch(values) == list(range(WORKS))
+    shell = in_processes._shell
+    assert not any((shell._values, shell._kept, shell._outbox, shell._cancels, shell._held))
+    assert (shell._machine.unfinished, shell._machine.queued) == (0, 0)
+
+    def is_empty() -> bool:
+        snapshot = processes.dispatcher.snapshot()
+        workers = sum(row.leases + row.running for row in snapshot.workers)
+        return snapshot.queued + workers + sum(row.out + row.held + row.queued for row in snapshot.coordinators) == 0
+
+    until(is_empty)

@@ -1,0 +1,148 @@
+"""How many messages a thousand pieces of work take on each hop, with all machines wired together: batching is a number, not a feeling."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from typing import Any
+
+import pytest
+
+from zmqdist.core.closures import (
+    Closures,
+    DispatcherUp,
+    FunctionsDefined,
+    FunctionsDropped,
+    Resolve,
+    Scheduled,
+)
+from zmqdist.core.dispatch.broker import Broker, BrokerRules
+from zmqdist.core.events import Heard, Send
+from zmqdist.core.slot import SLOT_BATCH_MAX
+from zmqdist.core.worker import Worker
+from zmqdist.core.worker_events import DispatcherUp as WorkerUp
+from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady
+from zmqdist.limits import BATCH_ITEMS_MAX
+from zmqdist.messages import VALUE
+
+WORKS = 1000
+WORKERS = ("w0", "w1")
+QUICK_S = 2e-6
+"""A function that does nothing takes about this long."""
+
+
+class Wired:
+    """A coordinator, a dispatcher and two workers of one slot, each of whose messages arrives before the next is sent."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.counts: Counter[str] = Counter()
+        self.functions: Counter[str] = Counter()
+        self.resolved: Counter[int] = Counter()
+        self._mail: deque[tuple[str, Any]] = deque()
+        self.broker = Broker(BrokerRules())
+        self.closures = Closures(coordinator=5, queue_max=10**6, cancel_grace_s=1.0, lost_limit_s=60.0, now=0.0)
+        self.workers = {
+            name: Worker(
+                incarnation=number + 1,
+                job="worker",
+                index=number,
+                slots=1,
+                pid=number + 1,
+                host="host",
+                orphan_limit_s=60.0,
+                can_kill=True,
+                now=0.0,
+            )
+            for number, name in enumerate(WORKERS)
+        }
+        for name in WORKERS:
+            self.tell(name, SlotReady(0), WorkerUp(77))
+        self.tell("c", DispatcherUp())
+        self.counts.clear()
+
+    def tell(self, who: str, *events: Any) -> None:
+        """Give somebody an event, and carry all messages that follow until there are none."""
+        self._mail.extend((who, event) for event in events)
+        while self._mail:
+            to, event = self._mail.popleft()
+            machine = {"b": self.broker, "c": self.closures, **self.workers}[to]
+            for effect in machine.handle(event, self.now):  # type: ignore[attr-defined]
+                self._follow(to, effect)
+
+    def _follow(self, who: str, effect: Any) -> None:
+        match effect:
+            case Send(to, message):
+                self.counts[type(message).__name__] += 1
+                self.functions[type(message).__name__] += len(getattr(message, "functions", ()))
+                whom = "b" if to == "dispatcher" else str(to)
+                self._mail.append((whom, Heard(who, message)))
+            case Give(slot, functions, items):
+                self.counts["Give"] += 1
+                self.functions["Give"] += len(functions)
+                self.now += QUICK_S * len(items)
+                self._mail.append((who, SlotFinished(slot, [(position, VALUE, b"r") for position, *_ in items])))
+            case Resolve(items):
+                self.resolved.update(work for work, _, _ in items)
+            case ForgetFunctions():
+                self.counts["forgotten by slots"] += 1
+
+
+@pytest.fixture
+def wired() -> Wired:
+    """One that has done so much quick work that everybody knows how quick it is."""
+    wired = Wired()
+    wired.tell("c", FunctionsDefined([(7, b"f")]))
+    for start in range(0, 20 * WORKS, WORKS):
+        wired.tell("c", Scheduled([(-1 - work, 7, b"") for work in range(start, start + WORKS)]))
+    return wired
+
+
+def test_a_thousand_pieces_of_quick_work_take_a_few_messages_on_each_hop(wired: Wired) -> None:
+    wired.counts.clear()
+    wired.resolved.clear()
+    wired.tell("c", Scheduled([(work, 7, b"") for work in range(1, WORKS + 1)]))
+    assert wired.resolved == Counter(range(1, WORKS + 1)), "each once"
+    full = math.ceil(WORKS / BATCH_ITEMS_MAX)
+    per_worker = math.ceil(WORKS / SLOT_BATCH_MAX) + 1
+    assert wired.counts.pop("Submit") == full
+    assert wired.counts.pop("Assign") <= len(WORKERS) * (full + 1)
+    assert wired.counts.pop("Give") <= len(WORKERS) * per_worker
+    assert wired.counts.pop("Done") <= len(WORKERS) * per_worker
+    assert wired.counts.pop("Results") <= len(WORKERS) * per_worker
+    assert not wired.counts, "no other message: starts travel with outcomes"
+
+
+def test_one_piece_of_work_takes_four_messages_and_two_on_the_pipe(wired: Wired) -> None:
+    wired.counts.clear()
+    wired.tell("c", Scheduled([(1, 7, b"")]))
+    assert wired.counts == {"Submit": 1, "Assign": 1, "Give": 1, "Done": 1, "Results": 1}
+
+
+def test_a_function_travels_once_to_the_dispatcher_to_each_worker_and_to_each_slot(wired: Wired) -> None:
+    sent = {message: count for message, count in wired.functions.items() if count}
+    assert sent == {"Define": 1, "Assign": len(WORKERS), "Give": len(WORKERS)}
+
+
+def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
+    closures, dispatch = wired.closures, wired.broker.dispatch
+    (session,) = dispatch.sessions.values()
+    assert (closures.unfinished, closures.queued, len(closures._unsent), len(closures._starts)) == (0, 0, 0, 0)
+    assert (dispatch.queued, session.queued, session.outstanding, len(session.held)) == (0, 0, 0, 0)
+    for hands in dispatch.hands.values():
+        assert not any((hands.leases, hands.held, hands.recalled))
+    for worker in wired.workers.values():
+        assert (worker.running, worker.busy_slots) == (0, 0)
+        (slot,) = worker._slots
+        assert not any((worker._queue, worker._care, worker._outcomes, worker._started, worker._bulk))
+        assert not any((slot.given, slot.cut, slot.wanted_back))
+
+
+def test_nothing_is_left_of_a_function_that_was_dropped(wired: Wired) -> None:
+    wired.tell("c", FunctionsDropped([7]))
+    (session,) = wired.broker.dispatch.sessions.values()
+    assert wired.counts["forgotten by slots"] == len(WORKERS)
+    closures = wired.closures
+    assert not any((closures._functions, closures._uses, closures._dropped, session.functions))
+    assert not any(hands.known for hands in wired.broker.dispatch.hands.values())
+    assert not any(worker._functions or worker._slots[0].known for worker in wired.workers.values())
