@@ -10,11 +10,11 @@ from typing import Final
 
 # -- what a stranger can make us allocate -------------------------------------------------------------------------
 
-FRAME_BYTES_MAX: Final = 64 * 2**20
-"""Bytes of one frame that a socket accepts (ZMQ_MAXMSGSIZE). More closes the connection. Bulk moves in chunks far below."""
-
 HEADER_BYTES_MAX: Final = 16 * 2**20
 """Bytes of one header. A header decodes into at most about 16 times its size (a list of one-byte items)."""
+
+FRAME_BYTES_MAX: Final = HEADER_BYTES_MAX
+"""Bytes of one frame that a socket accepts (ZMQ_MAXMSGSIZE). More closes the connection. Payload frames are far smaller."""
 
 FRAMES_MAX: Final = 1024
 """Frames of one message, header included: an RPC argument has one frame for each large array in it."""
@@ -51,12 +51,17 @@ CALLS_PENDING_MAX: Final = 65_536
 INLINE_BYTES_MAX: Final = 65_536
 """A payload up to this rides in the header message; above it, it is bulk. Copying 64 KiB costs less than a frame of its own."""
 
-CHUNK_BYTES: Final = 2**20
-"""Bytes of one bulk chunk: large enough for full speed, small enough that beats pass in between (zeromq: a frame that
-takes longer than the heartbeat's time-out kills its own connection)."""
+CHUNK_BYTES: Final = 256 * 2**10
+"""Bytes of one bulk chunk, and payload bytes that may ride as frames of one message. Large enough for full speed; small enough that its
+copies stay in the cache and that other messages pass in between (a frame that takes longer than the heartbeat's time-out kills its
+own connection)."""
 
-BULK_WINDOW_BYTES: Final = 8 * 2**20
-"""Chunks that may be on the way to one puller: covers the round trip of a fast network, bounds the sender's queue."""
+BULK_WINDOW_BYTES: Final = 2 * 2**20
+"""Chunks on the way in one direction of a connection, whatever the number of transfers: covers the round trip of a fast network, and
+is what a small message may find in front of it."""
+
+RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
+"""Free memory that a process keeps for the next large array that it receives by a socket; twice that at most for a moment."""
 
 ARENA_SLAB_BYTES: Final = 32 * 2**20
 """Bytes of a segment of shared memory that is cut into blocks of one size: a descriptor and a mapping for many small arrays."""
@@ -164,9 +169,6 @@ CONFIG_NODES_MAX: Final = 100_000
 """Values of a cluster file after its aliases are written out: a page of aliases to aliases can stand for billions."""
 
 # -- questions with answers ---------------------------------------------------------------------------------------
-
-PIECE_BYTES: Final = 16 * 2**20
-"""A larger array in a call or its answer travels in several frames: none may take longer than the heartbeat's time-out."""
 
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, besides the inline ones; further calls wait (CALLS_PENDING_MAX a peer)."""

@@ -14,9 +14,11 @@ Words
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
+
+from zmqdist.limits import BATCH_ITEMS_MAX
 
 Item: TypeAlias = tuple[int, int, int, int, bytes]
 """One piece of work as submitted: (work, attempt, lost, fn, payload).
@@ -29,6 +31,9 @@ Outcome: TypeAlias = tuple[int, int, bytes]
 """How one lease ended: (lease, kind, payload); kind is one of the constants below."""
 Result: TypeAlias = tuple[int, int, int, bytes]
 """How one piece of work ended: (work, attempt, kind, payload)."""
+
+Part: TypeAlias = tuple[int, ...]
+"""Where one large part of a payload is: (bytes,) follows in chunks, eight numbers are shared memory of the sender (net/arena.py)."""
 
 VALUE = 0
 """The payload is the value."""
@@ -50,7 +55,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class Call(Message, tag=1):
-    """Run a method and answer with Reply; payload frames are large arrays of the arguments.
+    """Run a method and answer with Reply; payload frames are large arrays of the arguments, unless `parts` says where they are.
 
     `incarnation` is the life of the server that is meant: another one refuses with UNAVAILABLE. `left_ms` is the time that
     the caller will still wait, 0 for ever.
@@ -62,20 +67,22 @@ class Call(Message, tag=1):
     incarnation: int
     left_ms: int
     body: bytes
+    parts: tuple[Part, ...] = ()
 
 
 class Reply(Message, tag=2):
-    """The answer to Call `id`: code 0 and a value, or an error's code and message."""
+    """The answer to Call `id`: code 0 and a value, or an error's code and message. Large arrays travel as those of Call."""
 
     SENT = "server -> client"
     id: int
     code: int
     message: str
     body: bytes
+    parts: tuple[Part, ...] = ()
 
 
 class CancelCall(Message, tag=3):
-    """Nobody waits for Call `id` any more: a function that asks `zmqdist.cancelled()` may end early."""
+    """Nobody waits for Call `id` any more: a function that asks `zmqdist.cancelled()` may end early, and no more chunks are sent."""
 
     SENT = "client -> server"
     id: int
@@ -100,6 +107,43 @@ class Refused(Message, tag=6):
     SENT = "server -> any"
     code: int
     message: str
+
+
+class Calls(Message, tag=10):
+    """Several Calls without payload frames, which were asked while an earlier one was in flight. Each has its own answer."""
+
+    SENT = "client -> server"
+    items: Annotated[list[Call], msgspec.Meta(max_length=BATCH_ITEMS_MAX)]
+
+
+class Replies(Message, tag=11):
+    """Several Replies without payload frames, to whichever Calls."""
+
+    SENT = "server -> client"
+    items: list[Reply]
+
+
+class Chunk(Message, tag=12):
+    """The bytes of part `part` of Call `id`, or of the answer to it, from `offset` on: one frame. In order, each byte once."""
+
+    SENT = "client -> server, server -> client"
+    id: int
+    part: int
+    offset: int
+
+
+class Credit(Message, tag=13):
+    """So many bytes of chunks, of whichever call, have been taken out of the queue: as many may follow."""
+
+    SENT = "client -> server, server -> client"
+    nbytes: int
+
+
+class Shares(Message, tag=14):
+    """I have opened the shared memory that your hello offers, and read this number in it: lend me yours."""
+
+    SENT = "client -> server"
+    nonce: int
 
 
 # -- coordinator and dispatcher -------------------------------------------------------------------------------------

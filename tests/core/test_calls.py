@@ -9,22 +9,37 @@ import pytest
 
 from zmqdist import errors
 from zmqdist.core.calls import ClientCall, ClientCalls, ServedCall, ServerCalls
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from zmqdist.messages import Call, CancelCall, Reply
 
 HOME = "host:1"
 LIFE = 77
 
 
-def client(up: bool = True, pending_max: int = 100) -> ClientCalls:
+def client(up: bool = True, pending_max: int = 100_000) -> ClientCalls:
     table = ClientCalls(HOME, pending_max)
     if up:
-        assert table.server_up(LIFE, 0.0) == []
+        table.server_up(LIFE)
     return table
 
 
-def ask(table: ClientCalls, due: float = inf, now: float = 0.0) -> tuple[ClientCall, Call | None]:
+def requests(table: ClientCalls, now: float = 0.0) -> list[Call]:
+    """What leaves as the next message."""
+    return [table.request(call, now) for call in table.next_message()]
+
+
+def ask(table: ClientCalls, due: float = inf) -> ClientCall:
+    """A call that waits."""
     call = ClientCall("m", b"args", (), due)
-    return call, table.asked(call, now)
+    table.asked(call)
+    return call
+
+
+def fly(table: ClientCalls, due: float = inf) -> ClientCall:
+    """A call that is in flight."""
+    call = ask(table, due)
+    assert table.next_message() == [call]
+    return call
 
 
 def empty(table: ClientCalls) -> bool:
@@ -34,10 +49,13 @@ def empty(table: ClientCalls) -> bool:
 # -- the client's end ------------------------------------------------------------------------------------------------
 
 
-def test_a_call_to_a_known_server_is_sent_at_once_and_names_its_life() -> None:
+def test_a_call_to_a_known_server_names_its_life() -> None:
     table = client()
-    assert ask(table)[1] == Call(1, "m", LIFE, 0, b"args")
-    assert ask(table)[1] == Call(2, "m", LIFE, 0, b"args")
+    ask(table)
+    assert requests(table) == [Call(1, "m", LIFE, 0, b"args")]
+    ask(table)
+    assert requests(table) == [Call(2, "m", LIFE, 0, b"args")]
+    assert requests(table) == []
 
 
 @pytest.mark.parametrize(
@@ -46,12 +64,58 @@ def test_a_call_to_a_known_server_is_sent_at_once_and_names_its_life() -> None:
     ids=["no deadline", "a quarter second", "rounded up", "just due: not 0, which is for ever", "past"],
 )
 def test_a_call_tells_the_server_the_time_that_is_left(due: float, now: float, left_ms: int) -> None:
-    assert ask(client(), due, now)[1] == Call(1, "m", LIFE, left_ms, b"args")
+    table = client()
+    ask(table, due)
+    assert requests(table, now) == [Call(1, "m", LIFE, left_ms, b"args")]
+
+
+def test_the_first_call_leaves_at_once_and_those_after_it_gather_until_it_is_answered() -> None:
+    table = client()
+    assert table.asked(ClientCall("m", b""))
+    first = table.next_message()[0]
+    assert not table.asked(ClientCall("m", b""))
+    assert not table.asked(ClientCall("m", b""))
+    assert [call.id for call in table.next_message()] == [2, 3]
+    for number in (first.id, 2, 3):
+        table.answered(Reply(number, 0, "", b""), ())
+    assert table.asked(ClientCall("m", b""))
+
+
+def test_so_many_calls_are_a_full_message() -> None:
+    table = client()
+    fly(table)
+    assert [table.asked(ClientCall("m", b"")) for _ in range(BATCH_ITEMS_MAX)] == [False] * (BATCH_ITEMS_MAX - 1) + [
+        True
+    ]
+    ask(table)
+    assert [len(table.next_message()) for _ in range(3)] == [BATCH_ITEMS_MAX, 1, 0]
+
+
+def test_so_many_bytes_are_a_full_message() -> None:
+    table = client()
+    fly(table)
+    body = bytes(BATCH_BYTES_MAX // 4)
+    assert [table.asked(ClientCall("m", body)) for _ in range(5)] == [False, False, False, True, True]
+    assert [len(table.next_message()) for _ in range(3)] == [4, 1, 0]
+    assert not table.asked(ClientCall("m", body))  # what has left does not count any more
+    for call in list(table.waiting.values()):
+        table.cancelled(call)
+    assert [table.asked(ClientCall("m", body)) for _ in range(3)] == [False] * 3  # nor what was cancelled
+
+
+def test_a_call_with_frames_leaves_at_once_in_a_message_of_its_own_behind_those_before_it() -> None:
+    table = client()
+    fly(table)
+    ask(table)
+    ask(table)
+    assert table.asked(ClientCall("m", b"", ["frame"]))
+    ask(table)
+    assert [[call.id for call in table.next_message()] for _ in range(4)] == [[2, 3], [4], [5], []]
 
 
 def test_an_answer_ends_its_call_with_what_it_brings() -> None:
     table = client()
-    call, _ = ask(table)
+    call = fly(table)
     assert table.answered(Reply(1, 0, "", b"value"), ["frame"]) is call
     assert (call.ended, call.code, call.message, call.body, call.frames) == (True, 0, "", b"value", ["frame"])
     assert empty(table)
@@ -59,7 +123,7 @@ def test_an_answer_ends_its_call_with_what_it_brings() -> None:
 
 def test_an_answer_that_nobody_waits_for_is_nobodys() -> None:
     table = client()
-    call, _ = ask(table)
+    call = fly(table)
     table.answered(Reply(1, 0, "", b"first"), ())
     assert table.answered(Reply(1, 3, "again", b"second"), ()) is None
     assert table.answered(Reply(9, 0, "", b""), ()) is None
@@ -68,61 +132,76 @@ def test_an_answer_that_nobody_waits_for_is_nobodys() -> None:
 
 def test_calls_wait_for_a_server_and_are_sent_in_order_with_the_time_that_is_left_then() -> None:
     table = client(up=False)
-    first, message = ask(table, due=10.0)
-    assert message is None
-    second, _ = ask(table)
+    assert not table.asked(first := ClientCall("m", b"args", (), 10.0))
+    second = ask(table)
     assert not first.ended
-    assert table.server_up(LIFE, 8.0) == [
-        (first, Call(1, "m", LIFE, 2000, b"args")),
-        (second, Call(2, "m", LIFE, 0, b"args")),
-    ]
-    assert list(table.in_flight) == [1, 2]
+    assert table.next_message() == []
+    table.server_up(LIFE)
+    assert requests(table, 8.0) == [Call(1, "m", LIFE, 2000, b"args"), Call(2, "m", LIFE, 0, b"args")]
+    assert list(table.in_flight.values()) == [first, second]
     assert not table.waiting
 
 
 def test_what_is_in_flight_when_the_connection_goes_is_unavailable_and_never_sent_again() -> None:
     table = client()
-    call, _ = ask(table)
+    call = fly(table)
     assert table.connection_lost() == [call]
     assert (call.code, call.ended) == (errors.UNAVAILABLE, True)
     assert table.connection_lost() == []
-    assert table.server_up(LIFE + 1, 1.0) == []
+    table.server_up(LIFE + 1)
+    assert requests(table) == []
+
+
+def test_what_has_gathered_when_the_connection_goes_was_not_sent_and_waits_for_the_next_server() -> None:
+    table = client()
+    flying, gathered = fly(table), ask(table)
+    assert table.connection_lost() == [flying]
+    assert not gathered.ended
+    assert requests(table) == []
+    table.server_up(LIFE + 1)
+    assert requests(table) == [Call(gathered.id, "m", LIFE + 1, 0, b"args")]
 
 
 def test_a_server_that_is_leaving_answers_what_it_has_and_is_sent_nothing_new() -> None:
     table = client()
-    old, _ = ask(table)
+    old = fly(table)
+    gathered = ask(table)
     table.server_leaving()
-    new, message = ask(table)
-    assert message is None
+    new = ask(table)
+    assert requests(table) == []
     assert table.answered(Reply(old.id, 0, "", b"value"), ()) is old
     assert table.connection_lost() == []
-    assert table.server_up(LIFE + 1, 0.0) == [(new, Call(2, "m", LIFE + 1, 0, b"args"))]
+    table.server_up(LIFE + 1)
+    assert [call.id for call in requests(table)] == [gathered.id, new.id]
 
 
 def test_a_call_made_while_the_server_is_away_waits_for_its_next_life() -> None:
     table = client()
     table.connection_lost()
-    call, message = ask(table)
-    assert message is None
+    ask(table)
+    assert requests(table) == []
     assert table.connection_lost() == []
-    assert table.server_up(LIFE + 1, 0.0) == [(call, Call(1, "m", LIFE + 1, 0, b"args"))]
+    table.server_up(LIFE + 1)
+    assert requests(table) == [Call(1, "m", LIFE + 1, 0, b"args")]
 
 
-def test_a_message_that_could_not_be_sent_waits_instead() -> None:
+def test_calls_that_could_not_be_sent_wait_instead_before_those_that_came_later() -> None:
     table = client()
-    call, _ = ask(table)
-    table.undelivered(call)
+    ask(table)
+    ask(table)
+    sent = table.next_message()
+    ask(table)
+    table.undelivered(sent)
     assert table.connection_lost() == []
-    assert table.server_up(LIFE + 1, 0.0) == [(call, Call(1, "m", LIFE + 1, 0, b"args"))]
+    table.server_up(LIFE + 1)
+    assert [call.id for call in requests(table)] == [1, 2, 3]
 
 
 def test_a_deadline_ends_calls_in_flight_and_waiting_alike() -> None:
     table = client()
-    flying, _ = ask(table, due=2.0)
-    table.undelivered(waiting := ask(table, due=1.0)[0])
-    later, _ = ask(table, due=9.0)
-    forever, _ = ask(table)
+    flying, later, forever = fly(table, due=2.0), fly(table, due=9.0), fly(table)
+    table.server_leaving()
+    waiting = ask(table, due=1.0)
     assert table.deadline == 1.0
     assert table.ticked(0.999) == []
     assert table.ticked(1.0) == [waiting]
@@ -139,8 +218,7 @@ def test_a_deadline_ends_calls_in_flight_and_waiting_alike() -> None:
 
 def test_cancelling_tells_the_server_only_of_a_call_that_it_has() -> None:
     table = client()
-    flying, _ = ask(table)
-    table.undelivered(waiting := ask(table)[0])
+    flying, waiting = fly(table), ask(table)
     assert table.cancelled(waiting) is None
     assert table.cancelled(flying) == CancelCall(flying.id)
     assert table.cancelled(flying) is None
@@ -150,20 +228,20 @@ def test_cancelling_tells_the_server_only_of_a_call_that_it_has() -> None:
 
 def test_a_refusal_ends_every_call_with_its_error() -> None:
     table = client()
-    flying, _ = ask(table)
-    table.undelivered(waiting := ask(table)[0])
+    flying, waiting = fly(table), ask(table)
     assert set(table.failed(errors.UNAUTHENTICATED, "wrong token")) == {flying, waiting}
     assert {(c.code, c.message) for c in (flying, waiting)} == {(errors.UNAUTHENTICATED, "wrong token")}
     assert empty(table)
-    assert ask(table)[1] is None
+    ask(table)
+    assert requests(table) == []
 
 
 def test_more_calls_than_the_bound_are_refused_here() -> None:
     table = client(pending_max=2)
+    fly(table)
     ask(table)
-    table.undelivered(ask(table)[0])
-    call, message = ask(table)
-    assert (message, call.code, call.ended) == (None, errors.RESOURCE_EXHAUSTED, True)
+    assert not table.asked(call := ClientCall("m", b""))
+    assert (call.code, call.ended) == (errors.RESOURCE_EXHAUSTED, True)
     assert len(table.in_flight) + len(table.waiting) == 2
 
 
@@ -179,28 +257,30 @@ def test_whatever_happens_a_call_ends_once_is_sent_once_and_leaves_nothing(seed:
             assert call.ended
             ends[call.id] = ends.get(call.id, 0) + 1
 
-    def sent(call: ClientCall, message: Call) -> None:
-        assert message.incarnation == life
-        assert table.incarnation == life != 0
-        if rng.random() < 0.1:
-            table.undelivered(call)
-        else:
-            delivered[call.id] = delivered.get(call.id, 0) + 1
+    def flush() -> None:
+        while sent := table.next_message():
+            assert table.incarnation == life != 0
+            assert {table.request(call, now).incarnation for call in sent} == {life}
+            assert [call.id for call in sent] == sorted(call.id for call in sent)
+            if rng.random() < 0.1:
+                table.undelivered(sent)
+                return
+            for call in sent:
+                delivered[call.id] = delivered.get(call.id, 0) + 1
 
     for _ in range(300):
         now += rng.random()
         match rng.randrange(9):
             case 0 | 1 | 2:
-                call = ClientCall("m", b"", (), rng.choice([inf, now + rng.random() * 5]))
-                message = table.asked(call, now)
+                call = ClientCall("m", b"12", (), rng.choice([inf, now + rng.random() * 5]))
                 calls.append(call)
-                if message is not None:
-                    sent(call, message)
+                if table.asked(call) or rng.random() < 0.3:
+                    flush()
             case 3:
                 if not table.incarnation:
                     life += 1
-                    for call, message in table.server_up(life, now):
-                        sent(call, message)
+                    table.server_up(life)
+                    flush()
             case 4:
                 ended(table.connection_lost())
             case 5 if calls:
@@ -216,7 +296,9 @@ def test_whatever_happens_a_call_ends_once_is_sent_once_and_leaves_nothing(seed:
             case _ if delivered:
                 answered = table.answered(Reply(rng.choice(list(delivered)), 0, "", b""), ())
                 ended([answered] if answered else [])
+    assert table._waiting_bytes == 2 * len(table.waiting)
     ended(table.failed(errors.CANCELLED, "closed"))
+    assert table._waiting_bytes == 0
     assert ends == {call.id: 1 for call in calls}
     assert all(count == 1 for count in delivered.values())
     assert empty(table)
@@ -297,3 +379,13 @@ def test_a_number_in_use_is_refused_and_counted() -> None:
     refused = table.called("a", Call(1, "m", LIFE, 0, b""), 0.0)
     assert isinstance(refused, Reply)
     assert (refused.code, table.repeated, len(table)) == (errors.INVALID_ARGUMENT, 1, 1)
+
+
+def test_a_call_whose_arguments_will_not_arrive_leaves_the_table() -> None:
+    table = ServerCalls(LIFE)
+    served = table.called("peer", Call(1, "m", LIFE, 0, b""), 0.0)
+    assert isinstance(served, ServedCall)
+    table.withdrawn("peer", 1)
+    table.withdrawn("peer", 1)
+    table.withdrawn("other", 1)
+    assert len(table) == 0

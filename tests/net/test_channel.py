@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import select
 import threading
 import time
 import weakref
@@ -17,10 +18,11 @@ from tests.net.wired import Served, until
 from zmqdist import errors
 from zmqdist.core.calls import ClientCall
 from zmqdist.messages import Call, Refused, Reply
+from zmqdist.net import channel as channels
 from zmqdist.net import line
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import client_security
-from zmqdist.wire.hello import encode_hello, our_hello
+from zmqdist.wire.hello import our_hello
 
 Serve = Callable[..., Served]
 Open = Callable[..., Channel]
@@ -137,6 +139,24 @@ def test_a_follower_whose_time_has_passed_leaves_and_the_leader_goes_on(serve: S
     held.answer(0)
     leader.join(5)
     assert slow.code == 0
+
+
+@pytest.mark.parametrize("spin_s", [0.0, channels.SPIN_S], ids=["sleeping at once", "looking first"])
+def test_an_answer_that_comes_too_late_does_not_hide_the_next_one(
+    serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch, spin_s: float
+) -> None:
+    """It comes while the next call is sent, and sending may take the edge that told of it."""
+    monkeypatch.setattr(channels, "SPIN_S", spin_s)
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    ask(channel, within_s=0.01)
+    for number in range(300):
+        before = start(channel, within_s=0.0)
+        assert channel.poll(before)
+        answers = threading.Thread(target=lambda n=number: (held.answer(2 * n + 1), held.answer(2 * n + 2)))
+        answers.start()
+        assert ask(channel).code == 0
+        answers.join(5)
 
 
 def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve, open_channel: Open) -> None:
@@ -281,11 +301,37 @@ def test_a_leader_whose_call_is_ended_by_another_thread_wakes_at_once(serve: Ser
     assert channel.stalls == 0  # what ends with a slice is counted
 
 
+@pytest.mark.parametrize("how", ["start", "start with frames", "poll"])
+def test_a_leader_whose_answer_is_read_by_another_thread_wakes_at_once(
+    serve: Serve, open_channel: Open, how: str
+) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    call, other = start(channel), start(channel)
+    until(lambda: len(held.calls) == 2 and not channel._napping)
+    arrived = channel._line.poll
+    poller = select.poll()
+    poller.register(channel._wake_fd, select.POLLIN)
+    channel._line.poll = poller.poll  # so the leader hears of nothing but what other threads tell it
+    leader = threading.Thread(target=channel.wait, args=(call,))
+    leader.start()
+    until(lambda: channel._leader_call is call and channel._spins_in_vain)
+    held.answer(0)
+    until(lambda: arrived(0))
+    began = time.monotonic()
+    if how == "poll":
+        channel.poll(other)
+    else:
+        start(channel, frames=[b"frame"] if how == "start with frames" else [])
+    leader.join(5)
+    assert time.monotonic() - began < 0.9  # not only when the leader's slice was over
+
+
 def test_another_protocol_version_is_named_on_both_sides(
     serve: Serve, open_channel: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
-    served.router._hello = encode_hello(msgspec.structs.replace(our_hello("server", 1), protocol=(9, 0)))
+    served.router._said = msgspec.structs.replace(our_hello("server", 1), protocol=(9, 0))
     channel = open_channel(served.address)
     for _ in range(2):
         call = ask(channel)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zmqdist.messages import Call, Reply
+from zmqdist.messages import Call, Calls, Reply
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
@@ -25,7 +25,7 @@ def until(condition: Callable[[], Any], within_s: float = 5.0) -> Any:
 
 
 class Served:
-    """A router on a loop of its own that answers every Call with its body and frames."""
+    """A router on a loop of its own that answers every Call with its body and frames, each in a message of its own."""
 
     def __init__(self, security: ServerSecurity, address: str = "127.0.0.1:0", *, start: bool = True) -> None:
         self.loop = Loop("zmqdist-served")
@@ -34,6 +34,7 @@ class Served:
         try:
             self.router = Router(self.loop, security, our_hello("server", 1, "served"))
             self.router.on(Call, lambda peer, call, frames: self.answer(peer, call, frames))
+            self.router.on(Calls, lambda peer, calls, frames: [self.answer(peer, call, []) for call in calls.items])
             self.router.on_hello = self.shown.append
             self.router.on_gone.append(self.gone.append)
             self.address = self.router.bind(address)

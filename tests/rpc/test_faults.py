@@ -16,9 +16,9 @@ import pytest
 
 from tests.rpc.polled import until
 from zmqdist import errors
-from zmqdist.limits import PIECE_BYTES
+from zmqdist.limits import CHUNK_BYTES
+from zmqdist.net import channel
 from zmqdist.rpc import Client, Server, ZmqClient, ZmqServer
-from zmqdist.rpc import payload as payload_module
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -107,20 +107,27 @@ def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(serve: Serve
 # -- many threads ------------------------------------------------------------------------------------------------------
 
 
-def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(serve: Serve, connect: Connect) -> None:
+@pytest.mark.parametrize("spin_s", [0.0, channel.SPIN_S], ids=["sleeping at once", "looking first"])
+def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, spin_s: float
+) -> None:
+    monkeypatch.setattr(channel, "SPIN_S", spin_s)
+    noted: list[int] = []
+
     def late(value: int, delay_s: float) -> int:
         time.sleep(delay_s)  # the work of this handler
         return value
 
-    server = serve(inline=frozenset({"echo"}), echo=lambda value: value, late=late)
+    server = serve(inline=frozenset({"echo"}), echo=lambda value: value, late=late, note=noted.append)
     client = connect(server.address)
     wrong: list[Any] = []
+    sent: list[int] = []
 
     def mixed(seed: int) -> None:
         rng = random.Random(seed)
         try:
             for number in range(60):
-                kind = rng.randrange(5)
+                kind = rng.randrange(6)
                 if kind == 0:
                     assert client.late_blocking(number, rng.random() * 0.02) == number
                 elif kind == 1:
@@ -131,6 +138,10 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(serve: Se
                 elif kind == 3:
                     code = client.late(number, 0.02, timeout_in_ms=rng.randrange(1, 40)).get_error()[0]
                     assert code in (0, errors.DEADLINE_EXCEEDED)
+                elif kind == 4:
+                    for n in range(rng.randrange(1, 5)):
+                        client.note(n)  # and nobody asks about it
+                        sent.append(n)
                 else:
                     ended = threading.Event()
                     client.late(number, 0.001).add_done_callback(lambda outcome, ended=ended: ended.set())
@@ -145,6 +156,7 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(serve: Se
         thread.join(40)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
+    until(lambda: len(noted) == len(sent))
     until(lambda: client.echo_blocking(0) == client._channel.pending == 0)
     until(lambda: len(server._service._calls) == 0)
 
@@ -358,7 +370,7 @@ def test_a_value_that_cannot_travel_is_refused_where_it_stands(serve: Serve, con
 
 
 @pytest.mark.parametrize(
-    "size", [0, 1, 2**16, 2**16 + 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES]
+    "size", [0, 1, 2**16, 2**16 + 1, CHUNK_BYTES - 1, CHUNK_BYTES, CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 2**24 + 1]
 )
 def test_an_array_of_any_size_arrives_whole_and_writable(serve: Serve, connect: Connect, size: int) -> None:
     client = connect(serve(echo=lambda array: array).address, timeout_in_ms=30_000)
@@ -387,13 +399,3 @@ def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     client = connect(serve(inline=frozenset({"step"}), step=step).address)
     outcomes = [client.step() for _ in range(4)]
     assert [set(np.unique(outcome.get_value())) for outcome in outcomes] == [{1}, {2}, {3}, {4}]
-
-
-@pytest.mark.parametrize(
-    "frames",
-    [[bytes(PIECE_BYTES)], [b"abc", bytes(PIECE_BYTES)]],
-    ids=["the last piece is missing", "after a whole one"],
-)
-def test_pieces_without_an_end_are_a_wire_error(frames: list[bytes]) -> None:
-    with pytest.raises(errors.WireError, match="last piece"):
-        payload_module.unpack(b"\xc0", frames, "peer")

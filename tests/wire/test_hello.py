@@ -40,11 +40,16 @@ def test_a_hello_comes_back() -> None:
     assert hello.host == host_identity()
 
 
+def test_a_hello_offers_memory_and_names_a_number() -> None:
+    hello = msgspec.structs.replace(our_hello("server", 5), memory=(2**22, 2**30, 2**63), nonce=2**62)
+    assert decode_hello(encode_hello(hello), "peer") == hello
+
+
 def test_fields_that_a_newer_minor_version_added_are_passed_over() -> None:
     header = (
         MAGIC
         + bytes([PROTOCOL[0], 99])
-        + msgspec.msgpack.encode(["client", 7, "n", "h", [3, 12], ["x"], [1, 99], "new", 8])
+        + msgspec.msgpack.encode(["client", 7, "n", "h", [3, 12], ["x"], [1, 99], None, 5, "new", 8])
     )
     hello = decode_hello(header, "peer")
     assert (hello.kind, hello.incarnation, hello.features) == ("client", 7, ("x",))

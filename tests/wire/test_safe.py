@@ -353,3 +353,34 @@ def test_a_body_makes_at_most_a_hundred_times_its_bytes(filler: bytes) -> None:
 def test_a_body_longer_than_any_header_is_not_looked_at() -> None:
     with pytest.raises(WireError, match="at most"):
         safe.decode(bytes(SAFE_BODY_BYTES_MAX + 65_537), [], "peer")
+
+
+def test_a_frozen_frame_becomes_a_read_only_array_and_any_other_read_only_one_is_copied() -> None:
+    body, (frame,) = safe.encode(np.arange(100_000))
+    frozen = np.frombuffer(bytes(frame), np.uint8)
+    got = safe.decode(body, [frozen], "peer")
+    assert got.base is not None
+    assert not got.flags.writeable
+    assert np.shares_memory(got, frozen)
+    assert safe.decode(body, [bytes(frame)], "peer").flags.writeable
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros((300, 400)), np.asfortranarray(np.zeros((300, 400), ">f4")), np.zeros(40_000, "<M8[s]")],
+    ids=["C", "Fortran", "times"],
+)
+def test_what_a_body_says_of_one_array_is_known_without_its_bytes(value: np.ndarray[Any, Any]) -> None:
+    body, _ = safe.encode(value)
+    assert safe.array_alone(body, "peer") == (value.dtype, value.shape, value.flags.fnc)
+
+
+@pytest.mark.parametrize("value", [None, 3, [np.zeros(100_000)], {"a": np.zeros(100_000)}, np.zeros(3), "x" * 100_000])
+def test_anything_else_is_not_one_array(value: Any) -> None:
+    assert safe.array_alone(safe.encode(value)[0], "peer") is None
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x95\x04\xa2zz\x91\x01\xc2\xc0"])
+def test_bytes_that_are_no_value_are_no_array(body: bytes) -> None:
+    with pytest.raises(WireError, match="peer"):
+        safe.array_alone(body, "peer")

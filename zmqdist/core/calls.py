@@ -6,9 +6,11 @@ Rule 2: each table belongs to one shell, which calls it under its lock (client) 
 Rule 3: a blocking call passes through here twice on each side, so the hot path is one record a call and plain dicts.
 
 Theory of operation
-    The client's calls are either waiting (no server is known) or in flight (sent, naming the incarnation of the server they
-    were meant for). When a server's hello arrives, what waits is sent. When the connection goes, what is in flight has ended
-    with UNAVAILABLE - it may have happened, so it is never sent again - and what waits goes on waiting for a server.
+    The client's calls are either waiting (to be sent) or in flight (sent, naming the incarnation of the server they were meant
+    for). Without a server they all wait for one. With a server they wait for company: the first leaves at once, and those
+    that are asked while it is in flight leave together, when an answer arrives, when somebody wants one of them, or when
+    a message is full. When the connection goes, what is in flight has ended with UNAVAILABLE - it may have happened, so it is
+    never sent again - and what waits goes on waiting for a server.
     The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
     nobody waits for any more: cancelled, past its time, or of a peer that has gone.
 
@@ -19,6 +21,9 @@ Promises, checked by tests/core/test_calls.py
     P4  nothing is left in a table of a call that has ended, or of a peer that has gone
     P5  no call of another incarnation is ever started
     P6  a peer has at most `pending_max` calls unanswered; the next is answered RESOURCE_EXHAUSTED
+    P7  calls leave in the order of asking; one message has at most BATCH_ITEMS_MAX of them and closes at BATCH_BYTES_MAX;
+        a call with frames has one of its own
+    P8  a call does not wait for company when nothing is in flight, when a full message waits, or when it has frames
 
 Not here: what is in a body (wire/safe.py), who waits for a call and how (net/channel.py), who runs it (rpc/service.py).
 """
@@ -36,7 +41,7 @@ from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
-from zmqdist.limits import CALLS_PENDING_MAX
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CALLS_PENDING_MAX
 from zmqdist.messages import Call, CancelCall, Reply
 
 Frames: TypeAlias = Sequence[Any]
@@ -51,10 +56,11 @@ class ClientCall:
       due: when the caller stops waiting, on the shell's clock in seconds; `inf` for never.
       id: number in the table, 0 before `asked`.
       ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
+      room: where large parts of the answer are received; None for wherever the shell likes.
       waiters, callbacks: the shell's own; empty until it needs them.
     """
 
-    __slots__ = ("body", "callbacks", "code", "due", "ended", "frames", "id", "message", "method", "waiters")
+    __slots__ = ("body", "callbacks", "code", "due", "ended", "frames", "id", "message", "method", "room", "waiters")
 
     def __init__(self, method: str, body: bytes, frames: Frames = (), due: float = inf) -> None:
         self.id = 0
@@ -65,6 +71,7 @@ class ClientCall:
         self.ended = False
         self.code = 0
         self.message = ""
+        self.room: Any = None
         self.waiters: Any = None
         self.callbacks: Any = None
 
@@ -78,51 +85,90 @@ class ClientCall:
 
 
 class ClientCalls:
-    """The calls of one client to one address."""
+    """The calls of one client to one address.
+
+    Attributes:
+      incarnation: of the server that is connected; 0 while none is.
+      in_flight, waiting: the calls by number, in the order of asking.
+      deadline: when `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline.
+    """
 
     def __init__(self, address: str, pending_max: int = CALLS_PENDING_MAX) -> None:
         self._address = address
         self._pending_max = pending_max
         self._last_id = 0
-        self._due_bound = inf
+        self.deadline = inf
+        self._waiting_bytes = 0
         self.incarnation = 0
-        """Of the server that is connected; 0 while none is."""
         self.in_flight: dict[int, ClientCall] = {}
         self.waiting: dict[int, ClientCall] = {}
 
-    @property
-    def deadline(self) -> float:
-        """When `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline."""
-        return self._due_bound
+    def asked(self, call: ClientCall) -> bool:
+        """A new call. It waits, or has ended here (then `ended` is set) because there are too many.
 
-    def asked(self, call: ClientCall, now: float) -> Call | None:
-        """A new call: the message to send at once; None when it waits for a server, or has ended here (then `ended` is set)."""
-        if len(self.in_flight) + len(self.waiting) >= self._pending_max:
+        Returns:
+          Whether what waits should leave now, although nobody wants an answer yet (P8).
+        """
+        waiting, in_flight = self.waiting, self.in_flight
+        if len(in_flight) + len(waiting) >= self._pending_max:
             call.end(
                 RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
             )
-            return None
+            return False
         self._last_id = call.id = self._last_id + 1
-        if call.due < self._due_bound:
-            self._due_bound = call.due
+        if call.due < self.deadline:
+            self.deadline = call.due
+        self._waiting_bytes += len(call.body)
+        waiting[call.id] = call
+        return self.incarnation != 0 and (
+            not in_flight
+            or len(waiting) >= BATCH_ITEMS_MAX
+            or self._waiting_bytes >= BATCH_BYTES_MAX
+            or bool(call.frames)
+        )
+
+    def next_message(self) -> list[ClientCall]:
+        """The calls to be sent as one message, in flight from now on; none when none waits or no server is known."""
+        waiting, in_flight = self.waiting, self.in_flight
+        calls: list[ClientCall] = []
         if not self.incarnation:
-            self.waiting[call.id] = call
-            return None
-        self.in_flight[call.id] = call
-        return self._request(call, now)
+            return calls
+        if len(waiting) == 1:
+            number, call = waiting.popitem()
+            in_flight[number] = call
+            self._waiting_bytes = 0
+            return [call]
+        byte_count = 0
+        for call in waiting.values():
+            if call.frames and calls:
+                break
+            calls.append(call)
+            byte_count += len(call.body)
+            if call.frames or len(calls) >= BATCH_ITEMS_MAX or byte_count >= BATCH_BYTES_MAX:
+                break
+        if len(calls) == len(waiting):
+            in_flight.update(waiting)
+            waiting.clear()
+        else:
+            for call in calls:
+                in_flight[call.id] = waiting.pop(call.id)
+        self._waiting_bytes -= byte_count
+        return calls
 
-    def undelivered(self, call: ClientCall) -> None:
-        """The message of this call could not be handed to the connection: it was not sent, so it waits."""
-        if self.in_flight.pop(call.id, None) is not None:
-            self.waiting[call.id] = call
+    def request(self, call: ClientCall, now: float) -> Call:
+        """What the server is told of a call."""
+        left_ms = 0 if call.due == inf else max(1, ceil((call.due - now) * 1000))
+        return Call(call.id, call.method, self.incarnation, left_ms, call.body)
 
-    def server_up(self, incarnation: int, now: float) -> list[tuple[ClientCall, Call]]:
-        """A server's hello arrived: the messages to send, in the order of asking."""
+    def undelivered(self, calls: list[ClientCall]) -> None:
+        """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
+        unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
+        self._waiting_bytes += sum(len(call.body) for call in unsent.values())
+        self.waiting = {**unsent, **self.waiting}
+
+    def server_up(self, incarnation: int) -> None:
+        """A server's hello arrived: what waits can be sent."""
         self.incarnation = incarnation
-        todo = list(self.waiting.values())
-        self.in_flight.update(self.waiting)
-        self.waiting.clear()
-        return [(call, self._request(call, now)) for call in todo]
 
     def server_leaving(self) -> None:
         """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""
@@ -144,7 +190,11 @@ class ClientCalls:
         """An answer arrived: the call that ended; None when nobody waits for it any more."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
-            call.end(reply.code, reply.message, reply.body, frames)
+            call.code = reply.code
+            call.message = reply.message
+            call.body = reply.body
+            call.frames = frames
+            call.ended = True
         return call
 
     def cancelled(self, call: ClientCall) -> CancelCall | None:
@@ -157,13 +207,14 @@ class ClientCalls:
 
     def ticked(self, now: float) -> list[ClientCall]:
         """The calls whose time has passed. The server is not told: it knows the time that was left."""
-        if now < self._due_bound:
+        if now < self.deadline:
             return []
         ended = [call for calls in (self.in_flight, self.waiting) for call in calls.values() if call.due <= now]
         for call in ended:
-            waited_for = "an answer" if self._forget(call) else f"a server at {self._address}"
+            sent = self._forget(call)
+            waited_for = "an answer" if sent or self.incarnation else f"a server at {self._address}"
             call.end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
-        self._due_bound = min(
+        self.deadline = min(
             (call.due for calls in (self.in_flight, self.waiting) for call in calls.values()), default=inf
         )
         return ended
@@ -174,19 +225,17 @@ class ClientCalls:
         ended = [*self.in_flight.values(), *self.waiting.values()]
         self.in_flight.clear()
         self.waiting.clear()
+        self._waiting_bytes = 0
         for call in ended:
             call.end(code, message)
         return ended
-
-    def _request(self, call: ClientCall, now: float) -> Call:
-        left_ms = 0 if call.due == inf else max(1, ceil((call.due - now) * 1000))
-        return Call(call.id, call.method, self.incarnation, left_ms, call.body)
 
     def _forget(self, call: ClientCall) -> bool:
         """Take it out of the table; whether it was in flight."""
         if self.in_flight.pop(call.id, None) is not None:
             return True
-        self.waiting.pop(call.id, None)
+        if self.waiting.pop(call.id, None) is not None:
+            self._waiting_bytes -= len(call.body)
         return False
 
 
@@ -255,6 +304,12 @@ class ServerCalls:
         served = self._by_peer.get(peer, {}).get(id)
         if served is not None:
             served.dropped = True
+
+    def withdrawn(self, peer: Hashable, id: int) -> None:
+        """The arguments of this call will not arrive: it is not run."""
+        served = self._by_peer.get(peer, {}).get(id)
+        if served is not None:
+            self.finished(served)
 
     def peer_gone(self, peer: Hashable) -> None:
         """The connection has ended: its calls are as if cancelled."""

@@ -226,6 +226,7 @@ class Arena:
         self._idle: OrderedDict[Segment, None] = OrderedDict()
         self._idle_bytes = 0
         self._dropped: deque[tuple[Segment, int]] = deque()
+        self._unwanted: deque[Handle] = deque()
         self._arrays: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._lock = RLock()
         self._complained = False
@@ -307,6 +308,10 @@ class Arena:
         segment = block.segment
         return (segment.fd, segment.inode, segment.nbytes, block.offset, block.nbytes, cell, serial, mode)
 
+    def unclaimed(self, handle: Handle) -> bool:
+        """Whether nobody has come for it yet. Not for a published block."""
+        return bool(self._cells[handle[5]] == handle[6])
+
     def take_back(self, handle: Handle) -> None:
         """Nobody will come for it any more. Who has it already keeps it; a handle that comes late is refused."""
         cell, serial, mode = handle[5:]
@@ -322,6 +327,10 @@ class Arena:
             elif memory.try_lock(self._table_fd, cell):
                 self._end(cell)
                 memory.unlock(self._table_fd, cell)
+
+    def take_back_soon(self, handle: Handle) -> None:
+        """The same at the next use of the arena; for finalizers (R3)."""
+        self._unwanted.append(handle)
 
     def sweep(self) -> int:
         """Look for leases that have ended, also with the death of their receivers; how many there were."""
@@ -347,7 +356,9 @@ class Arena:
         return sum(segment.nbytes for segment in self._segments)
 
     def _collect(self) -> None:
-        """End the leases whose receivers have said so."""
+        """End the leases whose receivers have said so, and those that finalizers have left to us."""
+        while self._unwanted:
+            self.take_back(self._unwanted.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
             self._end(cell)

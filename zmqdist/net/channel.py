@@ -6,11 +6,20 @@ Theory of operation: leader and followers
     reads: ZeroMQ queues. So a blocking call costs what the bare socket costs.
 
     A reader thread leads in the same way, but only when somebody needs what no waiting thread fetches: a callback is wanted,
-    or a call waits for a server to appear while its caller does something else.
+    a call waits for a server to appear while its caller does something else, or its arguments are still leaving in chunks.
+
+    Calls that nobody waits for gather and leave together (core/calls.py). They leave with the next use of the socket that
+    finds an answer or wants one; a look for answers comes with every LOOK_EVERY of them. If there is no such use, the reader
+    thread sends them: while calls gather it takes naps of NAP_S instead of sleeping.
+
+    A leader looks again and again for a short while (SPIN_S) before it sleeps: to be woken takes a thread as long as a quick
+    answer does. It stops doing so where that was in vain, and while others of this process wait, too.
 
 Rules
     R1  Every use of the socket is under the lock, and before the lock is released EVENTS was asked last and showed no input,
-        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight.
+        because ZeroMQ's descriptor tells of an edge only, and any use may eat it. Left out when no call is in flight. Who has
+        sent and leads then may ask later, but before it sleeps, or leaves. While large transfers move the lock is released with
+        input left, so that others have their turn; then the eventfd says so.
     R2  The leader polls outside the lock. Who ends the leader's own call for it writes the eventfd. Only the leader, or
         anybody while there is none, opens and closes sockets: so no descriptor changes its owner while it is polled.
     R3  A follower sleeps on its own lock, never on another's.
@@ -36,6 +45,7 @@ import weakref
 from _thread import allocate_lock, get_ident
 from collections.abc import Callable
 from math import inf
+from os import sched_yield
 from time import monotonic
 from typing import Final
 
@@ -49,6 +59,15 @@ from zmqdist.wire.hello import Hello
 log = logging.getLogger("zmqdist.net")
 
 SLICE_S: Final = 1.0
+NAP_S: Final = 0.002
+"""So long, or twice, calls that nobody asks about are kept for company."""
+LOOK_EVERY: Final = 32
+"""So many calls gather between two looks whether an answer has come: a look costs as much as gathering a few."""
+SPIN_S: Final = 0.0002
+"""So long a leader looks before it sleeps: a round trip on one host, from answers that are ready at once."""
+SPINS_IN_VAIN_MAX: Final = 4
+"""After so many in a row answers take longer than that, and only every SPIN_AGAIN-th wait tries."""
+SPIN_AGAIN: Final = 32
 FRESH_S: Final = 0.0002
 """So long after a look at the connection a new call trusts that it is still there: a blocking call has just looked."""
 LINGER_S: Final = 0.5
@@ -94,6 +113,7 @@ class Channel:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._line = Line(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
+        self._turnstile = allocate_lock()
         self._leader = _NOBODY
         self._leader_call: ClientCall | None = None
         self._followers: dict[_Sleeper, None] = {}
@@ -102,6 +122,8 @@ class Channel:
         self._to_call: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
         self._with_callbacks = 0
         self._looked_at = 0.0
+        self._napping = False
+        self._spins_in_vain = 0
         self._gate = Gate(address, self._wake_fd)
         self._closed = False
         self._line.tend(monotonic())
@@ -109,21 +131,24 @@ class Channel:
     # -- what callers do ------------------------------------------------------------------------------------------------
 
     def call(self, call: ClientCall) -> None:
-        """Ask, and do not wait. Frames are copied before this returns.
+        """Ask, and do not wait. Frames are copied before this returns, unless they are large (transfers.py): then they are the call's.
 
         A call on a closed channel ends at once with FAILED_PRECONDITION.
 
         Raises:
           FailedPreconditionError: the channel was made in another process, before a fork.
         """
+        if self._napping and not call.frames and self._gather(call):
+            return
         with self._gate:
             self._submit(call, False)
 
     def ask(self, call: ClientCall) -> None:
         """Ask, and wait until the call has ended. Raises as `call` does, and KeyboardInterrupt."""
         with self._gate as shielded:
-            self._submit(call, True)
-            if not call.ended:
+            if self._submit(call, True):
+                self._lead(call, shielded)
+            elif not call.ended:
                 self._wait(call, shielded)
 
     def wait(self, call: ClientCall) -> None:
@@ -139,8 +164,10 @@ class Channel:
             return True
         with self._gate, self._lock:
             now = monotonic()
-            if self._leader == _NOBODY and not self._closed:
-                self._look(now)
+            if not self._closed:
+                self._line.flush()
+                if self._leader == _NOBODY:
+                    self._look(now)
             self._line.expire(now)
             self._tell()
         return call.ended
@@ -162,6 +189,9 @@ class Channel:
                     call.callbacks = []
                     self._with_callbacks += 1
                 call.callbacks.append(fn)
+                if self._line.table.waiting:
+                    self._line.flush()
+                    self._tell()
                 self._need_reader()
                 return
         fn(call)
@@ -174,6 +204,8 @@ class Channel:
             if self._closed:
                 return
             self._closed = True
+            self._napping = False
+            self._line.flush()
             self._line.fail(CANCELLED, f"the client of {self.address} was closed")
             self._tell()
             if self._leader == _NOBODY:
@@ -181,6 +213,11 @@ class Channel:
             else:
                 os.eventfd_write(self._wake_fd, 1)
             self._wake_reader()
+
+    @property
+    def lends(self) -> bool:
+        """Whether the server can open our shared memory, as far as is known here."""
+        return self._line.lanes.lends
 
     @property
     def pending(self) -> int:
@@ -191,26 +228,67 @@ class Channel:
     def __del__(self) -> None:
         # Nobody else has a reference, so nobody is inside; and no lock may be taken here (the collector runs anywhere).
         if "_gate" in self.__dict__ and not self._gate.forked:
+            self._line.lanes.dropped()
+            if self._line.table.waiting:
+                self._line.flush()
             self._line.close(LINGER_S)
+            self._wake_reader()
         if "_wake_fd" in self.__dict__:
             os.close(self._wake_fd)
 
     # -- sending --------------------------------------------------------------------------------------------------------
 
-    def _submit(self, call: ClientCall, waits: bool) -> None:
-        now = monotonic()
+    def _gather(self, call: ClientCall) -> bool:
+        """The short way of a call that can wait for company, without the socket and so without the gate."""
+        self._gate.check()
         with self._lock:
+            line, table = self._line, self._line.table
+            if not self._napping or not table.in_flight or not table.incarnation:
+                return False
+            leave = table.asked(call)
+            if not leave and len(table.waiting) % LOOK_EVERY:
+                return True
+        with self._gate, self._lock:
+            if leave:
+                line.flush()
+            elif self._leader == _NOBODY and not self._closed:
+                line.settle()
+            self._tell()
+        return True
+
+    def _submit(self, call: ClientCall, waits: bool) -> bool:
+        """A new call; whether this thread leads now, which it can only if it `waits`."""
+        now = monotonic()
+        with self._turnstile, self._lock:
             if self._closed:
                 call.end(FAILED_PRECONDITION, f"the client of {self.address} is closed")
-                return
-            line = self._line
-            if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not line.table.incarnation):
+                return False
+            line, table = self._line, self._line.table
+            if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not table.incarnation):
                 self._look(now)
-            line.submit(call, now)
-            if line.table.waiting:
-                self._attend(now, waits)
+            line.submit(call, waits)
+            if table.waiting:
+                if table.incarnation:
+                    self._nap()
+                else:
+                    self._attend(now, waits)
+            if not waits and line.lanes.tracked and line.lanes.sending:
+                self._need_reader()  # for what the server acknowledges
+            lead = waits and self._leader == _NOBODY and not call.ended
+            if lead:
+                self._leader = get_ident()
+                self._leader_call = call
+            else:
+                line.settle()
             if line.ended:
                 self._tell()
+            return lead
+
+    def _let_others(self) -> None:
+        """Who waits for the lock holds the turnstile: a leader that takes it again and again would starve others."""
+        if self._line.lanes.tracked:
+            with self._turnstile:
+                pass
 
     def _attend(self, now: float, waits: bool) -> None:
         """A call waits for a server: somebody must see to the connection, now and later."""
@@ -221,11 +299,22 @@ class Channel:
         if not waits:
             self._need_reader()
 
+    def _nap(self) -> None:
+        """Calls have begun to gather: the reader sees to it that they leave soon."""
+        if not self._napping:
+            self._napping = True
+            self._need_reader()
+            if self._leader != _NOBODY and self._leader_call is None:  # the reader leads, and may be asleep
+                os.eventfd_write(self._wake_fd, 1)
+
     # -- waiting --------------------------------------------------------------------------------------------------------
 
     def _wait(self, call: ClientCall, shielded: bool) -> None:
         me = None
-        with self._lock:
+        with self._turnstile, self._lock:
+            if self._line.table.waiting:
+                self._line.flush()
+                self._tell()
             if call.ended:
                 return
             if self._leader == _NOBODY:
@@ -242,19 +331,42 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for everybody until the call has ended."""
+        asked = False  # EVENTS, since this thread or another has sent (R1)
         try:
             while True:
-                ready = self._line.poll(self._slice_ms(call.due))
+                ready = self._line.poll(self._slice_ms(call.due)) if asked else self._spin()
+                self._let_others()
                 with self._lock:
-                    self._serve(ready)
+                    self._serve(ready, asked)
+                    asked = True
                     if call.ended or (shielded and self._gate.interrupted):
                         self._step_down()
                         return
         except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
+                    self._line.settle()
+                    self._tell(self._leader)
                     self._step_down()
             raise
+
+    def _spin(self) -> list[tuple[int, int]]:
+        """What comes within SPIN_S, if it is worth while to stay awake for it."""
+        if self._followers:
+            return []
+        if self._spins_in_vain >= SPINS_IN_VAIN_MAX:
+            self._spins_in_vain += 1
+            if self._spins_in_vain % SPIN_AGAIN:
+                return []
+        poll = self._line.poll
+        end = monotonic() + SPIN_S
+        while not (ready := poll(0)):
+            if monotonic() >= end:
+                self._spins_in_vain += 1
+                return ready
+            sched_yield()  # ZeroMQ's own thread may need this very core
+        self._spins_in_vain = 0
+        return ready
 
     def _follow(self, me: _Sleeper, call: ClientCall, shielded: bool) -> bool:
         """Sleep until the call has ended; True when this thread has become the leader instead."""
@@ -266,7 +378,7 @@ class Channel:
                 # A Ctrl-C that came before `wake` was set woke nobody.
                 slice_s = 0.0 if shielded and self._gate.interrupted else SLICE_S
                 me.lock.acquire(True, max(0.0, min(slice_s, call.due - monotonic())))
-                with self._lock:
+                with self._turnstile, self._lock:
                     if self._decide(me, call, shielded):
                         return me.promoted
         except BaseException:  # as in _lead
@@ -333,27 +445,29 @@ class Channel:
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, ready: list[tuple[int, int]]) -> None:
-        """What the leader does after each poll."""
+    def _serve(self, ready: list[tuple[int, int]], asked: bool = True) -> None:
+        """What the leader does after each poll; `asked`: what had arrived before it would have been found."""
         line = self._line
         if self._closed:
             return
-        tend = not line.table.incarnation
+        tend, announced = not line.table.incarnation, False
         for fd, _ in ready:
             if fd == self._wake_fd:
                 os.eventfd_read(fd)
             elif fd == line.monitor_fd:
                 tend = True
-        unannounced = not ready and not line.poll(0)
+            else:
+                announced = True
+        unannounced = asked and not ready and not line.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
-        if line.arrived():
+        if line.settle(announced):
             self.stalls += unannounced
-            line.drain()
         now = self._looked_at = monotonic()
         if tend:
             line.tend(now)
-        line.expire(now)
+        if now >= line.table.deadline:
+            line.expire(now)
         if line.ended:
             self._tell(self._leader)
 
@@ -388,7 +502,9 @@ class Channel:
         return bool(self._with_callbacks or self._to_call)
 
     def _reader_needed(self) -> bool:
-        return bool(self._with_callbacks or self._to_call or self._line.table.waiting)
+        line, table = self._line, self._line.table
+        waits_for_server = table.waiting and not table.incarnation
+        return bool(self._with_callbacks or self._to_call or waits_for_server or line.lanes.sending)
 
     def _need_reader(self) -> None:
         if self._reader is None:
@@ -403,8 +519,8 @@ class Channel:
         for sleeper in tuple(self._parked):
             _release(self._parked, sleeper)
 
-    def _reader_turn(self) -> bool:
-        """One slice of the reader thread; False: it is not needed any more."""
+    def _reader_turn(self, me: _Sleeper) -> float | None:
+        """What the reader thread does between two sleeps: how long the next may be, in seconds; None: it is not needed any more."""
         with self._lock:
             to_call, self._to_call = self._to_call, []
         for fn, call in to_call:
@@ -413,43 +529,62 @@ class Channel:
             except Exception:
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
-        me = _Sleeper(None)
         with self._lock:
+            woken = self._parked.pop(me, me) is me
+            me.lock.acquire(False)  # it may have been released after the sleep had ended
+            if not woken:
+                self._end_nap()
+                self._line.expire(monotonic())
+                self._tell()
             if self._to_call:
-                return True
+                return 0.0
             if self._closed:
                 self._reader = None
-                return False
-            lead = self._leader == _NOBODY and self._reader_needed()
-            if lead:
+                return None
+            if self._leader == _NOBODY and self._reader_needed():
                 self._leader = me.thread
-            else:
+            elif woken or self._napping or self._reader_needed():
                 self._parked[me] = None
-        if lead:
-            self._lead_a_slice()
-            return True
-        me.lock.acquire(True, max(0.0, min(SLICE_S, self._line.table.deadline - monotonic())))
-        with self._lock:
-            self._line.expire(monotonic())
-            self._tell()
-            if self._parked.pop(me, me) is me or self._reader_needed():
-                return True
-            self._reader = None
-            return False
+                return max(0.0, min(NAP_S if self._napping else SLICE_S, self._line.table.deadline - monotonic()))
+            else:
+                self._reader = None
+                return None
+        self._lead_a_slice()
+        return 0.0
 
     def _lead_a_slice(self) -> None:
         try:
-            ready = self._line.poll(self._slice_ms(self._line.table.deadline))
+            slice_ms = self._slice_ms(self._line.table.deadline)
+            ready = self._line.poll(min(slice_ms, NAP_S * 1000) if self._napping else slice_ms)
+            self._let_others()
             with self._lock:
                 self._serve(ready)
+                self._end_nap()
+                self._tell(self._leader)
         finally:
             with self._lock:
                 self._step_down()
 
+    def _end_nap(self) -> None:
+        """The reader's: send what has gathered. When nothing has, or no server is there to take it, it may sleep again."""
+        table = self._line.table
+        if table.waiting and table.incarnation:
+            if self._leader == _NOBODY:
+                self._look(monotonic())
+            self._line.flush()
+        else:
+            self._napping = False
+
 
 def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:
-    """The reader thread. It keeps the channel alive for a slice at a time, and longer only while callbacks are owed."""
-    owed: Channel | None = None  # keeps it alive between two slices
-    while (channel := owed or channel_ref()) is not None and channel._reader_turn():
+    """The reader thread. It keeps the channel alive while it leads, and longer only while callbacks are owed."""
+    me = _Sleeper(None)
+    owed: Channel | None = None  # keeps it alive between two turns
+    while (channel := owed or channel_ref()) is not None:
+        sleep_s = channel._reader_turn(me)
+        if sleep_s is None:
+            return
         owed = channel if channel._owes_callbacks() else None
         del channel
+        if sleep_s:
+            me.lock.acquire(True, sleep_s)

@@ -35,8 +35,6 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
 
 
 class Dealer:
@@ -135,7 +133,7 @@ class Dealer:
         assert monitor is not None
         self._watched = self._loop.add_socket(socket, self._read)
         self._raw_send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
-        self._raw_recv: Callable[[int], bytes] = super(zmq.Socket, socket).recv
+        self._raw_recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._loop.add_socket(monitor, self._read_monitor)
 
     def _closing(self) -> None:
@@ -189,12 +187,15 @@ class Dealer:
         """Take what is there, up to the bound; True when stopped at the bound."""
         for _ in range(MESSAGES_PER_WAKE_MAX):
             watched = self._watched  # a callback may have ended the connection
-            if watched is None or not watched.events(_EVENTS) & _POLLIN:
+            if watched is None:
                 return False
-            header = self._raw_recv(_NOBLOCK)
-            frames = receive_payload(watched.socket) if watched.socket.getsockopt(zmq.RCVMORE) else []
+            if not watched.has_input():
+                watched.dirty = False
+                return False
+            frame = self._raw_recv(_NOBLOCK, False)
+            frames = receive_payload(watched.socket) if frame.more else []
             try:
-                self._take(header, frames)
+                self._take(frame.bytes, frames)
             except WireError as error:
                 if not self._drop("not a message"):
                     log.warning("%s", error)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.net.line import this_process
+from zmqdist.net import line
 
 _SIGINT: Final = int(_signal.SIGINT)
 
@@ -35,20 +35,24 @@ class Gate:
         self.wake: Callable[[], None] | None = None
         self._address = address
         self._wake_fd = wake_fd
-        self._process = this_process()
+        self._process = line.process
         self._shields = False
 
     @property
     def forked(self) -> bool:
         """Whether this is another process than the one that made it."""
-        return self._process is not this_process()
+        return self._process is not line.process
 
-    def __enter__(self) -> bool:
-        """Whether this is the main thread, shielded from Ctrl-C. Raises FailedPreconditionError after a fork."""
-        if self._process is not this_process():
+    def check(self) -> None:
+        """Raises FailedPreconditionError after a fork."""
+        if self._process is not line.process:
             raise FailedPreconditionError(
                 None, None, f"the client of {self._address} was made before a fork: make a new one in this process"
             )
+
+    def __enter__(self) -> bool:
+        """Whether this is the main thread, shielded from Ctrl-C. Raises as `check`."""
+        self.check()
         if get_ident() != self._process.main_thread or _signal.getsignal(_SIGINT) is not _signal.default_int_handler:
             return False
         _signal.signal(_SIGINT, self._on_sigint)

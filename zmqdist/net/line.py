@@ -3,8 +3,9 @@
 Rules
     One thread at a time; nothing here waits.
     Calls that end are gathered in `ended`; the owner tells whoever waits for them, and empties the list.
-    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the one exception is there).
+    After any use of the socket EVENTS is asked last and what shows is read (R1 in channel.py; the exceptions are there).
     What has arrived is read before a connection that has gone is let go.
+    Calls leave together (core/calls.py says when); whatever reads an answer also sends what has gathered meanwhile.
 
 Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (link.py).
 """
@@ -17,19 +18,24 @@ import select
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 import zmq
+from msgspec.structs import replace
 
 from zmqdist.core.calls import ClientCall, ClientCalls
-from zmqdist.errors import OpError, WireError, from_code
+from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Call, Goodbye, Refused, Reply
+from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, Message, Refused, Replies, Reply, Shares
+from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import receive_payload
 from zmqdist.net.link import Link
+from zmqdist.net.loop import input_of
 from zmqdist.net.monitor import Down, Up
 from zmqdist.net.security import ClientSecurity
+from zmqdist.net.transfers import Lanes, fresh, is_large
 from zmqdist.wire import headers
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
@@ -37,9 +43,9 @@ log = logging.getLogger("zmqdist.net")
 
 SOCKETS_MAX: Final = 65_536
 
-_EVENTS: Final = int(zmq.EVENTS)
-_POLLIN: Final = int(zmq.POLLIN)
-_RCVMORE: Final = int(zmq.RCVMORE)
+CHUNKS_A_TURN: Final = 4
+"""Messages of large transfers after which other threads have their turn."""
+
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -60,17 +66,13 @@ class Process:
             return self._context
 
 
-_process = Process()
-
-
-def this_process() -> Process:
-    """The one of the running process: another one after a fork."""
-    return _process
+process = Process()
+"""The one of the running process: another one after a fork, so ask for it by `line.process`."""
 
 
 def _forked() -> None:
-    global _process
-    _process = Process()
+    global process
+    process = Process()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -85,6 +87,7 @@ class Line:
       poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
       monitor_fd: the one of them after which `tend` must be called.
       strays: messages that were not understood or not expected, and dropped.
+      lanes: the large parts of calls and answers, on the present connection.
     """
 
     def __init__(self, address: str, security: ClientSecurity, hello: Hello, wake_fd: int) -> None:
@@ -93,11 +96,14 @@ class Line:
         self.table = ClientCalls(address)
         self.ended: list[ClientCall] = []
         self.strays = 0
-        self._hello = encode_hello(hello)
+        arena = this_arena()
+        self._hello = encode_hello(hello if arena is None else replace(hello, memory=arena.offer))
         self._wake_fd = wake_fd
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S
-        self._link = Link(_process.context(), address, security, opened=self._opened, closing=self._closing)
+        self._link = Link(process.context(), address, security, opened=self._opened, closing=self._closing)
+        self.lanes = Lanes(address, self._put_message)
+        self._chunks = 0
         self._closing()
 
     # -- the socket of the present attempt --------------------------------------------------------------------------------
@@ -107,14 +113,16 @@ class Line:
         assert socket is not None
         assert monitor is not None
         backend: Any = super(zmq.Socket, socket)  # the wrappers cost as much as the calls themselves
-        self._get: Callable[[int], Any] = backend.get
+        self._has_input: Callable[[], Any] = input_of(socket)
         self._send: Callable[..., Any] = backend.send
         self._recv: Callable[..., Any] = backend.recv
+        self.lanes = Lanes(self.address, self._put_message)
         self.monitor_fd = int(monitor.getsockopt(zmq.FD))
         self._watch(int(socket.getsockopt(zmq.FD)), self.monitor_fd)
 
     def _closing(self) -> None:
-        self._get = lambda option: 0
+        self._has_input = lambda: False
+        self.lanes.gone()
         self.monitor_fd = -1
         self._watch()
 
@@ -130,40 +138,62 @@ class Line:
         return self._link.due
 
     def close(self, linger_s: float) -> None:
-        """End the connection. Calls are not touched."""
+        """End the connection. Calls are not touched. May be called by a finalizer."""
+        self.lanes.dropped()
         self._link.close(linger_s)
 
     # -- out --------------------------------------------------------------------------------------------------------------
 
-    def submit(self, call: ClientCall, now: float) -> None:
-        """A new call: sent now, or kept until there is a server. It may have ended after this, refused by the table."""
-        message = self.table.asked(call, now)
-        if message is not None:
-            self._transmit(call, message)
-            if self._get(_EVENTS) & _POLLIN:
-                self.drain()
-        elif not call.ended:
+    def submit(self, call: ClientCall, waits: bool) -> None:
+        """A new call; it may have ended after this, refused by the table. EVENTS is left to the caller.
+
+        Args:
+          waits: somebody waits for it, so it does not wait for company.
+        """
+        if self.table.asked(call) or waits:
+            self._send_waiting()
+        if call.frames and call.id in self.table.waiting and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
+
+    def flush(self) -> None:
+        """Send what waits, if there is a server, and read what has arrived."""
+        self._send_waiting()
+        self.settle()
 
     def cancel(self, call: ClientCall) -> None:
         """The caller gives up; a call that has ended is fine."""
         if not call.ended:
             message = self.table.cancelled(call)
             self.ended.append(call)
+            self.lanes.over(call.id)
             if message is not None:
                 self._put(headers.encode(message))
                 self.settle()
 
     def fail(self, code: int, message: str) -> None:
         """End all calls."""
+        self.lanes.gone()
         self.ended += self.table.failed(code, message)
 
-    def _transmit(self, call: ClientCall, message: Call) -> None:
-        if self._put(headers.encode(message), call.frames):
-            call.body = b""
-            call.frames = ()
-        else:
-            self.table.undelivered(call)
+    def _send_waiting(self) -> None:
+        table = self.table
+        while table.waiting and (calls := table.next_message()):
+            now, frames = monotonic(), calls[0].frames
+            if len(calls) > 1:
+                sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
+            elif frames:
+                sent = self.lanes.send(table.request(calls[0], now), frames)
+            else:
+                sent = self._put(headers.encode(table.request(calls[0], now)))
+            if not sent:
+                table.undelivered(calls)
+                return
+            for call in calls:
+                call.body = b""
+                call.frames = ()
+
+    def _put_message(self, message: Message, frames: Sequence[Any]) -> bool:
+        return self._put(headers.encode(message), frames)
 
     def _put(self, header: bytes, frames: Sequence[Any] = ()) -> bool:
         """Send a message now; its frames are copied. False: there is no connection that takes it."""
@@ -181,29 +211,46 @@ class Line:
 
     # -- in ---------------------------------------------------------------------------------------------------------------
 
-    def arrived(self) -> bool:
-        """Whether there is something to `drain`."""
-        return bool(self._get(_EVENTS) & _POLLIN)
+    def settle(self, announced: bool = False) -> bool:
+        """Read all that has arrived, and send what waited for that; whether anything had arrived.
 
-    def settle(self) -> None:
-        """Read what has arrived, if anything."""
-        if self._get(_EVENTS) & _POLLIN:
-            self.drain()
+        Args:
+          announced: the descriptor has told of something. It need not be a message, but it nearly always is.
+        """
+        if announced:
+            try:
+                self._drain()
+            except zmq.Again:  # of its first look only; it has asked for EVENTS, too
+                return False
+        elif self._has_input():
+            self._drain()
+        else:
+            return False
+        while self.table.waiting and self.table.incarnation:
+            self._send_waiting()
+            if not self._has_input():
+                break
+            self._drain()
+        return True
 
-    def drain(self) -> None:
-        """Read all that has arrived; something has."""
-        table, get = self.table, self._get
+    def _drain(self) -> None:
+        """Read all that has arrived; something has. Of large transfers CHUNKS_A_TURN, and then the eventfd says that there is more."""
+        table = self.table
         while True:
-            header = self._recv(_NOBLOCK)
-            frames = receive_payload(self._link.socket) if get(_RCVMORE) else ()  # type: ignore[arg-type]
+            frame = self._recv(_NOBLOCK, False)
+            frames = receive_payload(self._link.socket) if frame.more else ()  # type: ignore[arg-type]
             try:
                 if frames is None:
                     raise WireError(self.address, "a message of too many frames")
-                self._take(header, frames)
+                self._take(frame.bytes, frames)
             except WireError as error:
                 self.strays += 1
                 log.warning("message dropped: %s", error)
-            if (not table.in_flight and table.incarnation) or not get(_EVENTS) & _POLLIN:
+            if (not table.in_flight and table.incarnation) or not self._has_input():
+                return
+            if self._chunks >= CHUNKS_A_TURN:
+                self._chunks = 0
+                os.eventfd_write(self._wake_fd, 1)
                 return
 
     def _take(self, header: bytes, frames: Sequence[Any]) -> None:
@@ -212,9 +259,19 @@ class Line:
             return
         message = headers.decode(header, self.address)
         if type(message) is Reply:
-            call = self.table.answered(message, frames)
-            if call is not None:
-                self.ended.append(call)
+            if message.parts:
+                self._take_parts(message)
+            else:
+                self._answered(message, frames)
+        elif type(message) is Replies:
+            for reply in message.items:
+                self._answered(reply, ())
+        elif type(message) is Chunk:
+            self._chunks += 1
+            self.lanes.chunk(message, frames)
+        elif type(message) is Credit:
+            self._chunks += 1
+            self.lanes.credited(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
         elif type(message) is not Refused:
@@ -225,6 +282,42 @@ class Line:
         else:
             self._turn_away(from_code(message.code, message.message))  # it did not take our hello
 
+    def _answered(self, message: Reply, frames: Sequence[Any]) -> None:
+        if self.lanes.tracked:
+            self.lanes.over(message.id)
+        call = self.table.answered(message, frames)
+        if call is not None:
+            self.ended.append(call)
+
+    def _take_parts(self, message: Reply) -> None:
+        """An answer whose large parts come by a lane. Its call ends when they are all here."""
+        call, lanes = self.table.in_flight.get(message.id), self.lanes
+        if call is None:  # nobody waits for it any more
+            lanes.decline(message.parts)
+            self._put(headers.encode(CancelCall(message.id)))
+            return
+        room = fresh if call.room is None else partial(call.room, message.body)
+        try:
+            frames = lanes.receive(message.id, message.parts, room, partial(self._parts_arrived, message))
+        except OpError as error:
+            self._spoilt(message.id, error.error_code, error.message)
+        except MemoryError:
+            self._spoilt(message.id, RESOURCE_EXHAUSTED, f"no memory here for the answer of {self.address}")
+        else:
+            if frames is not None:
+                self._answered(message, frames)
+
+    def _parts_arrived(self, message: Reply, frames: list[Any] | None, problem: str) -> None:
+        if frames is not None:
+            self._answered(message, frames)
+        else:
+            self._spoilt(message.id, INVALID_ARGUMENT, f"peer {self.address}: {problem}")
+
+    def _spoilt(self, id: int, code: int, text: str) -> None:
+        """An answer that cannot be taken ends its call, and what is still on the way is not wanted."""
+        self._answered(Reply(id, code, text, b""), ())
+        self._put(headers.encode(CancelCall(id)))
+
     def _greeted(self, header: bytes) -> None:
         try:
             hello = decode_hello(header, self.address)
@@ -233,8 +326,11 @@ class Line:
         except OpError as error:  # another major version
             self._turn_away(error)
             return
-        for call, message in self.table.server_up(hello.incarnation, monotonic()):
-            self._transmit(call, message)
+        nonce = self.lanes.offered(hello)
+        if nonce:
+            self._put(headers.encode(Shares(nonce)))
+        self.lanes.shares(hello.nonce)
+        self.table.server_up(hello.incarnation)
 
     def _turn_away(self, error: OpError) -> None:
         self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it
@@ -256,17 +352,18 @@ class Line:
         # After the tick: also what a new socket and its monitor have must be asked for once before they are polled.
         for change in link.read(now):
             if isinstance(change, Up):
-                self._get(_EVENTS)  # has the socket learn of its connection
+                self._has_input()  # has the socket learn of its connection
                 self._put(self._hello)
             elif isinstance(change, Down):
-                self.settle()  # first what the connection brought while it was there
+                if self._has_input():
+                    self._drain()  # what the connection brought while it was there; and nothing is sent to it any more
                 self.ended += table.connection_lost()
                 self._log_at = now + WAIT_LOG_S
                 link.retry(now)
             else:
                 self.fail(change.error.error_code, change.error.message)
         self.settle()
-        if table.waiting and now >= self._log_at:
+        if table.waiting and not table.incarnation and now >= self._log_at:
             self._log_at = now + WAIT_LOG_S
             trouble = link.trouble or "it has not answered our hello yet"
             log.warning("%d call(s) wait for a server at %s: %s", len(table.waiting), self.address, trouble)
@@ -274,4 +371,14 @@ class Line:
     def expire(self, now: float) -> None:
         """End the calls whose time has passed."""
         if now >= self.table.deadline:
-            self.ended += self.table.ticked(now)
+            ended = self.table.ticked(now)
+            self.ended += ended
+            if self.lanes.tracked:
+                self._give_up(ended)
+
+    def _give_up(self, calls: list[ClientCall]) -> None:
+        """The server knows when a call is due, but not that its chunks are of no use any more."""
+        for call in calls:
+            if self.lanes.over(call.id):
+                self._put(headers.encode(CancelCall(call.id)))
+        self.settle()

@@ -18,13 +18,15 @@ One turn
 
 ZeroMQ's descriptor is edge-triggered: it tells that EVENTS must be asked, not that there is a message. So each socket
 has a mark, `Watched.dirty`, and the loop sleeps only when EVENTS has been asked for every marked one and showed no
-input. It is set by the descriptor, after each callback, and by whoever uses the socket elsewhere in the loop's thread.
+input. It is set by the descriptor, before each callback, and by whoever uses the socket elsewhere in the loop's thread. A
+callback may take it away when EVENTS was the last that it asked, and showed none.
 
 Not here: what the bytes mean (router.py, dealer.py), and threads for user code.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import logging
@@ -39,6 +41,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Final, TypeVar
 
 import zmq
+from zmq.backend import zmq_poll
 
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 
@@ -53,7 +56,6 @@ RECOVER_S: Final = 0.25
 SLEEP_MAX_S: Final = 3600.0
 
 _POLLIN: Final = int(zmq.POLLIN)
-_EVENTS: Final = int(zmq.EVENTS)
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
 _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
@@ -61,20 +63,26 @@ _BROKEN: Final = select.EPOLLHUP | select.EPOLLERR
 T = TypeVar("T")
 
 
+def input_of(socket: zmq.Socket[bytes]) -> Callable[[], Any]:
+    """A function that asks EVENTS of a socket, without the enums that `getsockopt` makes on its way: true when it has input."""
+    return functools.partial(zmq_poll, [(socket, _POLLIN)], 0)
+
+
 class Watched:
     """A socket in a loop.
 
     Attributes:
-      dirty: EVENTS must be asked before the loop may sleep; set it after any use outside the socket's own callback.
+      has_input: asks EVENTS.
+      dirty: EVENTS must be asked before the loop may sleep; set it at any use outside the socket's own callback.
     """
 
-    __slots__ = ("dirty", "events", "fd", "on_readable", "socket")
+    __slots__ = ("dirty", "fd", "has_input", "on_readable", "socket")
 
     def __init__(self, socket: zmq.Socket[bytes], on_readable: Callable[[], object]) -> None:
         self.socket = socket
         self.on_readable = on_readable
         self.fd = int(socket.getsockopt(zmq.FD))
-        self.events: Callable[[int], Any] = super(zmq.Socket, socket).get
+        self.has_input = input_of(socket)
         self.dirty = True
 
 
@@ -112,7 +120,6 @@ class Loop:
         self._accepting = True
         self._stopping = False
         self._sleeping = False
-        self._busy = True
         self._backlog_since: float | None = None
         self._hold_until = 0.0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -315,7 +322,6 @@ class Loop:
         if happened:
             for hook in self._hooks:
                 self._guard(hook)
-        self._busy = happened
 
     def _read_input(self) -> tuple[bool, bool]:
         happened = backlog = False
@@ -333,15 +339,24 @@ class Loop:
             if not watched.dirty:
                 continue
             watched.dirty = False
-            if watched.socket.closed or not watched.events(_EVENTS) & _POLLIN:
+            if watched.socket.closed or not watched.has_input():
                 continue
             watched.dirty = happened = True
             if self._guard(watched.on_readable):
                 backlog = True
         return happened, backlog
 
+    def _left_over(self) -> bool:
+        """Whether a marked socket has input; one that has none loses its mark."""
+        for watched in self._sockets.values():
+            if watched.dirty:
+                if not watched.socket.closed and watched.has_input():
+                    return True
+                watched.dirty = False
+        return False
+
     def _poll(self) -> list[tuple[int, int]]:
-        if self._busy:
+        if self._left_over():
             return self._epoll.poll(0)
         self._sleeping = True  # from here on `call_soon` wakes us; what it put in before that is seen now
         wait_s = 0.0 if self._inbox or self._stopping else self._until_timer()

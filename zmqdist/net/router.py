@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import zmq
+from msgspec.structs import replace
 
 from zmqdist.errors import (
     FAILED_PRECONDITION,
@@ -39,12 +40,14 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import FRAME_BYTES_MAX, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
-from zmqdist.messages import Goodbye, Message, Ping, Refused
+from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.net.address import is_ipv6, join, split
+from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import Buffer, receive_payload
 from zmqdist.net.loop import Loop, Watched
 from zmqdist.net.monitor import DISCONNECTED, SERVER_EVENTS, decode_event, open_monitor
 from zmqdist.net.security import NONE, ServerSecurity
+from zmqdist.net.transfers import Lanes
 from zmqdist.net.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -66,9 +69,7 @@ NAME_CHARS_MAX: Final = 100
 
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _MORE: Final = int(zmq.SNDMORE) | _NOBLOCK
-_EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
-_RCVMORE: Final = int(zmq.RCVMORE)
 _PING: Final = encode(Ping())
 
 Handler: TypeAlias = "Callable[[Peer, Any, list[memoryview]], None]"
@@ -83,11 +84,12 @@ class Peer:
       role: "client", "submit", "worker" or "admin".
       hello: None until it came; without one the peer is shown to nobody.
       name: for people, with its address until the hello.
+      lanes: the large parts on their way from and to it; None until there were any, or shared memory.
       session: whatever the owner of the router keeps with it.
       gone: it was found out that it has gone; nothing can be sent to it.
     """
 
-    __slots__ = ("blamed", "fd", "gone", "hello", "name", "refusals", "role", "routing_id", "session", "shut")
+    __slots__ = ("blamed", "fd", "gone", "hello", "lanes", "name", "refusals", "role", "routing_id", "session", "shut")
 
     def __init__(self, routing_id: bytes, fd: int, role: str, name: str) -> None:
         self.routing_id = routing_id
@@ -95,6 +97,7 @@ class Peer:
         self.role = role
         self.name = name
         self.hello: Hello | None = None
+        self.lanes: Lanes | None = None
         self.session: Any = None
         self.gone = False
         self.blamed = False
@@ -127,6 +130,7 @@ class Router:
         self.peers_max = PEERS_MAX
         self._loop = loop
         self._security = security
+        self._said = hello
         self._hello = encode_hello(hello)
         self._peers: dict[bytes, Peer] = {}
         self._by_fd: dict[int, Peer] = {}
@@ -134,7 +138,11 @@ class Router:
         self._recent: dict[int, float] = {}
         self._going: list[Peer] = []
         self._closed = False
+        self._left = 0
         self._handlers: dict[type[Message], tuple[Handler, frozenset[str] | None]] = {}
+        self.on(Shares, lambda peer, message, frames: self.lanes(peer).shares(message.nonce))
+        self.on(Chunk, lambda peer, message, frames: self.lanes(peer).chunk(message, frames))
+        self.on(Credit, lambda peer, message, frames: self.lanes(peer).credited(message))
         loop.run(self._open)
 
     def _open(self) -> None:
@@ -148,8 +156,8 @@ class Router:
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
         socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_SERVER_S * 1000))
         self._security.apply(socket)
-        self._send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
-        self._recv: Callable[[int], bytes] = super(zmq.Socket, socket).recv
+        self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
+        self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
         self._monitor = open_monitor(socket, SERVER_EVENTS)
         self._watched: Watched = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
@@ -225,11 +233,18 @@ class Router:
         """
         self._handlers[kind] = (fn, None if roles is None else roles | {ADMIN})
 
+    def lanes(self, peer: Peer) -> Lanes:
+        """For messages with large parts from and to a peer."""
+        if peer.lanes is None:
+            peer.lanes = Lanes(peer.name, lambda message, frames: self.send(peer, message, frames))
+        return peer.lanes
+
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:
         """Send without waiting.
 
         Args:
-          frames: payload; not copied when large, so they must not change until they are out.
+          frames: payload, copied. For what is small: ZeroMQ's way of sending without a copy takes longer, and large parts have
+            their own ways (`lanes`).
 
         Returns:
           False: the peer has gone (`on_gone` is called later, from the loop), or its queue is full; nothing was sent.
@@ -251,10 +266,14 @@ class Router:
         last = len(frames)
         self._send(header, _MORE if last else _NOBLOCK)
         for number, frame in enumerate(frames, 1):
-            self._socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
+            self._send(frame, _MORE if number < last else _NOBLOCK)
         return True
 
     # -- in -----------------------------------------------------------------------------------------------------------
+
+    def worked(self, count: int) -> None:
+        """A handler says that its message was as much work as `count` of them: it is the bound of a turn that counts."""
+        self._left -= count - 1
 
     @property
     def peers(self) -> list[Peer]:
@@ -263,22 +282,21 @@ class Router:
 
     def _read(self) -> bool:
         """Take what is there, up to the bound; True when stopped at the bound. The loop has just seen that there is something."""
-        events, recv, peers = self._watched.events, self._recv, self._peers
-        for count in range(MESSAGES_PER_WAKE_MAX):
-            if count and not events(_EVENTS) & _POLLIN:
+        has_input, recv, peers = self._watched.has_input, self._recv, self._peers
+        self._left = MESSAGES_PER_WAKE_MAX
+        while self._left > 0:
+            if self._left < MESSAGES_PER_WAKE_MAX and not has_input():
+                self._watched.dirty = False
                 return False
+            self._left -= 1
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)
+            frame = recv(_NOBLOCK, False)
             if peer is None:
-                frame = self._socket.recv(_NOBLOCK, copy=False)
-                header, more = frame.bytes, frame.more
                 peer = self._meet(routing_id, frame)
-            else:
-                header = recv(_NOBLOCK)
-                more = bool(events(_RCVMORE))
-            frames = receive_payload(self._socket) if more else []
+            frames = receive_payload(self._socket) if frame.more else []
             try:
-                self._take(peer, header, frames)
+                self._take(peer, frame.bytes, frames)
             except WireError as error:
                 self._count("not a message")
                 if not peer.blamed:
@@ -356,11 +374,19 @@ class Router:
             peer.shut = True
             raise
         peer.name = _printable(hello.name) or f"{_printable(hello.kind)} {peer.name}"
-        if not self._send_raw(peer, self._hello):  # it has gone while its hello lay here
+        if not self._send_raw(peer, self._answer_to(peer, hello)):  # it has gone while its hello lay here
             return
         peer.hello = hello
         if self.on_hello is not None:
             self.on_hello(peer)
+
+    def _answer_to(self, peer: Peer, hello: Hello) -> bytes:
+        """Our hello, with our shared memory for whoever has offered its own."""
+        arena = None if hello.memory is None else this_arena()
+        if arena is None:
+            return self._hello
+        nonce = self.lanes(peer).offered(hello)
+        return encode_hello(replace(self._said, memory=arena.offer, nonce=nonce))
 
     def _refuse(self, peer: Peer, code: int, text: str) -> None:
         if peer.refusals < REFUSALS_MAX:
@@ -402,7 +428,7 @@ class Router:
             self._loop.set_timer(self, now + SUSPECT_STEP_S, self._ask_suspects)
 
     def _is_gone(self, peer: Peer) -> bool:
-        self._watched.events(_EVENTS)  # makes the socket take note of connections that have ended
+        self._watched.has_input()  # makes the socket take note of connections that have ended
         self._send_raw(peer, _PING)
         return peer.gone
 
@@ -420,12 +446,14 @@ class Router:
         if self._closed:
             return
         self._watched.dirty = True
-        if self._watched.events(_EVENTS) & _POLLIN and self._read():
+        if self._watched.has_input() and self._read():
             self._loop.call_soon(self._let_go)  # there is more: let others have their turn
             return
         going, self._going = self._going, []
         for peer in going:
             self._peers.pop(peer.routing_id, None)
+            if peer.lanes is not None:
+                peer.lanes.gone()
             if peer.hello is not None:
                 for fn in self.on_gone:
                     self._loop.call_soon(fn, peer)

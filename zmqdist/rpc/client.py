@@ -21,12 +21,15 @@ from typing import Any, Final
 
 from zmqdist import nest
 from zmqdist.core.calls import ClientCall
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import ClientSecurity, client_security
 from zmqdist.rpc import payload
+from zmqdist.rpc.into import Into
 from zmqdist.rpc.result import StatusOrResult, as_leaves, as_returned, as_specified, outcome
 from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.signatures import check_structure, is_flat
+from zmqdist.rpc.snapshots import snapshot
 from zmqdist.wire.hello import our_hello
 
 LAYER: Final = "zmq"
@@ -47,9 +50,9 @@ def new_incarnation() -> int:
 class Client:
     """What `Client.create` gives. Close it, use it in a with-statement, or drop it: pending calls then end with CANCELLED.
 
-    Each method that the server had when the client was made is an attribute: `m(*args, timeout_in_ms=0)` gives a
-    StatusOrResult, `m_blocking(*args, timeout_in_ms=0)` the value, or raises. A method whose name is taken by this class, or
-    is no identifier, is reached by `call`.
+    Each method that the server had when the client was made is an attribute: `m(*args, timeout_in_ms=0, out=None)` gives a
+    StatusOrResult, `m_blocking(*args, timeout_in_ms=0, out=None)` the value, or raises. A method whose name is taken by this
+    class, or is no identifier, is reached by `call`. `out` is as there.
 
     Attributes:
       address: "host:port" of the server.
@@ -88,7 +91,7 @@ class Client:
         return ZmqClient(address, name, True, timeout_in_ms, keys_dir=keys_dir, token_file=token_file)
 
     def call(
-        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0
+        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
         """Call any method by its name; see ZmqClient."""
         raise NotImplementedError("made by Client.create")
@@ -127,7 +130,7 @@ class ZmqClient(Client):
                 raise
 
     def call(
-        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0
+        self, method_name: str, args: Any = None, output_specs: Any = None, timeout_in_ms: int = 0, *, out: Any = None
     ) -> StatusOrResult:
         """Ask; does not wait.
 
@@ -136,16 +139,26 @@ class ZmqClient(Client):
           output_specs: a structure of TensorSpec that the value is packed into, as arrays. None: the value is the flat list
             of what the function returned, None when that was nothing.
           timeout_in_ms: deadline of this call; 0 or less: the client's default.
+          out: a writable, contiguous array: the value is `out` itself, with the answer in it, which must be one array of the
+            same shape and dtype. Large ones are received straight into it. Leave it alone until the call has ended. When the
+            answer does not fit (InvalidArgumentError) it is untouched; after any other error its content is undefined.
 
         Raises:
-          InvalidArgumentError: something in `args` cannot travel.
+          InvalidArgumentError: something in `args` cannot travel, nothing can be received into `out`, or `out` and
+            `output_specs` were both given.
           TypeError: `method_name` is not a str.
         """
         if not isinstance(method_name, str):
             raise TypeError(f"a method's name is a str, not {type(method_name).__name__}")
-        read = as_leaves if output_specs is None else as_specified(output_specs)
-        body, frames = payload.pack([] if args is None else nest.flatten(args))
-        call = ClientCall(method_name, body, frames, _due(timeout_in_ms, self._timeout_in_ms))
+        if out is not None and output_specs is not None:
+            raise InvalidArgumentError(None, None, "out and output_specs both say what the value is: give one of them")
+        into = None if out is None else Into(out)
+        read = into.read if into else as_leaves if output_specs is None else as_specified(output_specs)
+        body, parts = payload.pack([] if args is None else nest.flatten(args))
+        sources = snapshot(parts, lends=self._channel.lends, still=False) if parts else ()
+        call = ClientCall(method_name, body, sources, _due(timeout_in_ms, self._timeout_in_ms))
+        if into is not None:
+            call.room = into.room
         self._channel.call(call)
         return StatusOrResult(self._channel, call, read)
 
@@ -190,26 +203,32 @@ def _convenience(
     flat = signature is not None and is_flat(signature)
     count = len(signature) if flat else -1
 
-    def ask(args: tuple[Any, ...], timeout_in_ms: int) -> ClientCall:
+    def asked(args: tuple[Any, ...], timeout_in_ms: int, still: bool) -> ClientCall:
         due = _due(timeout_in_ms, default_in_ms)
         if signature is not None and not (flat and len(args) == count):
             check_structure(signature, args)
-        body, frames = payload.pack(args)
-        return ClientCall(name, body, frames, due)
+        body, parts = payload.pack(args)
+        return ClientCall(name, body, snapshot(parts, lends=channel.lends, still=still) if parts else (), due)
 
-    def start(*args: Any, timeout_in_ms: int = 0) -> StatusOrResult:
-        call = ask(args, timeout_in_ms)
+    def start(*args: Any, timeout_in_ms: int = 0, out: Any = None) -> StatusOrResult:
+        read = as_returned if out is None else (into := Into(out)).read
+        call = asked(args, timeout_in_ms, False)
+        if out is not None:
+            call.room = into.room
         channel.call(call)
-        return StatusOrResult(channel, call, as_returned)
+        return StatusOrResult(channel, call, read)
 
-    def wait(*args: Any, timeout_in_ms: int = 0) -> Any:
-        call = ask(args, timeout_in_ms)
+    def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None) -> Any:
+        read = as_returned if out is None else (into := Into(out)).read
+        call = asked(args, timeout_in_ms, True)
+        if out is not None:
+            call.room = into.room
         try:
             channel.ask(call)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or a signal handler of the user: the arrays are the caller's again
             channel.cancel(call)
             raise
-        return outcome(call, channel.address, as_returned)
+        return outcome(call, channel.address, read)
 
     for function, function_name in ((start, name), (wait, f"{name}_blocking")):
         function.__name__ = function.__qualname__ = function_name

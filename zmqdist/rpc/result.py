@@ -45,10 +45,13 @@ class StatusOrResult:
           OpError: the class of the call's code, with its message.
           InvalidArgumentError: the value does not fit the `output_specs` of the call.
         """
-        self._channel.wait(self._call)
-        if self._value is None:
-            self._value = (outcome(self._call, self._channel.address, self._read),)
-        return self._value[0]
+        value = self._value
+        if value is None:
+            call = self._call
+            if not call.ended:
+                self._channel.wait(call)
+            value = self._value = (outcome(call, self._channel.address, self._read),)
+        return value[0]
 
     def done(self) -> bool:
         """Whether the call has ended. Never waits."""

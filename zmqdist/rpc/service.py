@@ -7,6 +7,8 @@ Rules
     else gets a code by its class, and a text with class and traceback.
     Arguments are checked against the signature before the handler sees them, results after it.
     Values travel by the safe codec: nothing is unpickled here.
+    The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
+    leave as one message to each peer.
 
 On the wire (the body of Call)
     a tuple   the arguments, each with its structure
@@ -20,25 +22,31 @@ from __future__ import annotations
 import logging
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.calls import ServedCall, ServerCalls
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, WireError
-from zmqdist.limits import HANDLER_THREADS_MAX
-from zmqdist.messages import Call, CancelCall, Reply
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
+from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
+from zmqdist.net.transfers import Source, fresh
 from zmqdist.rpc import payload
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.signatures import Arity, convert_args, convert_leaves, fit
+from zmqdist.rpc.snapshots import pack_result
 from zmqdist.specs import Function, convert, function
 
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
 """The reserved method that lists the others: [[name, input signature or None, output signature or None], ...]."""
+
+UNREAD_S: Final = 0.5
+"""A server that stops does not wait longer for a client that has stopped reading."""
 
 _CODES: Final = (
     (NotImplementedError, errors.UNIMPLEMENTED),
@@ -67,8 +75,10 @@ class Method:
         self._arity = Arity(fn)
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
-        """Call the function with the arguments in a body."""
+        """Call the function with the arguments in a body and `frames`, a list that is emptied."""
         given = payload.unpack(body, frames, peer)
+        if frames:
+            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
         signature = self.input_signature
         try:
             if type(given) not in (tuple, list):
@@ -100,6 +110,8 @@ class RpcService:
         self._methods: dict[str, Method] = {}
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max)
+        self._replies: dict[Peer, list[Reply]] = {}
+        self._reply_bytes = 0
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], None, True, None))
@@ -156,41 +168,128 @@ class RpcService:
         self._attached = True
         self._router = router
         self._loop = loop
+        self._incarnation = incarnation
         self._calls = ServerCalls(incarnation)
         router.on(Call, self._called)
-        router.on(CancelCall, lambda peer, message, frames: self._calls.cancelled(peer, message.id))
+        router.on(Calls, self._called_together)
+        router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
         router.on_gone.append(self._calls.peer_gone)
+        loop.at_end_of_turn(self._send_replies)
 
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
 
         Returns:
-          False: some were still running after `grace_s`. They cannot be cut off.
+          False: some were still running or on their way after `grace_s`. Handlers cannot be cut off.
         """
         self._stopping = True
         if not self._attached:
             return True
+        until = time.monotonic() + grace_s
         idle = self._pool.wait_idle(grace_s)
         self._pool.stop()
-        return idle
+        return self._wait_sent(until) and idle
+
+    def _wait_sent(self, until: float) -> bool:
+        """Wait until the large answers are where they belong; not for those whom nobody reads, which move no more."""
+        left, moved_at = self._loop.run(self._left), time.monotonic()
+        while left and (now := time.monotonic()) < min(until, moved_at + UNREAD_S):
+            time.sleep(0.002)
+            before, left = left, self._loop.run(self._left)
+            moved_at = now if left != before else moved_at
+        return not left or time.monotonic() < until
 
     # -- in the loop ------------------------------------------------------------------------------------------------------
 
-    def _called(self, peer: Peer, call: Call, frames: list[memoryview]) -> None:
-        parts: list[Any] = []
-        method = self._methods.get(call.method)
-        reply = self._calls.stale(call) or self._refusal(peer, call, method)
-        if reply is None:
-            assert method is not None
-            if method.inline:
-                reply, parts = _answer(method, call.id, call.body, frames, peer.name)
+    def _called(self, peer: Peer, call: Call, frames: list[Any]) -> None:
+        answer = self._take(peer, call, frames)
+        if answer is not None:
+            reply, sources = answer
+            if sources:
+                self._router.lanes(peer).send(reply, sources)
             else:
-                served = self._calls.called(peer, call, time.monotonic())
-                if isinstance(served, ServedCall):
-                    self._pool.submit(self._serve, served, peer, method, call.body, frames)
-                    return
-                reply = served
-        self._router.send(peer, reply, parts)
+                self._router.send(peer, reply)
+
+    def _called_together(self, peer: Peer, calls: Calls, frames: list[memoryview]) -> None:
+        if frames:
+            raise WireError(peer.name, "several calls in one message with payload frames")
+        self._router.worked(len(calls.items))
+        for call in calls.items:
+            answer = self._take(peer, call, frames)
+            if answer is not None:
+                self._gather(peer, *answer)
+
+    def _take(self, peer: Peer, call: Call, frames: list[Any]) -> tuple[Reply, Sequence[Source]] | None:
+        """Run a method, or have the pool do it; the answer, if there is one already."""
+        method = self._methods.get(call.method)
+        if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
+            reply = self._calls.stale(call) or self._refusal(peer, call, method)
+            if reply is not None:
+                return reply, ()
+            assert method is not None
+        if method.inline and not call.parts:
+            return _answer(method, call.id, call.body, frames, peer)
+        served = self._calls.called(peer, call, time.monotonic())
+        if isinstance(served, Reply):
+            return served, ()
+        self._begin(served, peer, method, call, frames)
+        return None
+
+    def _gather(self, peer: Peer, reply: Reply, sources: Sequence[Source]) -> None:
+        if sources:
+            self._router.lanes(peer).send(reply, sources)
+            return
+        replies = self._replies.get(peer)
+        if replies is None:
+            replies = self._replies[peer] = []
+        replies.append(reply)
+        self._reply_bytes += len(reply.message) if reply.code else len(reply.body)
+        if len(replies) >= BATCH_ITEMS_MAX or self._reply_bytes >= BATCH_BYTES_MAX:
+            self._send_replies()
+
+    def _send_replies(self) -> None:
+        if self._replies:
+            gathered, self._replies, self._reply_bytes = self._replies, {}, 0
+            for peer, replies in gathered.items():
+                self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
+
+    def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any] | None) -> None:
+        """Run the method when all its arguments are here."""
+        if call.parts:
+            arrived = partial(self._arrived, served, peer, method, call.body)
+            try:
+                frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
+            except (OpError, MemoryError) as error:
+                self._finished(served, peer, _failed(call.id, error), ())
+                return
+        if frames is not None:
+            self._run(served, peer, method, call.body, frames)
+
+    def _arrived(
+        self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any] | None, problem: str
+    ) -> None:
+        if frames is not None:
+            self._run(served, peer, method, body, frames)
+        else:
+            self._finished(served, peer, _failed(served.id, WireError(peer.name, problem)), ())
+
+    def _run(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
+        if not method.inline:
+            self._pool.submit(self._serve, served, peer, method, body, frames)
+        elif served.wanted(time.monotonic()):
+            self._finished(served, peer, *_answer(method, served.id, body, frames, peer))
+        else:
+            self._finished(served, peer, None, ())
+
+    def _cancelled(self, peer: Peer, id: int) -> None:
+        self._calls.cancelled(peer, id)
+        if peer.lanes is not None:
+            if peer.lanes.receiving(id):
+                self._calls.withdrawn(peer, id)
+            peer.lanes.over(id)
+
+    def _left(self) -> int:
+        return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
     def _refusal(self, peer: Peer, call: Call, method: Method | None) -> Reply | None:
         if method is None:
@@ -203,9 +302,9 @@ class RpcService:
             return Reply(call.id, errors.UNAVAILABLE, "the server is stopping; the call was not carried out", b"")
         return None
 
-    def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, frames: list[Any]) -> None:
+    def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         if self._calls.finished(served) and reply is not None:
-            self._router.send(peer, reply, frames)
+            self._gather(peer, reply, sources)
 
     def _list(self) -> list[Any]:
         methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
@@ -216,13 +315,13 @@ class RpcService:
 
     # -- in a thread of the pool --------------------------------------------------------------------------------------------
 
-    def _serve(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[memoryview]) -> None:
+    def _serve(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
         reply: Reply | None = None
-        parts: list[Any] = []
+        sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
-            reply, parts = _answer(method, served.id, body, frames, peer.name)
+            reply, sources = _answer(method, served.id, body, frames, peer)
         try:
-            self._loop.call_soon(self._finished, served, peer, reply, parts)
+            self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:  # the server was stopped, and did not wait
             pass
 
@@ -250,16 +349,20 @@ def _method(
     return Method(name, fn, checked.input_signature, checked.output_signature, inline, roles)
 
 
-def _answer(method: Method, id: int, body: bytes, frames: Any, peer: str) -> tuple[Reply, list[Any]]:
-    """Run a method. Never raises: whatever happens is in the reply."""
+def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
+    """Run a method. Never raises: whatever happens is in the reply. The handler may go on using what it returned."""
     try:
-        body, parts = payload.pack(method.run(body, frames, peer))
-        # The handler may go on using its arrays, and the socket sends later.
-        return Reply(id, errors.OK, "", body), [bytes(part) for part in parts]
-    except OpError as error:
-        return Reply(id, error.error_code, error.message, b""), []
+        box = [method.run(body, frames, peer.name)]
+        body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.lends)
+        return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
-        return Reply(id, _code(error), _told(error), b""), []
+        return _failed(id, error), ()
+
+
+def _failed(id: int, error: BaseException) -> Reply:
+    if isinstance(error, OpError):
+        return Reply(id, error.error_code, error.message, b"")
+    return Reply(id, _code(error), _told(error), b"")
 
 
 def _code(error: BaseException) -> int:

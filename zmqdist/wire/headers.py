@@ -6,7 +6,7 @@ than `HEADER_BYTES_MAX` of them are looked at.
 
 from __future__ import annotations
 
-from typing import Any, Union, cast
+from typing import Any, Union
 
 import msgspec
 
@@ -32,6 +32,7 @@ def decode(header: bytes | memoryview, peer: str) -> Message:
     if len(header) > HEADER_BYTES_MAX:
         raise WireError(peer, f"header of {len(header)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
-        return cast(Message, _DECODER.decode(header))
+        message: Message = _DECODER.decode(header)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise WireError(peer, f"not a message of this protocol: {error}") from None
+    return message

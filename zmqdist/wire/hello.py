@@ -30,6 +30,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
       host: identity of the host, see `host_identity`; only a hint until shared memory has been tried.
       python: (major, minor) of the interpreter, because pickled functions carry byte code.
       protocol: filled in by `decode_hello`.
+      memory: where the sender's shared memory is (net/arena.py); None without any.
+      nonce: the number that the sender has read in the memory that our hello offered; 0 for none.
     """
 
     kind: str
@@ -39,6 +41,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     python: tuple[int, int] = (0, 0)
     features: tuple[str, ...] = ()
     protocol: tuple[int, int] = PROTOCOL
+    memory: tuple[int, int, int] | None = None
+    nonce: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -96,11 +96,27 @@ def encode(value: Any) -> tuple[bytes, list[Any]]:
       InvalidArgumentError: something in the value has another type (the message says where), is nested too deeply or is
         too large beside its arrays.
     """
+    cls = type(value)
+    try:  # the short way of most answers, and of the arguments of most calls
+        if cls in _PLAIN:
+            body = _pack(value)
+        elif cls is tuple and _PLAIN.issuperset(map(type, value)):
+            body = _pack((_TUPLE, *value))
+        else:
+            body = None
+    except (OverflowError, ValueError):  # an int of more than 64 bits, half of a surrogate pair, 4 GiB of bytes
+        body = None
+    if body is None or len(body) > _CAREFUL_BYTES:
+        return _encode(value)
+    return body, []
+
+
+def _encode(value: Any) -> tuple[bytes, list[Any]]:
     out = _Writer(careful=False)
     try:
         try:
             body = _pack(_node(value, out, 0))
-        except (OverflowError, ValueError):  # an int of more than 64 bits, half of a surrogate pair, 4 GiB of bytes
+        except (OverflowError, ValueError):
             body = None
         if body is None or len(body) > _CAREFUL_BYTES:
             out = _Writer(careful=True)
@@ -328,7 +344,8 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     """The value in a body and its frames.
 
     Arrays are private to the caller and writable. A frame that is writable becomes the memory of its array without a copy:
-    give only frames that nobody else uses. A read-only one is copied.
+    give only frames that nobody else uses. A read-only one is copied, unless it is an array itself: that is frozen memory, and
+    what is made of it is read-only.
 
     Args:
       frames: objects with the buffer protocol, as many as `encode` gave.
@@ -340,13 +357,41 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
+        node = _unpack(body)
+        if not frames:  # the short way of most answers, and of the arguments of most calls
+            cls = type(node)
+            if cls in _PLAIN:
+                return node
+            if (
+                cls is list
+                and node
+                and type(node[0]) is int
+                and node[0] == _TUPLE
+                and _PLAIN.issuperset(map(type, node))
+            ):
+                return tuple(node[1:])
         reader = _Reader(frames)
-        value = _value(_unpack(body), reader, 0)
+        value = _value(node, reader, 0)
         if reader.frames_left:
             raise ValueError(f"{reader.frames_left} frames too many")
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return value
+
+
+def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tuple[int, ...], bool] | None:
+    """Dtype, shape, and whether the first index goes fastest, of a value that is one array with its bytes in a frame; else None.
+
+    Raises:
+      WireError: not the encoding of any value.
+    """
+    try:
+        match _unpack(body):
+            case [int(tag), told, [*shape], bool(fortran), None] if tag == _ARRAY:
+                return read_dtype(told), tuple(shape), fortran
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise WireError(peer, f"not a value of the safe codec: {error}") from None
+    return None
 
 
 def _value(node: Any, reader: _Reader, depth: int) -> Any:
@@ -413,7 +458,7 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
         raise ValueError("an array without an order")
     if data is None:
         data = reader.frame()
-        if memoryview(data).readonly:
+        if type(data) is not np.ndarray and memoryview(data).readonly:
             data = bytearray(data)
     else:
         data = bytearray(_bytes_in(data))

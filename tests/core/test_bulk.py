@@ -1,0 +1,243 @@
+"""Chunks of large payloads: both machines held to their promises, alone and against each other over a lossless queue."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+
+from zmqdist.core.bulk import DONE, LATE, MORE, WRONG, Inbound, Outbound, Piece
+
+WINDOW, CHUNK = 8, 3
+
+
+def pieces(out: Outbound) -> list[Piece]:
+    """All that may leave now."""
+    return list(iter(out.next, None))
+
+
+def sender(*transfers: tuple[int, list[int]], window: int = WINDOW) -> Outbound:
+    out = Outbound(window, CHUNK)
+    for id, sizes in transfers:
+        out.begun(id, sizes)
+    return out
+
+
+def receiver(id: int, sizes: list[int]) -> Inbound:
+    into = Inbound(WINDOW)
+    into.begun(id, sizes)
+    return into
+
+
+# -- the sender ------------------------------------------------------------------------------------------------------
+
+
+def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
+    out = sender((1, [7, 0, 3, 1]), window=100)
+    assert pieces(out) == [
+        Piece(1, 0, 0, 3),
+        Piece(1, 0, 3, 3),
+        Piece(1, 0, 6, 1),
+        Piece(1, 2, 0, 3),
+        Piece(1, 3, 0, 1),
+    ]
+    assert len(out) == 0
+
+
+def test_p2_what_is_not_acknowledged_stays_within_the_window_whatever_the_number_of_transfers() -> None:
+    out = sender(*((id, [100]) for id in range(1, 20)))
+    assert [piece.nbytes for piece in pieces(out)] == [3, 3]
+    assert out.unacknowledged == 6
+    assert out.acknowledged(3)
+    assert [piece.nbytes for piece in pieces(out)] == [3]
+    assert pieces(out) == []
+
+
+def test_p3_transfers_take_turns() -> None:
+    out = sender((1, [9]), (2, [4]), window=100)
+    assert [piece.id for piece in pieces(out)] == [1, 2, 1, 2, 1]
+
+
+def test_p3_a_transfer_that_begins_later_has_its_turn_next_to_one_that_is_under_way() -> None:
+    out = sender((1, [30]))
+    assert len(pieces(out)) == 2
+    out.begun(2, [30])
+    assert out.acknowledged(6)
+    assert [piece.id for piece in pieces(out)] == [1, 2]
+
+
+def test_p6_of_a_transfer_that_was_ended_nothing_more_leaves_and_its_bytes_on_the_way_still_count() -> None:
+    out = sender((1, [30]), (2, [30]))
+    assert [piece.id for piece in pieces(out)] == [1, 2]
+    assert out.ended(1)
+    assert not out.ended(1)
+    assert 1 not in out
+    assert out.acknowledged(6)
+    assert [piece.id for piece in pieces(out)] == [2, 2]
+
+
+@pytest.mark.parametrize("nbytes", [4, 10**12, -1])
+def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_and_opens_no_more_than_the_window(nbytes: int) -> None:
+    out = sender((1, [3]))
+    pieces(out)
+    assert not out.acknowledged(nbytes)
+    out.begun(2, [100])
+    assert sum(piece.nbytes for piece in pieces(out)) <= WINDOW
+
+
+# -- the receiver ----------------------------------------------------------------------------------------------------
+
+
+def test_p4_a_transfer_is_complete_when_each_byte_of_it_has_arrived() -> None:
+    into = receiver(1, [0, 5, 0, 2])
+    assert into.room(1, 1, 0) == 5
+    assert into.arrived(1, 1, 0, 4) == MORE
+    assert into.room(1, 1, 4) == 1
+    assert into.arrived(1, 1, 4, 1) == MORE
+    assert into.arrived(1, 3, 0, 2) == DONE
+    assert len(into) == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "offset", "nbytes"),
+    [(0, 0, 3), (0, 2, 3), (0, 6, 3), (1, 0, 2), (0, 3, 8), (0, 3, 0), (2, 0, 1), (0, 2**60, 1)],
+    ids=["doubled", "overlaps", "a gap", "a part is missing", "too long", "empty", "no such part", "far outside"],
+)
+def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(part: int, offset: int, nbytes: int) -> None:
+    into = receiver(1, [10, 2])
+    into.begun(2, [4])
+    assert into.arrived(1, 0, 0, 3) == MORE
+    assert min(into.room(1, part, offset), nbytes) < max(nbytes, 1)
+    assert into.arrived(1, part, offset, nbytes) == WRONG
+    assert f"a chunk of {nbytes} bytes at {offset} of part {part}" in into.problem
+    assert "at most 7 at 3 of part 0 belong" in into.problem
+    assert into.arrived(1, 0, 3, 3) == LATE
+    assert into.room(1, 0, 3) == 0
+    assert into.arrived(2, 0, 0, 4) == DONE
+
+
+@pytest.mark.parametrize("over", ["ended", "complete", "unknown"])
+def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
+    into = Inbound(WINDOW)
+    if over != "unknown":
+        into.begun(1, [6])
+        assert into.arrived(1, 0, 0, 3) == MORE
+    if over == "ended":
+        assert into.ended(1)
+        assert not into.ended(1)
+    elif over == "complete":
+        assert into.arrived(1, 0, 3, 3) == DONE
+        assert not into.ended(1)
+    assert into.room(1, 0, 3) == 0
+    assert into.arrived(1, 0, 3, 3) == LATE
+    assert into.late == 1
+    assert len(into) == 0
+
+
+def test_p5_half_a_window_is_acknowledged_at_once_also_when_nobody_wants_it() -> None:
+    into = receiver(1, [100])
+    into.arrived(1, 0, 0, 3)
+    assert into.credit() == 0
+    into.arrived(9, 0, 0, 3)
+    assert into.credit() == 6
+    assert into.credit() == 0
+
+
+# -- both ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_course_of_both_ends_keeps_the_promises(seed: int) -> None:
+    """Transfers begin and are ended by either side at random, chunks are doubled, cut or invented, the connection goes."""
+    rng = random.Random(seed)
+    planted = seed % 3 == 0
+    for _ in range(4):
+        _one_connection(rng, planted)
+
+
+def _one_connection(rng: random.Random, planted: bool) -> None:
+    chunk = rng.randrange(1, 20)
+    window = chunk * 2 + rng.randrange(100)
+    out, into = Outbound(window, chunk), Inbound(window)
+    wire: deque[Piece | tuple[int, list[int]]] = deque()
+    back: deque[int] = deque()
+    sent: dict[int, list[int]] = {}
+    got: dict[int, int] = {}
+    over: dict[int, str] = {}
+    spoilt: set[int] = set()
+    owed: dict[int, set[int]] = {}
+    """For each transfer, the others whose turn is before its next one."""
+
+    def begin() -> None:
+        id = len(sent) + 1
+        sizes = [rng.choice([0, rng.randrange(1, 200)]) for _ in range(rng.randrange(1, 4))]
+        if any(sizes):
+            sent[id] = sizes
+            wire.append((id, sizes))
+            out.begun(id, sizes)
+
+    def send() -> None:
+        alive = {id for id in sent if id in out}
+        piece = out.next()
+        if piece is None:
+            return
+        assert 0 < piece.nbytes <= chunk
+        assert out.unacknowledged <= window
+        assert not owed.get(piece.id, set()) & alive
+        for others in owed.values():
+            others.discard(piece.id)
+        owed[piece.id] = alive - {piece.id}
+        if planted and rng.random() < 0.02:
+            spoilt.add(piece.id)
+            piece = piece._replace(offset=rng.choice([piece.offset + 1, 0, piece.offset + chunk]))
+        wire.append(piece)
+
+    def receive() -> None:
+        if not wire:
+            return
+        head = wire.popleft()
+        if not isinstance(head, Piece):
+            into.begun(*head)
+            got[head[0]] = 0
+            return
+        known = head.id in into
+        room = into.room(head.id, head.part, head.offset)
+        outcome = into.arrived(head.id, head.part, head.offset, head.nbytes)
+        assert (outcome == LATE) == (not known)
+        if outcome in (MORE, DONE):
+            assert room >= head.nbytes
+            got[head.id] += head.nbytes
+        if outcome == DONE:
+            assert got[head.id] == sum(sent[head.id])
+            assert over.setdefault(head.id, "complete") == "complete"
+        if outcome == WRONG:
+            assert head.id in spoilt
+            assert over.setdefault(head.id, "failed") == "failed"
+        credit = into.credit()
+        if credit:
+            back.append(credit)
+
+    def take_credit() -> None:
+        if back:
+            assert out.acknowledged(back.popleft())
+
+    def end() -> None:
+        if sent:
+            id = rng.choice(list(sent))
+            unfinished = out.ended(id)
+            if into.ended(id) or unfinished:  # its header may still be on the way
+                over.setdefault(id, "ended")
+
+    steps = [send] * 8 + [receive] * 8 + [take_credit] * 3 + [begin] + ([end] if rng.random() < 0.5 else [])
+    for _ in range(rng.randrange(50, 1500)):
+        rng.choice(steps)()
+    if rng.random() < 0.2:
+        return  # the connection goes: the lost tail has completed nothing that was not whole, as asserted above
+    while wire or back or len(out):
+        for step in (send, receive, take_credit):
+            step()
+    assert set(over) == set(sent)
+    assert all(over[id] == "ended" for id in sent if id in into)  # the other side's word of it is not part of this
+    assert out.unacknowledged < window / 2
+    assert len(out) == 0

@@ -1,0 +1,135 @@
+"""Many small calls in few messages: counts, and what may not stand in such a message."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.rpc.polled import until
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, INLINE_BYTES_MAX
+from zmqdist.messages import Call, Calls, Replies, Reply
+from zmqdist.rpc import ZmqClient, ZmqServer, payload
+from zmqdist.wire.headers import encode
+
+Serve = Callable[..., ZmqServer]
+Connect = Callable[..., ZmqClient]
+
+
+def counted(owner: Any, method: str) -> list[Any]:
+    """The arguments of each call of a method from now on."""
+    calls: list[Any] = []
+    original = getattr(owner, method)
+
+    def wrapper(*args: Any) -> Any:
+        calls.append(args)
+        return original(*args)
+
+    setattr(owner, method, wrapper)
+    return calls
+
+
+@pytest.mark.parametrize("inline", [frozenset({"echo"}), frozenset()], ids=["inline", "pool"])
+def test_a_thousand_calls_that_nobody_waits_for_one_by_one_are_few_messages_each_way(
+    serve: Serve, connect: Connect, inline: frozenset[str]
+) -> None:
+    server = serve(inline=inline, echo=lambda value: value)
+    client = connect(server.address)
+    there = counted(server._router, "_take")
+    back = counted(client._channel._line, "_take")
+    for _ in range(2):
+        outcomes = [client.echo(number) for number in range(500)]
+        assert [outcome.get_value() for outcome in outcomes] == list(range(500))
+    assert len(there) < 200
+    assert len(back) < (200 if inline else 600)
+
+
+def test_calls_that_nobody_ever_asks_about_are_carried_out(serve: Serve, connect: Connect) -> None:
+    hold = threading.Event()
+    ran: list[int] = []
+    client = connect(serve(hold=lambda: hold.wait(10), note=ran.append).address)
+    client.hold()
+    for number in range(100):
+        client.note(number)
+    until(lambda: len(ran) == 100)
+    hold.set()
+
+
+def test_calls_made_right_before_the_client_is_closed_or_dropped_are_carried_out(
+    serve: Serve, connect: Connect
+) -> None:
+    hold = threading.Event()
+    ran: list[int] = []
+    server = serve(inline=frozenset({"note"}), hold=lambda: hold.wait(10), note=ran.append)
+    client = connect(server.address)
+    client.hold()
+    client.note(1)
+    client.close()
+    client = connect(server.address)
+    client.hold()
+    client.note(2)
+    until(lambda: sorted(ran) == [1, 2])
+    hold.set()
+
+
+def test_each_call_of_a_message_has_its_own_outcome(serve: Serve, connect: Connect) -> None:
+    def even(value: int) -> int:
+        if value % 2:
+            raise ValueError(f"{value} is odd")
+        return value
+
+    client = connect(serve(inline=frozenset({"even"}), even=even, big=lambda: bytes(2 * INLINE_BYTES_MAX)).address)
+    outcomes = [client.even(number) for number in range(50)]
+    absent, big = client.call("absent"), client.big()
+    assert [outcome.is_ok() for outcome in outcomes] == [True, False] * 25
+    assert "7 is odd" in outcomes[7].get_error()[1]
+    assert "absent is not registered" in absent.get_error()[1]
+    assert len(big.get_value()) == 2 * INLINE_BYTES_MAX
+
+
+def replies_to(client: ZmqClient, messages: list[Any], count: int) -> list[list[Reply]]:
+    """Sends these by the client's own connection, and gives so many answers, as they came together."""
+    line = client._channel._line
+    got: list[list[Reply]] = []
+    taken = line.table.answered
+    line.table.answered = lambda reply, frames: (got[-1].append(reply), taken(reply, frames))[1]  # type: ignore[method-assign]
+    take = line._take
+    line._take = lambda header, frames: (got.append([]), take(header, frames))[1]  # type: ignore[method-assign]
+
+    def read() -> bool:
+        with client._channel._lock:
+            line.settle()
+        return sum(map(len, got)) >= count
+
+    with client._channel._lock:
+        for message, frames in messages:
+            line._put(encode(message), frames)
+    until(read)
+    return got
+
+
+def test_the_answers_of_one_turn_leave_together_up_to_the_bounds(serve: Serve, connect: Connect) -> None:
+    server = serve(inline=frozenset({"echo"}), echo=lambda value: value)
+    client = connect(server.address)
+    life = client._channel._line.table.incarnation
+    small, _ = payload.pack((1,))
+    fifth, _ = payload.pack((bytes(BATCH_BYTES_MAX // 5),))
+    full = Calls([Call(10_000 + n, "echo", life, 0, small) for n in range(BATCH_ITEMS_MAX)])
+    large = Calls([Call(20_000 + n, "echo", life, 0, fifth) for n in range(6)])
+    counts = [len(replies) for replies in replies_to(client, [(full, ()), (large, ())], BATCH_ITEMS_MAX + 6)]
+    assert counts == [BATCH_ITEMS_MAX, 5, 1]
+
+
+def test_calls_in_one_message_that_should_not_be_there_are_dropped(serve: Serve, connect: Connect) -> None:
+    ran: list[int] = []
+    server = serve(inline=frozenset({"note"}), note=ran.append)
+    client = connect(server.address)
+    life = client._channel._line.table.incarnation
+    body, _ = payload.pack((1,))
+    one = Call(10_000, "note", life, 0, body)
+    strange = [(Calls([one, one]), [b"frame"]), (Calls([one] * (BATCH_ITEMS_MAX + 1)), ()), (Replies([]), ())]
+    replies_to(client, [*strange, (Calls([one, one]), ())], 2)
+    assert ran == [1, 1]
+    assert server._router.dropped == {"not a message": 2, "not served here": 1}

@@ -1,0 +1,578 @@
+"""Large arrays in calls and answers, by shared memory and by sockets: what the memory rules promise holds on both lanes."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rpc.polled import until
+from zmqdist import errors, freeze
+from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.messages import Chunk, Credit
+from zmqdist.net import arena as arena_module
+from zmqdist.net.arena import this_arena
+from zmqdist.net.line import Line
+from zmqdist.net.router import Router
+from zmqdist.rpc import ZmqClient, ZmqServer
+from zmqdist.wire import headers
+
+Serve = Callable[..., ZmqServer]
+Connect = Callable[..., ZmqClient]
+Child = Callable[..., "subprocess.Popen[str]"]
+
+MIB = 2**20
+
+SERVER = """
+import sys, numpy as np
+from zmqdist.rpc import Server
+kept = []
+state = np.zeros(2**20, np.int64)
+def keep(array):
+    kept.append(array)
+    return len(kept)
+def step(array):  # changes its argument and its own array right before and after it has answered
+    array += 1
+    state[:] = array[:len(state)]
+    return state
+def spoil():
+    for array in kept:
+        array[:] = 99
+    state[:] = 99
+    return [int(array[0]) for array in kept]
+server = Server.create("zmq", "127.0.0.1:0")
+for name, fn in {"echo": lambda value: value, "keep": keep, "step": step, "spoil": spoil, "forget": kept.clear,
+                 "total": lambda array: int(array.sum()), "ones": lambda n: np.ones(n, np.uint8)}.items():
+    server.register(name, fn)
+server.register("small", lambda value: value, inline=True)
+server.start()
+print(server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["arena", "sockets"])
+def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways; what is started in the test goes this one."""
+    if request.param == "sockets":
+        monkeypatch.setenv("ZMQDIST_ARENA", "off")
+        monkeypatch.setattr(arena_module, "_arena", None)
+        monkeypatch.setattr(arena_module, "_tried", True)
+    elif this_arena() is None:
+        pytest.skip("no shared memory on this system")
+    return str(request.param)
+
+
+@pytest.fixture
+def remote(lane: str, child: Child, connect: Connect) -> ZmqClient:
+    """A client of SERVER in another process."""
+    return connect(address_of(child(SERVER)), timeout_in_ms=30_000)
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def lends(client: ZmqClient) -> bool:
+    return client._channel.lends
+
+
+# -- the rules of memory ---------------------------------------------------------------------------------------------
+
+
+def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, lane: str) -> None:
+    assert lends(remote) == (lane == "arena")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_process_ever_sees_another_ones_later_writes(remote: ZmqClient, seed: int) -> None:
+    """Arrays of any dtype, shape and order are changed right after each call; the handlers do the same with theirs."""
+    rng = random.Random(seed)
+    pending: list[tuple[Any, Any]] = []
+    for _ in range(8):
+        array = some_array(rng)
+        given = {"one": array, "two": [array[: len(array) // 2], 7]}
+        wanted = {"one": array.copy("K"), "two": [array[: len(array) // 2].copy(), 7]}
+        if rng.random() < 0.5:
+            pending.append((remote.echo(given), wanted))
+        else:
+            check(remote.echo_blocking(given), wanted)
+        spoil(array)
+    for outcome, wanted in pending:
+        got = outcome.get_value()
+        check(got, wanted)
+        spoil(got["one"])  # private and writable
+        check(got["two"], wanted["two"])
+
+
+def some_array(rng: random.Random) -> np.ndarray[Any, Any]:
+    dtype = np.dtype(rng.choice(["u1", "<f4", ">i8", "c16", "S5", "<M8[s]", [("a", "<i4"), ("b", "<f8", (3,))]]))
+    count = rng.choice([1000, CHUNK_BYTES, 3 * MIB, 9 * MIB]) // dtype.itemsize // 6 * 6
+    raw = np.random.default_rng(rng.randrange(2**32)).integers(0, 100, count * dtype.itemsize, np.uint8)
+    array = raw.view(dtype).reshape(rng.choice([(count,), (count // 2, 2), (count // 6, 2, 3)]))
+    return np.asfortranarray(array) if rng.random() < 0.3 else array[::2] if rng.random() < 0.2 else array
+
+
+def spoil(array: np.ndarray[Any, Any]) -> None:
+    assert array.flags.writeable
+    array[...] = np.zeros((), array.dtype)
+
+
+def check(got: Any, wanted: Any) -> None:
+    if isinstance(wanted, dict):
+        assert got.keys() == wanted.keys()
+        for key in wanted:
+            check(got[key], wanted[key])
+    elif isinstance(wanted, list):
+        for one, other in zip(got, wanted, strict=True):
+            check(one, other)
+    elif isinstance(wanted, np.ndarray):
+        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
+        assert got.tobytes() == wanted.tobytes()
+    else:
+        assert got == wanted
+
+
+def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
+    array = np.arange(MIB)
+    assert remote.keep_blocking(array) == 1
+    answers = [remote.step(np.full(MIB, number)) for number in range(3)]
+    got = [answer.get_value() for answer in answers]
+    assert remote.spoil_blocking() == [99]
+    assert np.array_equal(array, np.arange(MIB))
+    assert all(len(np.unique(one)) <= 3 and one.max() <= 3 for one in got)  # handlers run side by side over one state
+    remote.forget_blocking()
+
+
+def test_an_answer_that_is_kept_outlives_client_and_server(lane: str, child: Child, connect: Connect) -> None:
+    process = child(SERVER)
+    client = connect(address_of(process), timeout_in_ms=30_000)
+    got = client.ones_blocking(4 * MIB)
+    client.close()
+    process.kill()
+    process.wait()
+    got[0] = 5
+    assert got.sum() == 4 * MIB + 4
+
+
+def test_a_frozen_array_arrives_read_only_where_memory_is_shared(remote: ZmqClient, lane: str) -> None:
+    frozen = freeze(np.arange(2 * MIB))
+    got = remote.echo_blocking(frozen)
+    assert np.array_equal(got, frozen)
+    assert got.flags.writeable == (lane == "sockets")
+
+
+# -- out= --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, CHUNK_BYTES, 5 * MIB + 3])
+def test_an_answer_is_received_into_the_array_that_was_given(remote: ZmqClient, size: int) -> None:
+    out = np.zeros(size, np.uint8)
+    given = np.arange(size, dtype=np.uint8)
+    assert remote.echo_blocking(given, out=out) is out
+    assert np.array_equal(out, given)
+    assert remote.ones(size, out=out).get_value() is out
+    assert out.min() == 1
+    assert remote.call("echo", given, out=out).get_value() is out
+    assert np.array_equal(out, given)
+
+
+def test_chunks_go_straight_into_the_array_that_was_given(
+    remote: ZmqClient, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr("zmqdist.net.transfers.memory_for", lambda nbytes: made.append(nbytes))
+    out = np.zeros(5 * MIB, np.uint8)
+    assert remote.ones_blocking(5 * MIB, out=out).all()
+    assert made == []
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_answer_of_either_order_fits(remote: ZmqClient, order: Any) -> None:
+    given = np.arange(3 * MIB, dtype=np.float32).reshape(3, MIB)
+    out = np.zeros((3, MIB), np.float32, order)
+    for array in (given, np.asfortranarray(given)):
+        out[:] = 0
+        assert remote.echo_blocking(array, out=out) is out
+        assert np.array_equal(out, given)
+
+
+@pytest.mark.parametrize("size", [10, 5 * MIB])
+@pytest.mark.parametrize("wrong", ["shape", "dtype", "a list", "nothing"])
+def test_an_answer_that_does_not_fit_leaves_the_array_untouched(remote: ZmqClient, size: int, wrong: str) -> None:
+    out = np.full(size, 7, np.uint8)
+    value: Any = np.ones(size, np.uint8)
+    value = {"shape": value.reshape(-1, 2), "dtype": value.view(np.int8), "a list": [value], "nothing": None}[wrong]
+    with pytest.raises(errors.InvalidArgumentError, match=r"answer is an array of|not one array"):
+        remote.echo_blocking(value, out=out)
+    assert out.min() == out.max() == 7
+    assert remote.echo_blocking(out).nbytes == size
+
+
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ([1, 2], "wanted a NumPy array, given a list"),
+        (np.zeros(10)[::2], "not contiguous"),
+        (np.frombuffer(bytes(10), np.uint8), "read-only"),
+        (np.zeros(3, object), "dtype object"),
+    ],
+)
+def test_an_array_that_nothing_can_be_received_into_is_refused_before_anything_is_sent(
+    serve: Serve, connect: Connect, out: Any, told: str
+) -> None:
+    ran: list[int] = []
+    client = connect(serve(m=ran.append).address)
+    for ask in (client.m, client.m_blocking, lambda value, out: client.call("m", value, out=out)):
+        with pytest.raises(errors.InvalidArgumentError, match=told):
+            ask(1, out=out)
+    with pytest.raises(errors.InvalidArgumentError, match="one of them"):
+        client.call("m", 1, output_specs=[], out=np.zeros(3))
+    client.m_blocking(2)
+    assert ran == [2]
+
+
+# -- what travels -------------------------------------------------------------------------------------------------------
+
+
+def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if this_arena() is None:
+        pytest.skip("no shared memory on this system")
+    client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
+    client.echo_blocking(np.zeros(8 * MIB))
+    sent: list[int] = []
+    put, send_raw = Line._put, Router._send_raw
+    monkeypatch.setattr(Line, "_put", lambda self, *given: sent.append(size_of(given)) or put(self, *given))
+    monkeypatch.setattr(
+        Router, "_send_raw", lambda self, peer, *given: sent.append(size_of(given)) or send_raw(self, peer, *given)
+    )
+    client.echo_blocking(np.zeros(8 * MIB))
+    assert len(sent) == 2
+    assert sum(sent) < 400
+
+
+def size_of(given: Any) -> int:
+    return len(given[0]) + sum(map(len, given[1])) if len(given) > 1 else len(given[0])
+
+
+def test_a_large_call_that_nobody_asks_about_runs_all_the_same(serve: Serve, connect: Connect, lane: str) -> None:
+    ran = threading.Event()
+
+    def note(array: Any) -> Any:
+        assert array.all()
+        ran.set()
+        return array
+
+    client = connect(serve(note=note).address, timeout_in_ms=30_000)
+    client.note(np.ones(16 * MIB, np.uint8))  # the outcome is dropped
+    assert ran.wait(10)
+    ran.clear()
+    early = connect(serve(note=note).address, listing=False, timeout_in_ms=30_000)
+    array = np.ones(16 * MIB, np.uint8)
+    early.call("note", array)  # before it is known whether there is a server
+    array[:] = 0
+    assert ran.wait(10)
+
+
+def test_parts_of_every_size_in_one_value(remote: ZmqClient) -> None:
+    given = [np.full(size, number, np.uint8) for number, size in enumerate((1, 70_000, MIB, 2**16 + 1, 3 * MIB, 0))]
+    value = {"arrays": given, "text": "x" * 2 * MIB, "bytes": b"y" * 2 * MIB}
+    got = remote.echo_blocking(value)
+    assert all(map(np.array_equal, got["arrays"], given))
+    assert (got["text"], got["bytes"]) == (value["text"], value["bytes"])
+
+
+def test_small_calls_pass_while_a_large_array_moves(remote: ZmqClient) -> None:
+    """Counted: they are answered before the large one has ended."""
+    array = np.zeros(64 * MIB, np.uint8)
+    answered = 0
+    while not answered:
+        large = remote.total(array)
+        while not large.done():
+            assert remote.small_blocking(answered) == answered
+            answered += not large.done()
+        assert large.get_value() == 0
+        if lends(remote):
+            break  # it may be over at once
+
+
+def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", True)
+    server = serve(ones=lambda n: np.ones(n, np.uint8), small=lambda: 1)
+    idle, other = connect(server.address), connect(server.address)
+    unread = idle.ones(64 * MIB)
+    until(lambda: any(peer.lanes is not None and peer.lanes.sending for peer in server._router.peers))
+    for _ in range(20):
+        assert other.small_blocking() == 1
+    (lanes,) = [peer.lanes for peer in server._router.peers if peer.lanes is not None and peer.lanes.sending]
+    assert 0 < lanes._out.unacknowledged <= BULK_WINDOW_BYTES
+    assert unread.get_value().all()
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, lane: str) -> None:
+    array = np.zeros(128 * MIB, np.uint8)
+    for _ in range(3):
+        assert remote.keep(array, timeout_in_ms=2).get_error()[0] in (0, errors.DEADLINE_EXCEEDED)
+    remote.forget_blocking()
+    assert remote.echo_blocking(np.arange(MIB)).sum() == np.arange(MIB).sum()
+    until(lambda: remote.small_blocking(1) == 1 and not remote._channel._line.lanes.tracked)
+
+
+def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, lane: str) -> None:
+    server = serve(ones=lambda n: np.ones(n, np.uint8), total=lambda array: int(array.sum()))
+    client = connect(server.address, timeout_in_ms=30_000)
+    for _ in range(3):
+        answer, argument = client.ones(32 * MIB), client.total(np.ones(32 * MIB, np.uint8))
+        answer.cancel()
+        argument.cancel()
+        assert client.total_blocking(np.ones(MIB, np.uint8)) == MIB
+    until(lambda: client.methods() and len(server._service._calls) == 0)
+    until(lambda: client.methods() and all(peer.lanes is None or not peer.lanes.left for peer in server._router.peers))
+
+
+def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, lane: str) -> None:
+    client = connect(serve(m=lambda a: 1).address, timeout_in_ms=30_000)
+    with pytest.raises(errors.InvalidArgumentError, match="not registered"):
+        client.call("absent", np.ones(64 * MIB, np.uint8)).get_value()
+    until(lambda: client.methods() and not client._channel._line.lanes.tracked)
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
+    child: Child, connect: Connect, lane: str, who: str
+) -> None:
+    if who == "server":
+        process = child(SERVER)
+        client = connect(address_of(process), timeout_in_ms=30_000)
+        assert [client.keep_blocking(np.ones(MIB)) for _ in range(4)] == [1, 2, 3, 4]
+        unanswered = client.echo(np.ones(16 * MIB))
+        process.kill()
+        assert unanswered.get_error()[0] in (0, errors.UNAVAILABLE)
+        client.close()
+    else:
+        server = ZmqServer("127.0.0.1:0")
+        server.register("ones", lambda n: np.ones(n, np.uint8))
+        server.start()
+        process = child(KEEPER, server.address)
+        assert address_of(process) == "kept"
+        process.kill()
+        process.wait()
+        until(lambda: not server._router.peers)
+        server.stop()
+    arena = this_arena()
+    if arena is not None:
+        gc.collect()
+        until(lambda: arena.sweep() >= 0 and arena.lent == 0)
+
+
+KEEPER = """
+import sys
+from zmqdist.rpc import Client
+client = Client.create("zmq", sys.argv[1], "", 30000)
+kept = [client.ones_blocking(2**20) for _ in range(4)]
+unread = client.ones(2**22)
+print("kept", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
+    child: Child, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if this_arena() is None:
+        pytest.skip("no shared memory on this system")
+    small = arena_module.Arena(48 * MIB)
+    monkeypatch.setattr(arena_module, "_arena", small)
+    client = connect(address_of(child(SERVER)), timeout_in_ms=30_000)
+    array = np.ones(8 * MIB, np.uint8)
+    for number in range(12):
+        assert client.keep_blocking(array) == number + 1
+    assert 0 < small.lent < 12
+    assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
+    client.forget_blocking()
+    client.close()
+    gc.collect()
+    until(lambda: small.sweep() >= 0 and small.lent == 0)
+
+
+@pytest.mark.parametrize("fault", ["memfd", "proc"])
+def test_memory_that_cannot_be_shared_leaves_the_socket(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    caplog.set_level("INFO", "zmqdist.net")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise OSError(1, "Operation not permitted")
+
+    if fault == "memfd":
+        monkeypatch.setattr(arena_module, "_arena", None)
+        monkeypatch.setattr(arena_module, "_tried", False)
+        monkeypatch.setattr(arena_module, "make_memfd", refused)
+        told = "no shared memory here"
+    else:
+        monkeypatch.setattr("zmqdist.net.lent._peers", {})
+        monkeypatch.setattr("zmqdist.net.lent.open_memfd", refused)
+        told = "its shared memory cannot be opened from here"
+    client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
+    given = np.arange(MIB)
+    assert np.array_equal(client.echo_blocking(given), given)
+    assert not lends(client)
+    lines = [record.message for record in caplog.records if told in record.message]
+    assert len(lines) == (1 if fault == "memfd" else 2), lines  # the one of each side
+
+
+def test_a_client_in_a_process_without_an_arena_is_served_all_the_same(
+    serve: Serve, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(echo=lambda value: value)
+    monkeypatch.setenv("ZMQDIST_ARENA", "off")
+    process = child(LONER, server.address)
+    assert process.communicate(timeout=30)[0] == "True False\n"
+
+
+LONER = """
+import sys, numpy as np
+from zmqdist.rpc import Client
+with Client.create("zmq", sys.argv[1], "", 30000) as client:
+    given = np.arange(2**20)
+    print(np.array_equal(client.echo_blocking(given), given), client._channel.lends)
+"""
+
+
+# -- peers that break the rules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda chunk, data: (chunk.__class__(chunk.id, chunk.part, chunk.offset + 1), data),
+        lambda chunk, data: (chunk.__class__(chunk.id, chunk.part + 1, chunk.offset), data),
+        lambda chunk, data: (chunk.__class__(chunk.id, chunk.part, max(0, chunk.offset - len(data))), data),
+        lambda chunk, data: (chunk, bytes(data) + bytes(64 * MIB // 8)),
+        lambda chunk, data: (chunk, b""),
+    ],
+    ids=["a gap", "another part", "doubled", "too long", "empty"],
+)
+def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
+    remote: ZmqClient, lane: str, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    if lane == "arena":
+        pytest.skip("no chunks there")
+    sent: list[int] = []
+
+    def put(self: Line, message: Any, frames: Any) -> bool:
+        if isinstance(message, Chunk):
+            sent.append(message.offset)
+            if len(sent) == 3:
+                message, data = change(message, frames[0])
+                frames = (data,)
+        return self._put(headers.encode(message), frames)
+
+    monkeypatch.setattr(Line, "_put_message", put)
+    client = ZmqClient(remote.address, timeout_in_ms=30_000)
+    error = client.call("keep", np.ones(MIB // 4 * 5, np.float64)).get_error()
+    assert error[0] == errors.INVALID_ARGUMENT
+    assert "a chunk of" in error[1]
+    assert client.call("spoil").get_value() == []
+    monkeypatch.undo()
+    assert client.call("total", np.ones(MIB)).get_value() == [MIB]
+    client.close()
+
+
+def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", True)
+    send = Router.send
+
+    def wrong(self: Router, peer: Any, message: Any, frames: Any = ()) -> bool:
+        if isinstance(message, Chunk) and message.offset == 2 * CHUNK_BYTES:
+            frames = (frames[0][:-1],)
+        return send(self, peer, message, frames)
+
+    client = connect(serve(ones=lambda n: np.ones(n, np.uint8)).address, timeout_in_ms=30_000)
+    monkeypatch.setattr(Router, "send", wrong)
+    with pytest.raises(errors.InvalidArgumentError, match=r"a chunk of .* where at most"):
+        client.ones_blocking(16 * MIB)
+    monkeypatch.setattr(Router, "send", send)
+    assert client.ones_blocking(16 * MIB).all()
+
+
+@pytest.mark.parametrize("parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)])
+def test_parts_that_cannot_be_are_refused(serve: Serve, connect: Connect, parts: Any, lane: str) -> None:
+    server = serve(m=lambda a: 1)
+    client = connect(server.address)
+    channel = client._channel
+    from zmqdist.core.calls import ClientCall
+
+    call = ClientCall("m", b"\xc0")
+    request = channel._line.table.request
+
+    def lying(call: Any, now: float) -> Any:
+        message = request(call, now)
+        message.parts = parts
+        return message
+
+    channel._line.table.request = lying  # type: ignore[method-assign]
+    channel.ask(call)
+    assert call.code in (errors.INVALID_ARGUMENT, errors.UNAVAILABLE, errors.RESOURCE_EXHAUSTED), call.message
+    assert len(server._service._calls) == 0
+
+
+def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Connect) -> None:
+    server = serve(m=lambda: 1)
+    client = connect(server.address)
+    client._channel._line._put(headers.encode(Credit(2**60)))
+    assert client.m_blocking() == 1
+    (peer,) = server._router.peers
+    assert peer.lanes is not None
+    assert peer.lanes.faults == 1
+    assert peer.lanes._out.unacknowledged == 0
+
+
+def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, lane: str) -> None:
+    assert child(INTERRUPTED).communicate(timeout=30)[0] == "usable\n"
+
+
+INTERRUPTED = """
+import os, signal, threading, numpy as np
+from zmqdist.rpc import Client, Server
+release = threading.Event()
+server = Server.create("zmq", "127.0.0.1:0")
+server.register("hold", lambda array: release.wait(10) and array)
+server.register("total", lambda array: int(array.sum()))
+server.start()
+client = Client.create("zmq", server.address, "", 20000)
+array, out = np.ones(2**24, np.uint8), np.zeros(2**24, np.uint8)
+def interrupt():
+    while not server._service._calls._by_peer:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    client.hold_blocking(array, out=out)
+except KeyboardInterrupt:
+    array[:] = 2
+    release.set()
+    assert client.total_blocking(array) == 2**25
+    assert not out.any() and client._channel.pending == 0
+client.close()
+server.stop()
+print("usable")
+"""

@@ -1,0 +1,67 @@
+"""An answer that is received into an array of the caller's: `out=`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.core.calls import ClientCall
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.net.transfers import fresh
+from zmqdist.rpc import payload
+from zmqdist.wire.arrays import is_fortran
+from zmqdist.wire.safe import array_alone
+
+
+class Into:
+    """The caller's array, as the room of a call (core/calls.py) and as the reader of its answer.
+
+    Chunks go straight into it, anything else is copied there once. It is not touched before the answer is known to be one array of its
+    shape and dtype.
+    """
+
+    def __init__(self, out: NDArray[Any]) -> None:
+        """Raises InvalidArgumentError: nothing can be received into it."""
+        if not isinstance(out, np.ndarray):
+            raise InvalidArgumentError(None, None, f"out: wanted a NumPy array, given a {type(out).__name__}")
+        if not out.flags.writeable:
+            raise InvalidArgumentError(None, None, "out: the array is read-only")
+        if not out.flags.forc:
+            raise InvalidArgumentError(None, None, "out: the array is not contiguous")
+        if out.dtype.hasobject:
+            raise InvalidArgumentError(None, None, f"out: no array of dtype {out.dtype} can be received")
+        self._out = out
+        self._bytes: NDArray[np.uint8] | None = None
+
+    def room(self, body: bytes, sizes: list[int]) -> list[Any]:
+        """The room for an answer with this body. Raises InvalidArgumentError when it does not fit."""
+        told = array_alone(body, "server")
+        if told is None:
+            raise InvalidArgumentError(None, None, "the answer is not one array, as `out` needs")
+        dtype, shape, fortran = told
+        self._check(dtype, shape)
+        if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
+            return fresh(sizes)
+        self._bytes = self._out.reshape(-1, order="A").view(np.uint8)
+        return [self._bytes]
+
+    def read(self, call: ClientCall, address: str) -> NDArray[Any]:
+        """The array with the answer in it. Raises InvalidArgumentError when that does not fit."""
+        if self._bytes is not None and len(call.frames) == 1 and call.frames[0] is self._bytes:
+            return self._out
+        value = payload.unpack(call.body, call.frames, address)
+        if type(value) is not np.ndarray:
+            raise InvalidArgumentError(
+                None, None, f"{call.method} returned a {type(value).__name__}, not one array, as `out` needs"
+            )
+        self._check(value.dtype, value.shape)
+        np.copyto(self._out, value)
+        return self._out
+
+    def _check(self, dtype: Any, shape: tuple[int, ...]) -> None:
+        out = self._out
+        if (dtype, tuple(shape)) != (out.dtype, out.shape):
+            text = f"the answer is an array of {dtype} and shape {tuple(shape)}, `out` has {out.dtype} and {out.shape}"
+            raise InvalidArgumentError(None, None, text)

@@ -1,0 +1,149 @@
+"""What is sent is as it was: copies of large parts, where somebody else could change them before they have left.
+
+Rules
+    The copy of a large part is the one that it needs anyway: into shared memory where the peer can open ours. A frozen array needs none.
+    Towards other peers a copy is made only where the owner could write meanwhile. It goes into the pool of shared memory all the same,
+    whose pages are warm.
+    The caller of a call that is waited for cannot write, and of a result that nobody else refers to there is nobody who could.
+
+Not here: small parts, which are copied when their message is sent.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, Final
+
+import numpy as np
+
+from zmqdist.limits import CHUNK_BYTES
+from zmqdist.net.arena import this_arena
+from zmqdist.net.received import Received, memory_for
+from zmqdist.net.transfers import Source, is_large
+from zmqdist.rpc import payload
+
+
+def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
+    """Sources for net/transfers.py, which nobody will change. Small ones are given back as they are.
+
+    Args:
+      parts: from `payload.pack`.
+      lends: the peer can open our shared memory.
+      still: nobody writes to the parts until they have left.
+    """
+    if not is_large(parts):
+        return parts
+    return [_one(part, lends, still or type(part) is bytes) for part in parts]
+
+
+def _one(part: Any, lends: bool, still: bool) -> Source:
+    arena = this_arena()
+    if arena is None:
+        return part if still else _copied(part)
+    frozen = arena.find(part)
+    if frozen is not None:
+        return frozen
+    if still and not lends:
+        return part  # type: ignore[no-any-return]
+    block = arena.snapshot(part)
+    if block is not None:
+        return block
+    return part if still else _copied(part)
+
+
+def _copied(part: Any) -> Source:
+    source = np.frombuffer(part, np.uint8)
+    copy = memory_for(source.nbytes)
+    np.copyto(copy, source)
+    return copy
+
+
+def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]]:
+    """The value in a box (a list of one, which nobody else has) as body and sources. Its owner may go on using and changing it.
+
+    Raises:
+      InvalidArgumentError: as `payload.pack`.
+    """
+    still = is_temporary(box)
+    body, parts = payload.pack(box[0])
+    if not parts:
+        return body, parts
+    if not is_large(parts):
+        return body, [bytes(part) for part in parts]
+    return body, snapshot(parts, lends=lends, still=still)
+
+
+# -- temporaries ------------------------------------------------------------------------------------------------------
+
+_ITEMS_MAX: Final = 64
+"""A container of more is not looked through: what is in it is copied."""
+_ATOMS: Final = (NoneType, bool, int, float, complex, str, bytes, np.generic)
+
+
+def is_temporary(box: list[Any]) -> bool:
+    """Whether the value in a box has large arrays and nothing but the box refers to them: then nobody can write to them any more.
+
+    Reference counts tell it, for an array or one list, tuple or dict of arrays: 1 for its holder and 1 for the question. Each object is
+    asked for through its holder, since a variable would count. An array over the memory of another (as received ones are) is fine when
+    nothing else refers to that, either. False is always safe: it means a copy. A raw pointer that C code has kept cannot be seen.
+    """
+    kind = type(box[0])
+    if kind is np.ndarray:
+        return box[0].nbytes > CHUNK_BYTES and _is_ours(box, 0)
+    if kind not in (list, tuple, dict) or len(box[0]) > _ITEMS_MAX:
+        return False
+    keys: list[Any] = list(box[0]) if kind is dict else list(range(len(box[0])))
+    if not any(type(box[0][key]) is np.ndarray and box[0][key].nbytes > CHUNK_BYTES for key in keys):
+        return False
+    if sys.getrefcount(box[0]) != _ONE:
+        return False
+    return all(
+        isinstance(box[0][key], _ATOMS) or (type(box[0][key]) is np.ndarray and _is_ours(box[0], key)) for key in keys
+    )
+
+
+def _is_ours(holder: Any, key: Any) -> bool:
+    # `holder` is a second reference to a container, and none to what is in it.
+    if sys.getrefcount(holder[key]) != _ONE or weakref.getweakrefcount(holder[key]):
+        return False
+    if holder[key].base is None:
+        return bool(holder[key].flags.owndata)
+    # Over the memory of another array, as received ones are.
+    if type(holder[key].base) is not np.ndarray or sys.getrefcount(holder[key].base) != _ONE:
+        return False
+    if weakref.getweakrefcount(holder[key].base):
+        return False
+    if holder[key].base.base is None:
+        return bool(holder[key].base.flags.owndata)
+    return type(holder[key].base.base) is Received and sys.getrefcount(holder[key].base.base) == _ONE
+
+
+_ONE = 2
+
+
+def _works_here() -> bool:
+    """Interpreters count references differently: what must be told apart is tried once."""
+    size = CHUNK_BYTES + 1
+    kept = np.empty(size, np.uint8)
+    view = np.empty(size, np.uint8)
+    seen = view[1:]
+    held = [np.empty(size, np.uint8)]
+    received = memory_for(2**20)
+    temporary = [
+        [np.empty(size, np.uint8)],
+        [np.ndarray((size,), np.uint8, np.empty(size, np.uint8))],
+        [np.ndarray((2**20,), np.uint8, memory_for(2**20))],
+        [(np.empty(size, np.uint8), 1)],
+        [{"a": np.empty(size, np.uint8)}],
+    ]
+    others: list[list[Any]] = [[kept], [view], [held], [[kept]], [{"a": kept}]]
+    others += [[np.ndarray((size,), np.uint8, kept)], [np.ndarray((2**20,), np.uint8, received)], [received[1:]]]
+    return all(map(is_temporary, temporary)) and not any(map(is_temporary, others)) and seen is not None
+
+
+if not _works_here():
+    _ONE = -1
+"""What `sys.getrefcount` says of an object with one holder; -1 where that cannot be relied on: then everything is copied."""
