@@ -127,7 +127,7 @@ def test_a_peer_that_is_not_installed_says_so(name: str, lonely: str) -> None:
 
 
 def test_an_interpreter_that_is_not_there_is_told() -> None:
-    with pytest.raises(Unusable, match="^/nowhere/python does not start: No such file or directory$"):
+    with pytest.raises(Unusable, match=r"^/nowhere/python does not start: No such file or directory$"):
         Session(SYSTEMS["ray"], {"ray": "/nowhere/python"})
 
 
