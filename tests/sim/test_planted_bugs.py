@@ -17,6 +17,7 @@ from zmqdist.core.dispatch.records import Session
 from zmqdist.core.events import Send
 from zmqdist.core.membership import Membership
 from zmqdist.core.worker import Worker
+from zmqdist.core.worker_events import FreeBulk
 from zmqdist.messages import Assign, Define, Submit
 from zmqdist.testing import simulate
 
@@ -118,13 +119,24 @@ def abandon_without_kill(self: Worker) -> list[Any]:
     self._queue.clear()
     self._outcomes.clear()
     self._started.clear()
+    freed = [FreeBulk(lease) for lease in self._bulk]
     self._bulk.clear()
-    return []
+    return freed
 
 
 def uncut(self: Dispatch, leases: list[Any], **kwargs: Any) -> None:
     for lease in leases:
         lease.cut = False
+
+
+def not_kept(self: Dispatch, leases: Any) -> None:
+    for lease in leases:
+        lease.kept = False
+
+
+def none_kept(self: Dispatch, session: Session, *args: Any) -> None:
+    for hands, number in session.held.values():
+        hands.held[number].kept = False
 
 
 def greedy(patch: pytest.MonkeyPatch) -> None:
@@ -168,6 +180,17 @@ BUGS: list[tuple[str, Plant, str]] = [
     ("a worker without contact goes on", after(Worker, "_apply", never_stop), "dispatch P"),
     ("another dispatcher's work goes on", instead(Worker, "_abandon", abandon_without_kill), "worker P"),
     ("functions are never forgotten", instead(Closures, "_forget_unused", lambda self, functions: []), "closures P7"),
+    (
+        "a kept result is made again when its worker is lost",
+        before(Dispatch, "_unhold", not_kept),
+        "dispatch P11",
+    ),
+    ("a kept result is released with its round", before(Dispatch, "end_generation", none_kept), "dispatch P11"),
+    (
+        "what was kept and dropped stays with its worker",
+        instead(Closures, "_let_go", lambda self, works: []),
+        "dispatch P9",
+    ),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
 ]
 

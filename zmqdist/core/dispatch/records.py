@@ -27,7 +27,7 @@ class Session:
     """Work that was with a worker that died before it said what it had begun; handed out one by one."""
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[Hands, int]] = field(default_factory=dict)
-    """Bulk results that are with their worker: (work, attempt) -> (whose, lease)."""
+    """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
     outstanding: int = 0
     """Leases that may be executing."""
     generation_ended: int = -1
@@ -64,6 +64,8 @@ class Lease:
     started: bool = False
     cut: bool = False
     """Withdrawn: however it ends, it does not run again."""
+    kept: bool = False
+    """Its bulk result was taken, and stays with the worker until it is taken for good."""
 
     def again(self) -> Item:
         """The item for the next handing-out; the number of the attempt never repeats."""
