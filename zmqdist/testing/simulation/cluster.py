@@ -320,8 +320,7 @@ class SimCluster:
         if not isinstance(message, Assign):
             return
         for _, coordinator, _, _, payload in message.items:
-            work = int(payload.split(b"|")[2] or 0) if payload else 0
-            again = (coordinator, int(payload.split(b"|")[2])) in self.truth.kept
+            again = not payload or (coordinator, int(payload.rpartition(b"|")[2])) in self.truth.kept
             assert not again, "dispatch P11: work whose result was kept runs again"
         for coordinator, fn, _ in message.functions:
             assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
