@@ -182,8 +182,7 @@ class Dispatch:
             if not lease.kept:
                 session.finished += 1
             if taken.keep:
-                lease.kept = True
-                lease.payload = b""  # it will not run again
+                lease.keep()
             else:
                 del session.held[work, attempt], hands.held[number]
                 by_hands.setdefault(hands, []).append(number)

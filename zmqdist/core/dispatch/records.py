@@ -67,6 +67,11 @@ class Lease:
     kept: bool = False
     """Its bulk result was taken, and stays with the worker until it is taken for good."""
 
+    def keep(self) -> None:
+        """Its result stays with the worker: it does not run again, and what it ran on is needed no more."""
+        self.kept = True
+        self.payload = b""
+
     def again(self) -> Item:
         """The item for the next handing-out; the number of the attempt never repeats."""
         return (self.work, self.attempt + 1, self.lost, self.fn, self.payload)
