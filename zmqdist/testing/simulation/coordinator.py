@@ -187,6 +187,7 @@ class SimCoordinator:
         self.resolved[work] += 1
         self.outcomes[work] = kind
         assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
+        assert work not in self.machine._works, f"closures P1: work {work} was resolved and may be resolved again"
         if kind in (VALUE, ERROR, KEPT):
             _, coordinator, told, run = payload.decode().split("|")
             truth = self.cluster.truth.runs[int(run)]
