@@ -24,38 +24,10 @@ SIZE = 8 * MIB
 
 pytestmark = pytest.mark.timeout(60)
 
-connects = pytest.mark.shares_cluster
-"""Workers that are threads keep a connection to each other."""
-
-
-@pytest.fixture(scope="module", params=["processes", "threads", "processes, no arena", "threads, no arena"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[zd.local_cluster]:
-    """Two workers with a slot each; also where no process has shared memory."""
-    slots, _, no_arena = request.param.partition(", ")
-    with pytest.MonkeyPatch.context() as patch:
-        if no_arena:
-            patch.setenv(arena.VARIABLE, "off")
-            patch.setattr(arena, "_arena", None)
-            patch.setattr(arena, "_tried", False)
-        with zd.local_cluster(workers=2, processes=slots == "processes") as made:
-            yield made
-
-
-@pytest.fixture
-def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def threads() -> Iterator[zd.local_cluster]:
-    """Workers whose stores a test can look into."""
-    with zd.local_cluster(workers=2, processes=False) as made:
-        yield made
-
 
 @pytest.fixture
 def near(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    """Workers whose stores a test can look into."""
     with ClusterCoordinator(threads) as made:
         yield made
 
@@ -95,7 +67,6 @@ def held(cluster: zd.local_cluster) -> int:
 # -- use -----------------------------------------------------------------------------------------------------------------
 
 
-@connects
 def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_own(
     coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
@@ -106,7 +77,23 @@ def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_ow
     assert not value.get().any()
 
 
-@connects
+@pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])
+def test_without_shared_memory_it_is_read_from_its_worker(
+    processes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(arena.VARIABLE, "off")
+    monkeypatch.setattr(arena, "_arena", None)
+    monkeypatch.setattr(arena, "_tried", False)
+    with zd.local_cluster(workers=2, processes=processes) as cluster, ClusterCoordinator(cluster) as coordinator:
+        value = kept(coordinator, zeros)
+        used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]
+        assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
+        assert len(coordinator._shell._store) == 0
+        mine = value.get()
+        mine += 1
+        assert coordinator.schedule(total, (value,)).fetch(20) == 0
+
+
 def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) -> None:
     value = kept(coordinator, zeros)
     assert coordinator.schedule(total, (value,)).fetch(20) == 0
@@ -117,7 +104,6 @@ def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) 
     assert not fetcher.clients._lines, "nothing was read from a worker"
 
 
-@connects
 def test_it_is_fetched_once_and_goes_on_being_an_argument(coordinator: ClusterCoordinator) -> None:
     value = kept(coordinator, zeros)
     mine = value.fetch()
@@ -136,7 +122,6 @@ USES: list[Any] = [
 ]
 
 
-@connects
 @pytest.mark.parametrize("use", USES, ids=["argument", "nested", "keyword", "captured"])
 def test_a_small_value_can_be_kept_and_given_at_any_depth(coordinator: ClusterCoordinator, use: Any) -> None:
     value = kept(coordinator, small)
@@ -144,7 +129,6 @@ def test_a_small_value_can_be_kept_and_given_at_any_depth(coordinator: ClusterCo
     assert value.fetch() == {"a": 1}
 
 
-@connects
 def test_a_kept_value_can_be_made_of_kept_ones(coordinator: ClusterCoordinator) -> None:
     value = kept(coordinator, zeros)
     for _ in range(3):
