@@ -14,7 +14,7 @@ import pytest
 
 from tests.rpc.polled import until
 from zmqdist import errors, freeze
-from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
 from zmqdist.messages import Chunk, Credit
 from zmqdist.net import arena as arena_module
 from zmqdist.net.arena import this_arena
@@ -317,7 +317,7 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     for _ in range(20):
         assert other.small_blocking() == 1
     (lanes,) = [peer.lanes for peer in server._router.peers if peer.lanes is not None and peer.lanes.sending]
-    assert 0 < lanes._out.unacknowledged <= BULK_WINDOW_BYTES
+    assert 0 < lanes._out.unacknowledged <= LANE_WINDOW_BYTES
     assert unread.get_value().all()
 
 
