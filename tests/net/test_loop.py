@@ -170,11 +170,10 @@ def test_an_endless_backlog_does_not_hold_timers_back_for_ever(loop: Loop) -> No
         return True
 
     ticked = threading.Event()
-    watched = loop.add_socket(ours, read_and_ask_for_more)
+    loop.add_socket(ours, read_and_ask_for_more)
     loop.set_timer("tick", 0.0, ticked.set)
     other.send(b"first")
     loop.start()
-    assert watched.dirty
     assert ticked.wait(5.0)
 
 
