@@ -102,16 +102,21 @@ class Session:
         words = [system.variant] if system.variant else []
         python = python_of(system, pythons)
         self._errors = open(Path(self._folder.name) / "stderr", "w+")  # noqa: SIM115 (closed by close)
-        self._process = subprocess.Popen(
-            [python, "-m", f"benchmarks.peers.{system.module}", *words],
-            cwd=self._folder.name,
-            env=self._environment(python),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [python, "-m", f"benchmarks.peers.{system.module}", *words],
+                cwd=self._folder.name,
+                env=self._environment(python),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._errors.close()
+            self._folder.cleanup()
+            raise Unusable(f"{python} does not start: {error.strerror}") from None
         try:
             self.answers = frozenset(self._line(START_LIMIT_S)["answers"])
         except BaseException:

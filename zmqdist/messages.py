@@ -43,6 +43,8 @@ BULK = 2
 """The payload is a reference: the value is held by the worker until the coordinator has it."""
 CANCELLED = 3
 """It was withdrawn before it ended; the payload is empty."""
+KEPT = 4
+"""As BULK, for a value that stays with its worker. Only inside a process and between a slot and its worker: messages say BULK."""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -210,10 +212,14 @@ class EndGeneration(Message, tag=26):
 
 
 class Taken(Message, tag=27):
-    """The bulk results of these (work, attempt) are here: the work is finished, tell its worker to let go."""
+    """The bulk results of these (work, attempt) are here: the work is finished, tell its worker to let go.
+
+    With `keep` its worker is to go on holding them, until they are named again without.
+    """
 
     SENT = "coordinator -> dispatcher"
     items: list[tuple[int, int]]
+    keep: bool = False
 
 
 class Results(Message, tag=28):

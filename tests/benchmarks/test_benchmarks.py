@@ -126,6 +126,11 @@ def test_a_peer_that_is_not_installed_says_so(name: str, lonely: str) -> None:
         Session(SYSTEMS[name], {name: lonely})
 
 
+def test_an_interpreter_that_is_not_there_is_told() -> None:
+    with pytest.raises(Unusable, match=r"^/nowhere/python does not start: No such file or directory$"):
+        Session(SYSTEMS["ray"], {"ray": "/nowhere/python"})
+
+
 def test_who_is_not_installed_is_left_out_of_a_question_with_one_line(lonely: str) -> None:
     said: list[str] = []
     question = Question("bandwidth", "", "B/s", cases=lambda _: [Case(str(n), {"size": n}) for n in (10, 20)])

@@ -12,6 +12,24 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 
 
+def test_a_forked_child_cannot_fetch_what_a_worker_keeps_and_its_end_takes_it_from_nobody() -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        kept = [coordinator.schedule(bytes, (100_000,), keep=True)]
+        coordinator.join(20)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                kept[0].get(10)
+            except errors.FailedPreconditionError:
+                kept.clear()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert kept[0].get(10) == bytes(100_000)
+
+
 def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_path: Path) -> None:
     with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = coordinator.schedule(waits, (tmp_path,))

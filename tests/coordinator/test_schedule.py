@@ -154,9 +154,10 @@ GIVEN: list[Any] = [
 
 
 @pytest.mark.parametrize("given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"])
-def test_a_remote_value_cannot_be_an_argument(in_threads: ClusterCoordinator, given: Any) -> None:
+def test_a_remote_value_that_was_not_kept_cannot_be_an_argument(in_threads: ClusterCoordinator, given: Any) -> None:
     value = in_threads.schedule(int)
-    with pytest.raises(ValueError, match=r"a RemoteValue cannot be an argument .* fetch\(\) it first"):
+    value.get(20)
+    with pytest.raises(ValueError, match=r"a RemoteValue cannot be an argument .* fetch\(\) it first, or .* keep=True"):
         in_threads.schedule(*given(value))
     in_threads.join(20)
 

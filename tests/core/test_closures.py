@@ -22,6 +22,7 @@ from zmqdist.core.closures import (
     Fetch,
     FunctionsDefined,
     FunctionsDropped,
+    KeptDropped,
     Resolve,
     ResolveLost,
     RoomMade,
@@ -36,6 +37,7 @@ from zmqdist.messages import (
     BULK,
     CANCELLED,
     ERROR,
+    KEPT,
     VALUE,
     Define,
     EndGeneration,
@@ -166,6 +168,16 @@ def test_p2_a_bulk_result_is_resolved_when_it_is_here_and_then_it_is_taken(ready
     assert ready.unfinished == 0
 
 
+def test_a_bulk_result_is_taken_before_its_function_is_forgotten(ready: Closures) -> None:
+    schedule(ready, 1)
+    do(ready, FunctionsDropped([7]))
+    end_result(ready, 1, BULK)
+    told = [e.message for e in do(ready, BulkArrived(1, 0, b"r")) if isinstance(e, Send)]
+    assert told == [Taken([(1, 0)]), Forget(ME, [7])], (
+        "else it could be handed out anew, and the dispatcher not have the function"
+    )
+
+
 def test_a_bulk_result_that_nobody_waits_for_is_let_go(ready: Closures) -> None:
     assert end_result(ready, 1, BULK, attempt=4) == [to_dispatcher(Taken([(1, 4)]))]
 
@@ -192,6 +204,52 @@ def test_one_that_is_being_made_again_is_not_ended_by_the_old_one_out_of_reach(r
     end_result(ready, 1, BULK, attempt=5)
     assert do(ready, BulkUnreachable(1, 4, "no route")) == []
     assert ready.unfinished == 1
+
+
+# -- kept results ----------------------------------------------------------------------------------------------------
+
+
+def schedule_kept(closures: Closures, *works: int) -> None:
+    do(closures, Scheduled([(work, 7, b"%d" % work) for work in works], keep=works))
+
+
+def test_p8_a_result_to_be_kept_is_resolved_by_its_reference_and_let_go_of_when_it_was_dropped(ready: Closures) -> None:
+    schedule_kept(ready, 1, 2)
+    taken = to_dispatcher(Taken([(1, 4), (2, 0)], keep=True))
+    results = Results([(1, 4, BULK, b"r"), (2, 0, BULK, b"s")])
+    assert hear(ready, results) == [taken, Resolve([(1, KEPT, b"r"), (2, KEPT, b"s")])]
+    assert ready.unfinished == 0
+    assert do(ready, KeptDropped([1, 9])) == [to_dispatcher(Taken([(1, 4)]))]
+    assert do(ready, KeptDropped([1])) == []
+
+
+@pytest.mark.parametrize("kind", [ERROR, CANCELLED])
+def test_work_to_be_kept_that_has_no_result_ends_like_any_other(ready: Closures, kind: int) -> None:
+    schedule_kept(ready, 1)
+    assert end_result(ready, 1, kind) == [Resolve([(1, kind, b"r")])]
+    assert do(ready, KeptDropped([1])) == []
+
+
+def test_a_kept_result_that_was_made_again_is_let_go_of(ready: Closures) -> None:
+    schedule_kept(ready, 1)
+    end_result(ready, 1, BULK)
+    assert end_result(ready, 1, BULK, attempt=1) == [to_dispatcher(Taken([(1, 1)]))]
+    assert do(ready, KeptDropped([1])) == [to_dispatcher(Taken([(1, 0)]))]
+
+
+def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
+    schedule_kept(ready, 1)
+    end_result(ready, 1, BULK)
+    do(ready, DispatcherDown())
+    up(ready)
+    assert do(ready, KeptDropped([1])) == []
+
+
+def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_it(ready: Closures) -> None:
+    schedule_kept(ready, 1)
+    do(ready, EndAsked())
+    assert end_result(ready, 1, BULK) == [], "the dispatcher releases it with its round"
+    assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
 
 
 # -- the end of a round ----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from zmqdist.messages import (
     Enlist,
     Enlisted,
     Forget,
+    GenerationEnded,
     Goodbye,
     Leave,
     Recall,
@@ -424,3 +425,66 @@ def test_a_bulk_result_is_released_with_its_generation_or_its_coordinator(
     assert Send("w", Release([1])) in broker.handle(how, 1.0)
     broker.handle(SEEN, 2.0)
     assert given(worker(broker, "v", 1, now=2.0)) == []
+
+
+# -- kept results ----------------------------------------------------------------------------------------------------
+
+
+def keep(broker: Broker, *works: int) -> None:
+    """Work 41 and so on by worker "w", kept there under leases 1 and so on."""
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, *works)
+    done(broker, *range(1, len(works) + 1), kind=BULK)
+    assert hear(broker, "c", Taken([(work, 0) for work in works], keep=True)) == []
+
+
+def test_p11_a_kept_result_is_finished_and_is_released_when_it_is_taken_for_good(broker: Broker) -> None:
+    keep(broker, 41, 42)
+    row = broker.snapshot().coordinators[0]
+    assert (row.held, row.finished) == (2, 2)
+    assert hear(broker, "c", Taken([(42, 0)])) == [Send("w", Release([2]))]
+    row = broker.snapshot().coordinators[0]
+    assert (row.held, row.finished) == (1, 2)
+    assert hear(broker, "c", Taken([(42, 0)])) == []
+
+
+def test_p11_a_kept_result_is_not_made_again_when_its_worker_is_lost(broker: Broker) -> None:
+    keep(broker, 41)
+    assert broker.handle(SEEN, 1.0) == [Send("c", Workers(0))]
+    assert given(worker(broker, "v", 1, now=1.0)) == []
+    assert hear(broker, "c", Taken([(41, 0)])) == []
+    row = broker.snapshot().coordinators[0]
+    assert (row.held, row.out, row.finished) == (0, 0, 1)
+
+
+def test_p11_a_worker_that_is_back_goes_on_holding_what_is_kept(broker: Broker) -> None:
+    keep(broker, 41, 42)
+    effects = worker(broker, "w2", held=[1])
+    assert not [effect for effect in effects if isinstance(effect.message, CutOff | Assign)]
+    assert hear(broker, "c", Taken([(41, 0), (42, 0)])) == [Send("w2", Release([1]))], "42 was lost with its connection"
+
+
+def test_p11_a_kept_result_outlives_its_round(broker: Broker) -> None:
+    keep(broker, 41)
+    submit(broker, 42)
+    done(broker, 2, kind=BULK)
+    effects = hear(broker, "c", EndGeneration(1, 0.0))
+    assert effects == [Send("w", Release([2])), Send("c", GenerationEnded(1))]
+    assert hear(broker, "c", Taken([(41, 0)])) == [Send("w", Release([1]))]
+
+
+@pytest.mark.parametrize("how", [PeerGone("c"), Heard("c", Goodbye())])
+def test_p11_a_kept_result_is_released_with_its_coordinator(broker: Broker, how: Heard | PeerGone) -> None:
+    keep(broker, 41)
+    assert Send("w", Release([1])) in broker.handle(how, 1.0)
+
+
+def test_a_result_that_is_to_be_kept_but_was_lost_before_is_made_again(broker: Broker) -> None:
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, 41)
+    done(broker, 1, kind=BULK)
+    broker.handle(SEEN, 1.0)
+    assert hear(broker, "c", Taken([(41, 0)], keep=True)) == []
+    assert given(worker(broker, "v", 1, now=1.0)) == [("v", 2, 41, 1)]

@@ -407,3 +407,15 @@ def test_a_snapshot_counts_what_waits_what_is_out_and_what_was_lost(broker: Brok
     )  # fmt: skip
     assert (snapshot.queued, snapshot.losses_count) == (2, 1)
     assert snapshot.losses == (("worker:0", "its process ended", -9, 1.0),)
+
+
+def test_work_whose_function_was_forgotten_has_ended_and_is_not_handed_out_again(broker: Broker) -> None:
+    """Its coordinator has the bulk result; before that was told here, the worker that had made it came back without it."""
+    coordinator(broker)
+    submit(broker, 1, 2)
+    hear(broker, "c", Define([(8, b"g")]))
+    hear(broker, "c", Submit(1, [(3, 0, 0, 8, b"3")]))
+    hear(broker, "c", Forget(1, [7]))
+    assert [work for _, _, work, _ in given(worker(broker, slots=3))] == [3]
+    (session,) = broker.dispatch.sessions.values()
+    assert (broker.dispatch.queued, session.queued, session.outstanding) == (0, 0, 1)

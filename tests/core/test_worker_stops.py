@@ -208,3 +208,9 @@ def test_one_that_leaves_says_so_again_over_a_new_connection(worker: Worker) -> 
     assign(worker, 1)
     do(worker, LeaveAsked(3.0), DispatcherDown(), DispatcherUp(LIFE))
     assert hear(worker, WELCOME)[0] == say(Leave(0.0))
+
+
+def test_what_waits_for_a_function_that_is_forgotten_goes_back_and_does_not_run(worker: Worker) -> None:
+    assign(worker, 1, 2, 3)
+    assert hear(worker, Forget(1, [7])) == [returned(2, 3), ForgetFunctions(0, [(1, 7)])]
+    assert finish(worker, 1) == [outcome(1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -184,9 +185,29 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "REACH_MS", 100)
-    gone = Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),))
-    with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11.*by the dispatcher"):
-        fetcher.fetch(gone)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(errors.UnavailableError, match=rf"nobody answers at {address}.*by the dispatcher"):
+            fetcher.fetch(Reference(5, address, None, (Held(1, LARGE),)))
+        assert list(fetcher.clients._unreachable) == [address], "it is not waited for each time"
+
+
+def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
+    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
+        fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
+    assert not asked
+
+
+def test_nothing_is_fetched_after_the_end(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    reference = hold(near=False).hold([ramp(LARGE)], shared=True)
+    fetcher.close()
+    with pytest.raises(errors.UnavailableError, match="has closed its connections"):
+        fetcher.fetch(reference)
+    assert not fetcher.clients._lines
 
 
 BAD = [
@@ -217,6 +238,17 @@ def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
     assert as_bytes(pulled.fetch(decode_reference(payload))) == [b"pickle", ramp(LARGE)]
     pulled.drop()
     assert len(own) == 0
+
+
+def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    own = hold()
+    pulled = Pulled(own, fetcher)
+    reference = own.hold([b"pickle", ramp(LARGE)], shared=True)
+    assert decode_reference(pulled.pull(encode_reference(reference))) == reference
+    assert (pulled.pulls, len(own)) == (0, 1)
+    own.free(reference.bulks)
+    with pytest.raises(errors.NotFoundError):
+        pulled.fetch(reference)
 
 
 def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:

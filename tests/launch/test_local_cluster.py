@@ -76,7 +76,7 @@ def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         first = coordinator.schedule(run, (0,))
         eventually(lambda: (tmp_path / "0").exists(), "it has begun")
-        (row,) = [row for row in cluster.dispatcher.snapshot().workers if row.running]
+        (row,) = [row for row in cluster.dispatcher.snapshot().workers if row.leases]
         cluster.kill_worker(int(row.name.partition(":")[2]))
         assert first.get(20) == 0
 

@@ -129,6 +129,16 @@ def uncut(self: Dispatch, leases: list[Any], **kwargs: Any) -> None:
         lease.cut = False
 
 
+def not_kept(self: Dispatch, leases: Any) -> None:
+    for lease in leases:
+        lease.kept = False
+
+
+def none_kept(self: Dispatch, session: Session, *args: Any) -> None:
+    for hands, number in session.held.values():
+        hands.held[number].kept = False
+
+
 def greedy(patch: pytest.MonkeyPatch) -> None:
     give = Placement._give
     patch.setattr(
@@ -170,6 +180,17 @@ BUGS: list[tuple[str, Plant, str]] = [
     ("a worker without contact goes on", after(Worker, "_apply", never_stop), "dispatch P"),
     ("another dispatcher's work goes on", instead(Worker, "_abandon", abandon_without_kill), "worker P"),
     ("functions are never forgotten", instead(Closures, "_forget_unused", lambda self, functions: []), "closures P7"),
+    (
+        "a kept result is made again when its worker is lost",
+        before(Dispatch, "_unhold", not_kept),
+        "dispatch P11",
+    ),
+    ("a kept result is released with its round", before(Dispatch, "end_generation", none_kept), "dispatch P11"),
+    (
+        "what was kept and dropped stays with its worker",
+        instead(Closures, "_let_go", lambda self, works: []),
+        "dispatch P9",
+    ),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
 ]
 

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from zmqdist import errors, limits, nest
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
 from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
+from zmqdist.dispatch.references import KEEP
 from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -71,7 +73,12 @@ class ClusterCoordinator:
     # -- scheduling -----------------------------------------------------------------------------------------------
 
     def schedule(
-        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., Any],
+        args: Iterable[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        keep: bool = False,
     ) -> RemoteValue:
         """Run `fn(*args, **kwargs)` once on some worker; returns at once, unless the queue is full.
 
@@ -82,6 +89,9 @@ class ClusterCoordinator:
           fn: any callable that can be pickled; lambdas and closures can. Functions of importable modules go by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
+          keep: leave what it returns with its worker, for other functions to use. A RemoteValue that was kept and has ended may be among
+            `args` and `kwargs`, at any depth: the function gets its value, private to that run, straight from the worker that has it,
+            or fails with UnavailableError when that is lost.
 
         Returns:
           The result to come.
@@ -90,7 +100,7 @@ class ClusterCoordinator:
           Exception: an earlier function of this round failed: this is its error, raised once; nothing of the round runs any more,
             and what was unfinished is cancelled. Nothing was scheduled by this call.
           TypeError: `fn` is not callable, or `args` not iterable.
-          ValueError: a RemoteValue is among the arguments.
+          ValueError: a RemoteValue that was not kept, has not ended, has failed, or is another coordinator's is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
           FailedPreconditionError: the coordinator has been closed.
         """
@@ -102,19 +112,27 @@ class ClusterCoordinator:
             shell = self._shell
             if shell.failure is not None:
                 self._end_round()
+            shell.packing = get_ident()
             try:
                 packed = trusted.pack_call(positional, keywords)
                 blob = shell.functions.pickled(fn)
             except errors.InvalidArgumentError as error:
                 raise _unwrapped(error) from error.__cause__
+            finally:
+                shell.packing = None
+                given = shell.given
+                if given:
+                    shell.given = []
             payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
+            if keep:
+                payload = KEEP + payload
             try:
                 with shell.lock:
                     if shell.room <= 0 or shell.closed:  # which is also so after a fork
                         self._wait_for_room()
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
-                    return shell.enqueue(work, number, name, payload, bulks)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, given)
             except BaseException:
                 shell.drop(bulks)
                 raise

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist import errors, limits
+from zmqdist.dispatch import kept
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import Fetcher
 from zmqdist.dispatch.references import Held, Reference, decode_reference
@@ -57,6 +58,10 @@ class Fetching:
                 thread.start()
         self._jobs.put((work, attempt, reference))
         return None
+
+    def kept(self, encoded: bytes, name: str) -> Any:
+        """A value that its worker keeps, in the caller's thread. It is not tried again. Raises as `dispatch.kept.fetch`."""
+        return kept.fetch(self._fetcher, encoded, name)
 
     def close(self) -> None:
         """End the threads; what is under way fails."""

@@ -20,7 +20,7 @@ from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
 from zmqdist.coordinator.target import Target
-from zmqdist.coordinator.values import RemoteValue, failure
+from zmqdist.coordinator.values import Kept, RemoteValue, failure
 from zmqdist.core.closures import (
     DISPATCHER,
     LOST,
@@ -36,6 +36,7 @@ from zmqdist.core.closures import (
     Fetch,
     FunctionsDefined,
     FunctionsDropped,
+    KeptDropped,
     Resolve,
     ResolveLost,
     RoomMade,
@@ -48,7 +49,7 @@ from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
 from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.worker import own_host
-from zmqdist.messages import CANCELLED, ERROR, Goodbye, Message, Read, Refused
+from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.net.address import join as join_address
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
@@ -88,6 +89,8 @@ class Shell:
       failure: makes the round's first error; None where there is none.
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
+      packing: the thread that packs the arguments of a `schedule`; None for none.
+      given: kept values that it has met there.
     """
 
     def __init__(
@@ -100,6 +103,8 @@ class Shell:
         self.unpacking = threading.RLock()
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
         self.room = 0
+        self.packing: int | None = None
+        self.given: list[Kept] = []
         self.failure: Callable[[], BaseException] | None = None
         self.closed = False
         self.pid = os.getpid()
@@ -110,8 +115,11 @@ class Shell:
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
         self._outbox: list[tuple[int, int, bytes]] = []
+        self._staying: list[int] = []
         self._cancels: deque[int] = deque()
+        self._dropped: deque[int] = deque()
         self._held: dict[int, list[int]] = {}
+        self._given: dict[int, list[Kept]] = {}
         self._draining = False
         self._due: float | None = None
         self._memory = MemoryKeeper()
@@ -137,11 +145,22 @@ class Shell:
         """What was held is not enqueued."""
         self._store.free(bulks)
 
-    def enqueue(self, work: int, number: int, name: str, payload: bytes, bulks: list[int]) -> RemoteValue:
-        """Hand in work, which owns what was held for it. With the lock held."""
+    def enqueue(
+        self, work: int, number: int, name: str, payload: bytes, bulks: list[int], keep: bool, given: list[Kept]
+    ) -> RemoteValue:
+        """Hand in work, which owns what was held for it. With the lock held.
+
+        Args:
+          keep: its value stays with its worker.
+          given: values that it uses, which stay with theirs until it has ended.
+        """
         if bulks:
             self._held[work] = [*self._held.get(work, ()), *bulks]
             bulks.clear()  # they are not the caller's to drop any more
+        if keep:
+            self._staying.append(work)
+        if given:
+            self._given[work] = given
         value = RemoteValue(self, work, name)
         self._values[work] = ref(value)
         self._outbox.append((work, number, payload))
@@ -151,6 +170,19 @@ class Shell:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
         return value
+
+    def fetch_kept(self, encoded: bytes, name: str) -> Any:
+        """Raises as `dispatch.kept.fetch`, and FailedPreconditionError after a fork."""
+        if self.pid != os.getpid():
+            problem = f"the value of {name} was kept before a fork: fetch() it in the process that scheduled {name}"
+            raise errors.FailedPreconditionError(None, None, problem)
+        return self._fetching.kept(encoded, name)
+
+    def let_go(self, work: int) -> None:
+        """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._dropped.append(work)
+            self._in_loop(self._let_go)
 
     def has_room(self) -> bool:
         """Whether the queue takes one more. With the lock held."""
@@ -200,6 +232,7 @@ class Shell:
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
+        self._given.clear()
         self._callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
@@ -240,6 +273,8 @@ class Shell:
         )
 
     def _up(self, _hello: Hello) -> None:
+        with self.lock:
+            self.room = 0  # what had left the old queue waits in the new one again
         self._handle(DispatcherUp())
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
@@ -272,12 +307,13 @@ class Shell:
     def _drain(self) -> None:
         with self.lock:
             outbox, self._outbox = self._outbox, []
+            staying, self._staying = self._staying, []
             defined, dropped = self.functions.take()
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
         if outbox:
-            self._handle(Scheduled(outbox))
+            self._handle(Scheduled(outbox, staying))
             if self._refusal is not None:
                 self._fail([work for work, _, _ in outbox], self._refusal)
         if dropped:
@@ -290,6 +326,13 @@ class Shell:
             works.append(self._cancels.popleft())
         if works:
             self._handle(WithdrawAsked(works))
+
+    def _let_go(self) -> None:
+        works = []
+        while self._dropped:
+            works.append(self._dropped.popleft())
+        if works:
+            self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
@@ -324,14 +367,19 @@ class Shell:
 
     def _settle(self, items: list[Any]) -> None:
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
+        given: list[list[Kept]] = []
         with self.lock:
             values, before = self._values, len(self._values)
             for work, kind, payload in items:
+                if kind and kind == KEPT:
+                    payload = Kept(self, work, payload)
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
                 if self._held and work in self._held:
                     self._store.free(self._held.pop(work))
+                if self._given and work in self._given:
+                    given.append(self._given.pop(work))
                 value = reference()
                 if kind and self._rounds and kind in FAILURES and self.failure is None:
                     self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)

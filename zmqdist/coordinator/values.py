@@ -10,13 +10,14 @@ import os
 import queue
 import threading
 import time
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
 from zmqdist.core.closures import LOST, UNAVAILABLE
-from zmqdist.messages import CANCELLED, ERROR, VALUE
+from zmqdist.dispatch import kept
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ class RemoteValue:
 
     Ready means for good: the result is on this machine, and no worker's death can take it away. All methods may be called from
     any thread. Dropping a RemoteValue does not cancel its function, but its result is not kept.
+
+    One of `schedule(..., keep=True)` is ready when its value is with the worker, which holds it until the RemoteValue has been collected.
+    It may be an argument of other functions of the same coordinator, and only `get` brings it here. Until then it is lost with its
+    worker, with the dispatcher, and with the coordinator's connection to that.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_kind", "_name", "_owner", "_payload", "_value", "_waiters", "_work")
@@ -45,13 +50,28 @@ class RemoteValue:
         self._callbacks: list[Callable[[RemoteValue], object]] | None = None
 
     def __repr__(self) -> str:
-        state = "pending" if self._kind is None else "ready" if self._kind == VALUE else "failed"
+        state = {None: "pending", VALUE: "ready", KEPT: "kept by its worker"}.get(self._kind, "failed")
         return f"<RemoteValue of {self._name}: {state}>"
 
     def __reduce__(self) -> Any:
-        raise RemoteValueGiven(
-            "a RemoteValue cannot be an argument of a scheduled function or be captured by one: fetch() it first"
-        )
+        """As an argument of a scheduled function, or captured by one: where it is unpickled it is fetched from its worker."""
+        if self._owner.packing != get_ident():
+            raise RemoteValueGiven(
+                "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
+            )
+        if self._kind != KEPT:
+            raise RemoteValueGiven(
+                f"a RemoteValue cannot be an argument of a scheduled function {self._why_not_given()}"
+            )
+        self._owner.given.append(self._payload)
+        return kept.value, (self._payload.encoded, self._name)
+
+    def _why_not_given(self) -> str:
+        if self._kind is None:
+            return "before it has ended: wait for it, or fetch() it first"
+        if self._kind == VALUE:
+            return "when its value is here: fetch() it first, or schedule its function with keep=True"
+        return "when it has no value: its function failed or was cancelled, exception() tells"
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -59,25 +79,37 @@ class RemoteValue:
         """Wait for the function to end and give what it returned: the same object each time, private to this process.
 
         Args:
-          timeout: seconds; None waits as long as there is a cluster.
+          timeout: seconds; None waits as long as there is a cluster. A kept value is brought here by the first call, which takes its
+            own time: a worker on this host whose process has ended, or that refuses connections, is known at once, one that does not
+            answer any more after some 20 s.
 
         Raises:
           DeadlineExceededError (a TimeoutError): not ended within `timeout`. It goes on, ask again.
           CancelledError: it was cancelled, or its round ended by another function's error; schedule it again.
           WorkerLost: every process that started it died.
-          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
+          UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or it was kept by its worker and is lost.
           Exception: what the function raised, of its own class where that can be pickled, with the remote traceback as
             its cause; a fresh copy each time. It is never WorkerLost only because a worker died once: then it ran again.
         """
         if self._kind is None:
             self._wait(timeout)
         if self._kind != VALUE:
-            raise self._error()
+            return self._get_kept()
         if self._value is _NOTHING:
             with self._owner.unpacking:
                 if self._value is _NOTHING:
                     self._value = _unpack(self._payload)
                     self._payload = None
+        return self._value
+
+    def _get_kept(self) -> Any:
+        if self._kind != KEPT:
+            raise self._error()
+        if self._value is _NOTHING:
+            value = self._owner.fetch_kept(self._payload.encoded, self._name)
+            with self._owner.unpacking:
+                if self._value is _NOTHING:  # else another thread was faster
+                    self._value = value
         return self._value
 
     def fetch(self, timeout: float | None = None) -> Any:
@@ -89,9 +121,12 @@ class RemoteValue:
         return self._kind is not None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the end; the error that `get` would raise, None after success. DeadlineExceededError as in `get`."""
+        """Wait for the end; the error that `get` would raise, None after success. DeadlineExceededError as in `get`.
+
+        Of a kept value it is how its function ended: whether the value is still there only `get` finds out.
+        """
         self._wait(timeout)
-        return None if self._kind == VALUE else self._error()
+        return None if self._kind in (VALUE, KEPT) else self._error()
 
     def cancel(self) -> bool:
         """Take it back: dropped where it waits, told to end where it runs, and cut off `cancel_grace_s` later.
@@ -136,6 +171,8 @@ class RemoteValue:
 
         self.add_done_callback(ended)
         yield from future
+        if self._kind == KEPT and self._value is _NOTHING:  # to bring it here takes time that is not the event loop's
+            return (yield from loop.run_in_executor(None, self.get))
         return self.get()
 
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
@@ -178,8 +215,26 @@ class RemoteValue:
         return failure(self._kind, self._payload, self._name)
 
 
+class Kept:
+    """A value that its worker keeps until this object has been collected.
+
+    Attributes:
+      encoded: the reference to it.
+    """
+
+    __slots__ = ("_owner", "_work", "encoded")
+
+    def __init__(self, owner: Shell, work: int, encoded: bytes) -> None:
+        self._owner = owner
+        self._work = work
+        self.encoded = encoded
+
+    def __del__(self) -> None:
+        self._owner.let_go(self._work)
+
+
 class RemoteValueGiven(ValueError):
-    """A RemoteValue was met while arguments were packed."""
+    """A RemoteValue that cannot be an argument was met while arguments were packed."""
 
 
 def failure(kind: int | None, payload: Any, name: str) -> BaseException:

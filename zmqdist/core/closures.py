@@ -15,13 +15,14 @@ Promises, checked by tests/core/test_closures.py and tests/sim
     P5  lost starts are counted over all dispatchers: work that kills its process fails after `attempts_max` of them
     P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
     P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
+    P8  a bulk result that is to be kept is resolved by its reference, and let go of when the user has dropped it
 
 Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -32,6 +33,7 @@ from zmqdist.messages import (
     BULK,
     CANCELLED,
     ERROR,
+    KEPT,
     Define,
     EndGeneration,
     Enlist,
@@ -66,9 +68,10 @@ SUBMISSION_SHIFT = 16
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The user scheduled work: (work, fn, payload); work numbers grow."""
+    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker."""
 
     items: list[tuple[int, int, bytes]]
+    keep: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,13 @@ class BulkArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptDropped:
+    """The user has no further use for values that their workers keep."""
+
+    works: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class BulkUnreachable:
     """The holder of a bulk result lives but cannot be reached from here."""
 
@@ -135,6 +145,7 @@ Event: TypeAlias = (
     | EndAsked
     | BulkArrived
     | BulkUnreachable
+    | KeptDropped
     | Heard
     | Ticked
 )
@@ -142,7 +153,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """These have ended: (work, kind, payload)."""
+    """These have ended: (work, kind, payload). KEPT: the payload is the reference to a value that stays with its worker."""
 
     items: list[tuple[int, int, bytes]]
 
@@ -202,6 +213,10 @@ class Closures:
         """Of unfinished work that has lost some."""
         self._unsent: dict[int, None] = {}
         """Unfinished work that this dispatcher was not given yet; the rest is counted in `_submitted`."""
+        self._to_keep: set[int] = set()
+        """Unfinished work whose value is to stay with its worker."""
+        self._kept: dict[int, int] = {}
+        """Values that are with their workers: work -> attempt. The dispatcher forgets them with the connection."""
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
@@ -238,6 +253,7 @@ class Closures:
             case Heard():
                 effects = self._hear(event.message, now)
             case Scheduled():
+                self._to_keep.update(event.keep)
                 effects = self._schedule(event.items, now)
             case BulkArrived(work, attempt, payload):
                 effects = self._bulk_arrived(work, attempt, payload)
@@ -253,11 +269,14 @@ class Closures:
                 effects = self._end()
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
+            case KeptDropped(works):
+                effects = self._let_go(works)
             case DispatcherUp():
                 enlist = Enlist(self.coordinator, self._queue_max, self.generation, self._former)
                 effects = [Send(DISPATCHER, enlist)]
             case DispatcherDown():
                 self._enlisted = False
+                self._kept.clear()
                 self._be_alone(now)
                 effects = []
             case Ticked():
@@ -291,6 +310,12 @@ class Closures:
         for start in range(0, len(sent), WITHDRAW_MAX):
             effects.append(Send(DISPATCHER, Withdraw(sent[start : start + WITHDRAW_MAX], self._cancel_grace_s)))
         return effects
+
+    def _let_go(self, works: list[int]) -> list[Effect]:
+        items = [(work, self._kept.pop(work)) for work in works if work in self._kept]
+        return [
+            Send(DISPATCHER, Taken(items[start : start + WITHDRAW_MAX])) for start in range(0, len(items), WITHDRAW_MAX)
+        ]
 
     def _end(self) -> list[Effect]:
         self.ending = True
@@ -354,11 +379,18 @@ class Closures:
         resolved: list[tuple[int, int, bytes]] = []
         effects: list[Effect] = []
         freed: list[int] = []
+        kept: list[tuple[int, int]] = []
         works, uses, unsent = self._works, self._uses, self._unsent
         for work, attempt, kind, payload in items:
             if kind == BULK:
-                effects.append(self._bulk_reported(work, attempt, payload))
-                continue
+                if work not in self._to_keep:
+                    effects.append(self._bulk_reported(work, attempt, payload))
+                    continue
+                if self.ending:  # the dispatcher has let go of it, and it ends with its round
+                    continue
+                kind = KEPT
+                self._kept[work] = attempt
+                kept.append((work, attempt))
             item = works.pop(work, None)
             if item is None:
                 continue
@@ -377,6 +409,10 @@ class Closures:
         if self._starts:
             for work, _, _ in resolved:
                 self._starts.pop(work, None)
+        if self._to_keep:
+            self._to_keep.difference_update([work for work, _, _ in resolved])
+        if kept:
+            effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
         if not works:
             self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
         if resolved:
@@ -402,6 +438,7 @@ class Closures:
             self._works[work] = (work, submitted, len(starts), fn, payload)
             if final:
                 del self._works[work], self._starts[work]
+                self._to_keep.discard(work)
                 self._finished += 1
                 self._uses[fn] -= 1
                 if self.failed is None:
@@ -411,15 +448,18 @@ class Closures:
         return effects
 
     def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
-        effects = self._resolve([(work, attempt, 0, payload)])
-        return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
+        return self._take(work, attempt, self._resolve([(work, attempt, 0, payload)]))
 
     def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
         item = self._works.get(work)
         if item is None or item[1] != attempt:
             return []  # its worker was lost in the meantime, and it runs again
-        effects = self._resolve([(work, attempt, UNAVAILABLE, problem.encode())])
-        return [*effects, Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else effects
+        return self._take(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
+
+    def _take(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
+        """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
+        taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
+        return resolved[:1] + taken + resolved[1:]
 
     # -- time and numbers ---------------------------------------------------------------------------------------
 

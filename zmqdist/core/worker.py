@@ -314,11 +314,8 @@ class Worker:
         if not self.leaving or (self._leave_at is not None and at < self._leave_at):  # somebody asks for a sooner end
             self._leave_at = at
         self.leaving = True
-        return (
-            self._say_leaving()
-            + self._return_queue()
-            + [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
-        )
+        reclaims = [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
+        return [*self._say_leaving(), *self._return_queue(), *reclaims]
 
     def _say_leaving(self) -> list[Effect]:
         """Else what is given back would come again at once."""
@@ -501,10 +498,9 @@ class Worker:
         if not slot.ready and not slot.given and not slot.killed:
             self._spawn_failures += 1
             if self._spawn_failures >= SPAWN_FAILURES_MAX:
-                log = event.log or "it wrote nothing"
-                return self._exit(
-                    errors.INTERNAL, f"slot processes die before they are ready; the last one said:\n{log}"
-                )
+                said = event.log or "it wrote nothing"
+                problem = f"slot processes die before they are ready; the last one said:\n{said}"
+                return self._exit(errors.INTERNAL, problem)
         again: list[Leased] = []
         back: list[int] = []
         for position, item in slot.given:
@@ -539,7 +535,11 @@ class Worker:
         ]
 
     def _forget(self, keys: set[tuple[int, int]]) -> list[Effect]:
-        effects: list[Effect] = []
+        """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
+        back = {item[0] for item in self._queue if (item[1], item[3]) in keys}
+        self._queue = deque(item for item in self._queue if item[0] not in back)
+        self._care -= back
+        effects = self._returned(sorted(back))
         for key in keys:
             self._functions.pop(key, None)
         for slot in self._slots:

@@ -1,16 +1,16 @@
 """Run one scheduled function: unpickle, call, pickle. The only place where user code of scheduled work runs.
 
-An outcome is (kind, payload): VALUE with the packed result, ERROR with the packed exception, BULK with a list of parts. Nothing
-that user code does gets out of here as an exception.
+An outcome is (kind, payload): VALUE with the packed result, ERROR with the packed exception, BULK with a list of parts, KEPT with the same,
+however small, where the result is to stay with the worker. Nothing that user code does gets out of here as an exception.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from zmqdist.dispatch.references import Reference, decode_reference, is_reference
+from zmqdist.dispatch.references import KEEP, Reference, decode_reference, is_reference
 from zmqdist.errors import InternalError, UnknownError
-from zmqdist.messages import BULK, ERROR, VALUE
+from zmqdist.messages import BULK, ERROR, KEPT, VALUE
 from zmqdist.wire import trusted
 
 
@@ -62,6 +62,9 @@ class Functions:
 
 def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tuple[int, Any]:
     """Run a function on its packed arguments; see the module's docstring for what comes back."""
+    keep = payload[:1] == KEEP
+    if keep:
+        payload = payload[1:]
     try:
         function = functions.get(coordinator, fn)
         if is_reference(payload):
@@ -73,6 +76,8 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
         return ERROR, trusted.pack_error(error)
     except BaseException as error:
         return ERROR, trusted.pack_error(_tamed(error))
+    if keep:
+        return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
 
 

@@ -10,6 +10,7 @@ Rules
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 from collections import OrderedDict, deque
@@ -26,6 +27,7 @@ from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.references import Held, Reference
 from zmqdist.dispatch.store import READ
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.net.address import split
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult
@@ -108,10 +110,12 @@ class Clients:
         self._lines: dict[str, _Line] = {}
         self._unreachable: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._closed = False
 
     def close(self) -> None:
-        """End all clients; who uses one gets an error."""
+        """End all clients; who uses one gets an error, and so does who comes later."""
         with self._lock:
+            self._closed = True
             lines, self._lines = list(self._lines.values()), {}
         for line in lines:
             line.client.close()
@@ -124,6 +128,8 @@ class Clients:
           Unreachable: nobody answers at that address.
         """
         with self._lock:
+            if self._closed:
+                raise errors.UnavailableError(None, None, "this process has closed its connections")
             if self._unreachable.get(address, 0.0) > time.monotonic():
                 raise Unreachable(None, None, f"nobody answers at {address}")
             line = self._lines.pop(address, None)
@@ -152,6 +158,7 @@ class Clients:
     def _reach(self, line: _Line, address: str) -> None:
         if line.reached:
             return
+        self._knock(address)
         try:
             line.client.call(METHODS, timeout_in_ms=REACH_MS).get_value()
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
@@ -159,6 +166,15 @@ class Clients:
                 self._unreachable[address] = time.monotonic() + UNREACHABLE_S
             raise Unreachable(None, None, f"nobody answers at {address}: {error.message}") from None
         line.reached = True
+
+    def _knock(self, address: str) -> None:
+        """A holder listens before anybody hears of it: where nobody does it has ended, and a client would wait for its successor."""
+        try:
+            socket.create_connection(split(address), REACH_MS / 1000).close()
+        except ConnectionRefusedError:
+            raise Unreachable(None, None, f"nobody answers at {address}: the connection was refused") from None
+        except OSError:
+            pass  # slow, perhaps: the first question tells
 
 
 class Unreachable(errors.UnavailableError):

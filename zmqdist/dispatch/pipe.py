@@ -8,6 +8,7 @@ Only a worker and its own children speak this: there is no version and no distru
 
 from __future__ import annotations
 
+import mmap
 import socket
 import struct
 from collections import deque
@@ -64,6 +65,11 @@ _DECODER: msgspec.msgpack.Decoder[PipeMessage] = msgspec.msgpack.Decoder(PipeMes
 _LENGTH = struct.Struct("<I")
 
 
+def _receive_room() -> memoryview:
+    """Mapped, not allocated: only the pages that a message has needed are there, so that thousands of slots cost little."""
+    return memoryview(mmap.mmap(-1, RECEIVE_BYTES))
+
+
 def encode(message: PipeMessage) -> bytes:
     head = _ENCODER.encode(message)
     return _LENGTH.pack(len(head)) + head
@@ -75,7 +81,7 @@ class BlockingPipe:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = bytearray()
-        self._room = memoryview(bytearray(RECEIVE_BYTES))
+        self._room = _receive_room()
 
     def send(self, message: PipeMessage, parts: Sequence[Buffer] = ()) -> None:
         """Send all of it. Raises OSError when the worker is gone."""
@@ -120,7 +126,7 @@ class LoopPipe:
         self._loop = loop
         self._socket = sock
         self._on_message = on_message
-        self._room = memoryview(bytearray(RECEIVE_BYTES))
+        self._room = _receive_room()
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
         self._report: Report | None = None

@@ -67,6 +67,8 @@ class Pulled:
             future.add_done_callback(self._free)
 
     def _part(self, reference: Reference, part: Held) -> Held:
+        if reference.store == self._store.number:
+            return part  # a value that was kept here
         key = (reference.store, part.bulk)
         with self._lock:
             future = self._parts.get(key)

@@ -1,6 +1,7 @@
 """What travels in place of a payload that is too large for a message: where its parts are.
 
-A reference starts with a byte that neither a pickle nor MessagePack starts with.
+A reference starts with a byte that neither a pickle nor MessagePack starts with. The payload of work whose result is to stay with its
+worker has one byte more, in front of all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from zmqdist.errors import WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, FRAMES_MAX
 
 MARK = b"\xc1"
+KEEP = b"\xc2"
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Memory: TypeAlias = tuple[int, int, int, int]

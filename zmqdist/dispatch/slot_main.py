@@ -25,14 +25,14 @@ import time
 from typing import Any
 
 from zmqdist.core.worker_events import NOT_RUN
-from zmqdist.dispatch import running
+from zmqdist.dispatch import kept, running
 from zmqdist.dispatch.call import Functions, run
 from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import Clients
 from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Welcome, Work
 from zmqdist.dispatch.pulled import SlotFetcher
 from zmqdist.limits import INLINE_BYTES_MAX
-from zmqdist.messages import BULK
+from zmqdist.messages import BULK, KEPT
 from zmqdist.net.arena import Arena, Handle, this_arena
 
 POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
@@ -72,13 +72,13 @@ class _Reporter:
     def arena(self) -> Arena | None:
         return self._arena
 
-    def bulk(self, position: int, parts: list[Any]) -> None:
+    def bulk(self, position: int, kind: int, parts: list[Any]) -> None:
         """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
         self.flush()
         told = [self._lend(part) or memoryview(part).nbytes for part in parts]
         piped = [part for part, way in zip(parts, told, strict=True) if isinstance(way, int)]
         with self._lock:
-            self._pipe.send(Report([(position, BULK, b"")], told), piped)
+            self._pipe.send(Report([(position, kind, b"")], told), piped)
 
     def _lend(self, part: Any) -> Handle | None:
         if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
@@ -124,7 +124,9 @@ def main(sock: socket.socket, page: mmap.mmap) -> None:
         welcome = pipe.receive()
         if not isinstance(welcome, Welcome):
             return
-        functions = Functions(SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker))
+        fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker)
+        kept.fetch_with(fetcher)
+        functions = Functions(fetcher)
         while (message := pipe.receive()) is not None:
             assert isinstance(message, Work)
             functions.define(message.functions)
@@ -154,8 +156,8 @@ def _run_batch(
         kind, result = run(functions, coordinator, fn, payload)
         if _forked:
             os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
-        if kind == BULK:
-            reporter.bulk(position, result)
+        if kind in (BULK, KEPT):
+            reporter.bulk(position, kind, result)
             continue
         outcomes.append((position, kind, result))
         if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:

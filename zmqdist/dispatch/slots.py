@@ -35,7 +35,7 @@ from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES
 from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
-from zmqdist.messages import ERROR
+from zmqdist.messages import BULK, ERROR
 from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.net.loop import Loop
@@ -57,7 +57,7 @@ OTHER_FDS = 96
 
 SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied
 Feed = Callable[[SlotEvent], None]
-Bulk = Callable[[list[Any]], bytes]
+Bulk = Callable[[int, list[Any]], bytes]
 
 
 class ProcessSlots:
@@ -65,7 +65,7 @@ class ProcessSlots:
 
     Args:
       feed: gets what happens to the slots.
-      hold: keeps the parts of a bulk result and gives a reference to them.
+      hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
       address: of this worker, for its slots.
       template: what they are forked from; ended with them.
     """
@@ -229,7 +229,7 @@ class ProcessSlots:
             if message.parts:
                 ((position, kind, _),) = outcomes
                 try:
-                    outcomes = [(position, kind, self._hold(process.taken_over(message, parts)))]
+                    outcomes = [(position, BULK, self._hold(kind, process.taken_over(message, parts)))]
                 except OpError as error:
                     if not is_alive(process.pid):
                         return  # with its memory; its end is about to be told

@@ -11,11 +11,11 @@ import threading
 from typing import Any
 
 from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
-from zmqdist.dispatch import running
+from zmqdist.dispatch import kept, running
 from zmqdist.dispatch.call import Fetches, Functions, run
 from zmqdist.dispatch.slots import Bulk, Feed
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.messages import BULK
+from zmqdist.messages import BULK, KEPT
 from zmqdist.net.loop import Loop
 
 
@@ -28,6 +28,7 @@ class ThreadSlots:
         self._loop = loop
         self._feed = feed
         self._hold = hold
+        self._fetcher = fetcher
         self._functions = Functions(fetcher)
         self._slots = [_Slot(self, number) for number in range(slots)]
 
@@ -64,6 +65,7 @@ class ThreadSlots:
                 slot.thread.join(1.0)
 
     def _serve(self, slot: _Slot) -> None:
+        kept.fetch_with(self._fetcher)
         self._tell(SlotReady(slot.number))
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
@@ -75,8 +77,8 @@ class ThreadSlots:
             self._finished(slot, position, kind, result)
 
     def _finished(self, slot: _Slot, position: int, kind: int, result: Any) -> None:
-        if kind == BULK:
-            result = self._hold(result)
+        if kind in (BULK, KEPT):
+            kind, result = BULK, self._hold(kind, result)
         self._tell(SlotFinished(slot.number, [(position, kind, result)]))
 
     def _tell(self, event: SlotReady | SlotFinished) -> None:

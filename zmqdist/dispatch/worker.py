@@ -40,7 +40,7 @@ from zmqdist.dispatch.slots import ProcessSlots, check_descriptors
 from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.template import TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
-from zmqdist.messages import BULK, Message, Read
+from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.net.address import join, split
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
@@ -293,8 +293,9 @@ class WorkerServer:
 
     # -- bulk results -------------------------------------------------------------------------------------------
 
-    def _hold(self, parts: list[Any]) -> bytes:
-        return encode_reference(self._store.hold(parts, shared=False))
+    def _hold(self, kind: int, parts: list[Any]) -> bytes:
+        """A value that is kept here may be wanted by many, one that is on its way by the coordinator alone."""
+        return encode_reference(self._store.hold(parts, shared=kind == KEPT))
 
     def _note_bulk(self, event: SlotFinished) -> None:
         """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""

@@ -46,7 +46,7 @@ from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import Buffer, receive_payload
 from zmqdist.net.loop import Loop, Watched
 from zmqdist.net.monitor import DISCONNECTED, SERVER_EVENTS, decode_event, open_monitor
-from zmqdist.net.security import NONE, ServerSecurity
+from zmqdist.net.security import CURVE, NONE, ServerSecurity
 from zmqdist.net.transfers import Lanes
 from zmqdist.net.zap import ADMIN
 from zmqdist.wire.headers import decode, encode
@@ -381,8 +381,13 @@ class Router:
             self.on_hello(peer)
 
     def _answer_to(self, peer: Peer, hello: Hello) -> bytes:
-        """Our hello, with our shared memory for whoever has offered its own."""
-        arena = None if hello.memory is None else this_arena()
+        """Our hello, with our shared memory for whoever has offered its own.
+
+        What is offered may be anybody's whom we can open, ourselves included. So it is believed only of those who could read that anyway:
+        who has shown the user's token, and who may run code here. A key that may only call has its arrays go by the socket.
+        """
+        trusted = peer.role != "client" or self._security.mechanism != CURVE
+        arena = this_arena() if trusted and hello.memory is not None else None
         if arena is None:
             return self._hello
         nonce = self.lanes(peer).offered(hello)

@@ -142,7 +142,7 @@ def workers(status: Status) -> Table:
 
 
 def coordinators(status: Status) -> Table:
-    """One row for each coordinator. `out` is with workers; `held` are results that it has not taken yet."""
+    """One row for each coordinator. `out` is with workers; `held` are results that workers hold for it."""
     return Table(
         "coordinators",
         ("id", ">queued", ">out", ">held", ">submitted", ">finished", ">functions"),

@@ -350,8 +350,6 @@ def goes_by_name(value: Any) -> bool:
     found: Any = sys.modules.get(name)
     if found is None or not is_importable_module(found):
         return False
-    if getattr(found, path, None) is value:  # most are not in a class
-        return True
     for part in path.split("."):
         found = getattr(found, part, None)
     return found is value

@@ -21,6 +21,8 @@ Promises, checked by tests/sim
     P8   a function is sent to a worker once, before the first work that uses it
     P9   a bulk result keeps its work alive until it is taken
     P10  of several coordinators with waiting work each is served in turn
+    P11  a bulk result that was taken to be kept is finished: it is not made again, and its worker holds it until it is taken for good,
+         or the session ends
 
 Not here: who is alive (core/membership.py), what a worker does with its leases (core/worker.py), what a payload is.
 """
@@ -173,16 +175,22 @@ class Dispatch:
         self._ending[session] = None
         self._drop_queue(session)
         effects = self._cut_off(lambda lease: lease.session is session, end.grace_s)
-        return effects + self._release_held(session) + self.settle(now)
+        return effects + self._release_held(session, kept=False) + self.settle(now)
 
     def taken(self, session: Session, taken: Taken) -> list[Send]:
         by_hands: dict[Hands, list[int]] = {}
         for work, attempt in taken.items:
-            hands, lease = session.held.pop((work, attempt), (None, 0))
-            if hands is not None:
-                hands.held.pop(lease, None)
-                by_hands.setdefault(hands, []).append(lease)
+            hands, number = session.held.get((work, attempt), (None, 0))
+            if hands is None:
+                continue
+            lease = hands.held[number]
+            if not lease.kept:
                 session.finished += 1
+            if taken.keep:
+                lease.keep()
+            else:
+                del session.held[work, attempt], hands.held[number]
+                by_hands.setdefault(hands, []).append(number)
         return self._release(by_hands)
 
     def close(self, peer: Peer, now: float) -> list[Send]:
@@ -195,7 +203,8 @@ class Dispatch:
         self._ending.pop(session, None)
         self._crowded.pop(session, None)
         self._drop_queue(session)
-        effects = self._cut_off(lambda lease: lease.session is session, 0.0) + self._release_held(session)
+        effects = self._cut_off(lambda lease: lease.session is session, 0.0)
+        effects += self._release_held(session, kept=True)
         effects += self._forget_everywhere(session.coordinator, list(session.functions))
         session.functions.clear()
         if not session.quiet(now):
@@ -374,12 +383,16 @@ class Dispatch:
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _unhold(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Bulk results that are lost before they were taken, as leases that are out again."""
-        lost = [lease for lease in leases if not lease.session.closed]
-        for lease in lost:
+        """Bulk results that are lost; those that were not taken before, as leases that are out again."""
+        again: list[Lease] = []
+        for lease in leases:
+            if lease.session.closed:
+                continue
             lease.session.held.pop((lease.work, lease.attempt), None)
-            lease.session.outstanding += 1
-        return lost
+            if not lease.kept:
+                lease.session.outstanding += 1
+                again.append(lease)
+        return again
 
     def _cut_off(self, which: Callable[[Lease], bool], grace_s: float) -> list[Send]:
         effects: list[Send] = []
@@ -397,12 +410,12 @@ class Dispatch:
         """Leases that a worker believes to have and that are no more."""
         return [Send(hands.member.peer, CutOff(numbers, 0.0))] if numbers else []
 
-    def _release_held(self, session: Session) -> list[Send]:
+    def _release_held(self, session: Session, *, kept: bool) -> list[Send]:
         by_hands: dict[Hands, list[int]] = {}
-        for hands, number in session.held.values():
-            hands.held.pop(number, None)
-            by_hands.setdefault(hands, []).append(number)
-        session.held.clear()
+        for key, (hands, number) in list(session.held.items()):
+            if kept or not hands.held[number].kept:
+                del session.held[key], hands.held[number]
+                by_hands.setdefault(hands, []).append(number)
         return self._release(by_hands)
 
     def _release(self, by_hands: dict[Hands, list[int]]) -> list[Send]:

@@ -133,20 +133,26 @@ class Placement:
     ) -> None:
         """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
         coordinator, known, leases = session.coordinator, hands.known, hands.leases
-        first = self._next_lease
+        number = first = self._next_lease
         checked = -1
-        for number in range(first, first + count):
+        for _ in range(count):
             item = queue.popleft()
             _, attempt, _, fn, payload = item
             if fn != checked:
-                checked = fn
                 if (coordinator, fn) not in known:
+                    pickled = session.functions.get(fn)
+                    if (
+                        pickled is None
+                    ):  # forgotten: its coordinator had the result before the worker that made it was lost
+                        continue
                     known.add((coordinator, fn))
-                    functions.append((coordinator, fn, session.functions[fn]))
+                    functions.append((coordinator, fn, pickled))
+                checked = fn
             leases[number] = Lease(session, item)
             into.append((number, coordinator, attempt, fn, payload))
-        self._next_lease = first + count
-        session.outstanding += count
+            number += 1
+        self._next_lease = number
+        session.outstanding += number - first
         session.left_queue += count
         self.queued -= count
 

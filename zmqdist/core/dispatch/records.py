@@ -28,7 +28,7 @@ class Session:
     """Work that was with a worker that died before it said what it had begun; handed out one by one."""
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[Hands, int]] = field(default_factory=dict)
-    """Bulk results that are with their worker: (work, attempt) -> (whose, lease)."""
+    """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
     outstanding: int = 0
     """Leases that may be executing."""
     generation_ended: int = -1
@@ -62,6 +62,13 @@ class Lease:
     started: bool = False
     cut: bool = False
     """Withdrawn: however it ends, it does not run again."""
+    kept: bool = False
+    """Its bulk result was taken, and stays with the worker until it is taken for good."""
+
+    def keep(self) -> None:
+        """Its result stays with the worker: it does not run again, and what it ran on is needed no more."""
+        self.kept = True
+        self.payload = b""
 
     @property
     def work(self) -> int:

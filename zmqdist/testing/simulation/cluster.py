@@ -18,7 +18,7 @@ from random import Random
 from zmqdist.core.dispatch.broker import Broker, BrokerRules
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Ticked
-from zmqdist.messages import Assign, Forget, Message, Register
+from zmqdist.messages import Assign, Forget, Message, Register, Release, Taken
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection
@@ -185,7 +185,14 @@ class SimCluster:
             coordinator.lost_connection(connection)
 
     def _arrived(self, connection: SimConnection, message: Message) -> None:
+        if isinstance(message, Taken) and message.keep:
+            self._note_kept(connection, message)
         self._feed(Heard(connection, message))
+
+    def _note_kept(self, connection: SimConnection, message: Taken) -> None:
+        session = self.broker.dispatch.sessions.get(connection) if self.dispatcher_up else None
+        if session is not None:
+            self.truth.kept.update((session.coordinator, item[0]) for item in message.items if item in session.held)
 
     def _feed(self, event: BrokerEvent) -> None:
         if not self.dispatcher_up:
@@ -195,6 +202,7 @@ class SimCluster:
             connection, message = effect.to, effect.message
             assert isinstance(connection, SimConnection)
             self._check_assign(connection, message)
+            self._check_release(connection, message)
             connection.send_down(message)
         self._check_members(event)
         at = self.broker.deadline
@@ -311,6 +319,9 @@ class SimCluster:
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
         if not isinstance(message, Assign):
             return
+        for _, coordinator, _, _, payload in message.items:
+            again = not payload or (coordinator, int(payload.rpartition(b"|")[2])) in self.truth.kept
+            assert not again, "dispatch P11: work whose result was kept runs again"
         for coordinator, fn, _ in message.functions:
             assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
             self._known[connection].add((coordinator, fn))
@@ -321,6 +332,16 @@ class SimCluster:
             for worker in self.workers:
                 if worker.life == member.incarnation:
                     worker.careful.update(item[0] for item in message.items)
+
+    def _check_release(self, connection: SimConnection, message: Message) -> None:
+        """Nobody lets go of what a coordinator keeps, while its connection stands."""
+        if not isinstance(message, Release):
+            return
+        for worker in self.workers:
+            runs = {worker.held.get(lease) for lease in message.leases} if worker.connection is connection else set()
+            for coordinator in self.coordinators:
+                early = [run for run in runs if run in coordinator.kept and _stands(coordinator.kept[run])]
+                assert not early, f"dispatch P11: {worker.key} is to let go of {early}, which are kept"
 
     def _check_members(self, event: BrokerEvent) -> None:
         """A registered worker whose connection stands is a member."""
@@ -344,6 +365,10 @@ class SimCluster:
             if worker.process.alive:
                 assert worker.machine.running == 0, f"worker P2: {worker.key} has work at the end"
                 assert not worker.held, f"dispatch P9: {worker.key} holds bulk results at the end"
+
+
+def _stands(connection: SimConnection | None) -> bool:
+    return connection is not None and connection.open
 
 
 def simulate(seed: int, **options: object) -> SimCluster:

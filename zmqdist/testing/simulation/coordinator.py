@@ -18,6 +18,7 @@ from zmqdist.core.closures import (
     Fetch,
     FunctionsDefined,
     FunctionsDropped,
+    KeptDropped,
     Resolve,
     ResolveLost,
     RoomMade,
@@ -26,13 +27,13 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, VALUE, Message, StartsLost
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost
 from zmqdist.testing.simulation.network import SimConnection
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.cluster import SimCluster
 
-KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer")
+KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
 
 class SimCoordinator:
@@ -42,6 +43,7 @@ class SimCoordinator:
       resolved: how often each piece of work was resolved.
       kinds: what each piece of work does.
       rounds: for each generation that has ended, the last work of it.
+      kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
     """
 
     def __init__(self, cluster: SimCluster, number: int, *, queue_max: int, works: int, calm: bool) -> None:
@@ -51,10 +53,11 @@ class SimCoordinator:
         self.outcomes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.rounds_ended = 0
+        self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
         self._random: Random = cluster.random
         self._left = works
-        self._weights = [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05] if not calm else [10, 1, 0, 1, 0, 1, 0, 0]
+        self._weights = [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05, 0.5] if not calm else [10, 1, 0, 1, 0, 1, 0, 0, 1]
         self._tick_at: float | None = None
         self._ending = False
         self._fetching: dict[int, int] = {}
@@ -74,7 +77,7 @@ class SimCoordinator:
     @property
     def finished(self) -> bool:
         """The user has scheduled everything, and all of it has ended."""
-        return not self._left and not self._ending and not self.machine.unfinished
+        return not (self._left or self._ending or self.machine.unfinished or self.kept)
 
     def connect(self) -> None:
         if self.connection is not None and self.connection.open:
@@ -106,11 +109,14 @@ class SimCoordinator:
             count = min(self._left, self._random.randint(1, 12))
             self._left -= count
             items = []
+            keep = []
             for _ in range(count):
                 work = len(self.kinds) + 1
                 self.kinds[work] = self._random.choices(KINDS, self._weights)[0]
                 items.append((work, self._fn(), f"{self.kinds[work]}|{self.number}|{work}".encode()))
-            self._handle(Scheduled(items))
+                if self.kinds[work] == "keep":
+                    keep.append(work)
+            self._handle(Scheduled(items, keep))
         self.cluster.clock.after(self._random.expovariate(8.0), self._schedule)
 
     def _fn(self) -> int:
@@ -181,12 +187,21 @@ class SimCoordinator:
         self.resolved[work] += 1
         self.outcomes[work] = kind
         assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
-        if kind in (VALUE, ERROR):
+        assert work not in self.machine._works, f"closures P1: work {work} was resolved and may be resolved again"
+        if kind in (VALUE, ERROR, KEPT):
             _, coordinator, told, run = payload.decode().split("|")
             truth = self.cluster.truth.runs[int(run)]
             assert truth == (int(coordinator), int(told)) == (self.number, work), (
                 "dispatch P2: a result of another work"
             )
+            if kind == KEPT:
+                self.kept[int(run)] = self.connection
+                self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, int(run)))
+
+    def _drop(self, work: int, run: int) -> None:
+        """The user has no further use for a value that its worker keeps."""
+        del self.kept[run]
+        self._handle(KeptDropped([work]))
 
     def _round_ended(self) -> None:
         self._ending = False

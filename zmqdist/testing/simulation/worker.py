@@ -48,6 +48,7 @@ DURATIONS_S = {
     "killer": 0.02,
     "raise": 0.01,
     "bulk": 0.01,
+    "keep": 0.01,
 }
 LOOK_S = 0.02
 
@@ -60,6 +61,8 @@ class Truth:
     """Number of a run -> (coordinator, work)."""
     reported: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     """(coordinator, work) -> leases of it whose start some worker has reported."""
+    kept: set[tuple[int, int]] = field(default_factory=set)
+    """(coordinator, work) whose result some dispatcher was told to keep, in time."""
 
 
 @dataclass(eq=False)
@@ -340,7 +343,7 @@ class SimWorker:
             return
         _, coordinator, work = slot.running
         payload = f"v|{coordinator}|{work}|{slot.run}".encode()
-        outcome = {"raise": ERROR, "bulk": BULK}.get(kind, VALUE)
+        outcome = {"raise": ERROR, "bulk": BULK, "keep": BULK}.get(kind, VALUE)
         slot.running = None
         self._report(slot, position, outcome, payload)
         self._next(slot)
