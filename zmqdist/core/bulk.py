@@ -117,9 +117,9 @@ class Outbound:
         return None
 
     def acknowledged(self, nbytes: int) -> bool:
-        """The other side has taken so many bytes out of the queue; False: more than were sent, which is a fault of it."""
+        """The other side has taken so many bytes out of the queue; False: more than were sent, a fault of it that changes nothing."""
         right = 0 <= nbytes <= self.unacknowledged
-        self.unacknowledged -= nbytes if right else self.unacknowledged
+        self.unacknowledged -= nbytes if right else 0
         return right
 
     def ended(self, id: int) -> bool:
