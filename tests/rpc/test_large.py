@@ -14,14 +14,14 @@ import pytest
 
 from tests.rpc.polled import until
 from zmqdist import errors, freeze
-from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
 from zmqdist.messages import Chunk, Credit
 from zmqdist.net import arena as arena_module
 from zmqdist.net.arena import this_arena
 from zmqdist.net.line import Line
 from zmqdist.net.router import Router
 from zmqdist.rpc import ZmqClient, ZmqServer
-from zmqdist.wire import headers
+from zmqdist.wire import headers, safe
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -317,7 +317,7 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     for _ in range(20):
         assert other.small_blocking() == 1
     (lanes,) = [peer.lanes for peer in server._router.peers if peer.lanes is not None and peer.lanes.sending]
-    assert 0 < lanes._out.unacknowledged <= BULK_WINDOW_BYTES
+    assert 0 < lanes._out.unacknowledged <= LANE_WINDOW_BYTES
     assert unread.get_value().all()
 
 
@@ -544,6 +544,27 @@ def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Conne
     assert peer.lanes is not None
     assert peer.lanes.faults == 1
     assert peer.lanes._out.unacknowledged == 0
+
+
+def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, lane: str) -> None:
+    server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
+    client, other = connect(server.address), connect(server.address)
+    line = client._channel._line
+    body = client.ones(8 * MIB)._call  # in flight: its number is used again
+    for _ in range(3):
+        line._put(headers.encode(line.table.request(ClientCallTwin(body.id), 0.0)))
+    assert other.ones_blocking(8 * MIB).all()
+    client.close()
+
+
+class ClientCallTwin:
+    """Another call of the same number."""
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.method = "ones"
+        self.body = safe.encode((8 * MIB,))[0]
+        self.due = float("inf")
 
 
 def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, lane: str) -> None:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
 
 
 class Piece(NamedTuple):
@@ -73,7 +73,7 @@ class Outbound:
       unacknowledged: bytes that were sent and not acknowledged.
     """
 
-    def __init__(self, window_bytes: int = BULK_WINDOW_BYTES, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, window_bytes: int = LANE_WINDOW_BYTES, chunk_bytes: int = CHUNK_BYTES) -> None:
         assert chunk_bytes <= window_bytes // 2, "the other side acknowledges after half a window"
         self.unacknowledged = 0
         self._window_bytes = window_bytes
@@ -117,9 +117,9 @@ class Outbound:
         return None
 
     def acknowledged(self, nbytes: int) -> bool:
-        """The other side has taken so many bytes out of the queue; False: more than were sent, which is a fault of it."""
+        """The other side has taken so many bytes out of the queue; False: more than were sent, a fault of it that changes nothing."""
         right = 0 <= nbytes <= self.unacknowledged
-        self.unacknowledged -= nbytes if right else self.unacknowledged
+        self.unacknowledged -= nbytes if right else 0
         return right
 
     def ended(self, id: int) -> bool:
@@ -145,7 +145,7 @@ class Inbound:
       problem: of the last WRONG.
     """
 
-    def __init__(self, window_bytes: int = BULK_WINDOW_BYTES) -> None:
+    def __init__(self, window_bytes: int = LANE_WINDOW_BYTES) -> None:
         self.late = 0
         self.problem = ""
         self._credit_at = window_bytes // 2

@@ -46,7 +46,7 @@ from _thread import allocate_lock, get_ident
 from collections.abc import Callable
 from math import inf
 from os import sched_yield
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 from zmqdist.core.calls import ClientCall
@@ -70,6 +70,8 @@ SPINS_IN_VAIN_MAX: Final = 4
 SPIN_AGAIN: Final = 32
 FRESH_S: Final = 0.0002
 """So long after a look at the connection a new call trusts that it is still there: a blocking call has just looked."""
+YIELD_S: Final = 0.0001
+"""A leader of a large transfer steps aside for this long when it has woken somebody."""
 LINGER_S: Final = 0.5
 """What was sent right before `close` has this long to leave."""
 _NOBODY: Final = 0
@@ -114,6 +116,7 @@ class Channel:
         self._line = Line(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
         self._turnstile = allocate_lock()
+        self._woke = False
         self._leader = _NOBODY
         self._leader_call: ClientCall | None = None
         self._followers: dict[_Sleeper, None] = {}
@@ -284,12 +287,6 @@ class Channel:
                 self._tell()
             return lead
 
-    def _let_others(self) -> None:
-        """Who waits for the lock holds the turnstile: a leader that takes it again and again would starve others."""
-        if self._line.lanes.tracked:
-            with self._turnstile:
-                pass
-
     def _attend(self, now: float, waits: bool) -> None:
         """A call waits for a server: somebody must see to the connection, now and later."""
         if self._leader == _NOBODY:
@@ -335,7 +332,7 @@ class Channel:
         try:
             while True:
                 ready = self._line.poll(self._slice_ms(call.due)) if asked else self._spin()
-                self._let_others()
+                _let_others(self)
                 with self._lock:
                     self._serve(ready, asked)
                     asked = True
@@ -486,6 +483,7 @@ class Channel:
             if call is self._leader_call and self._leader != reader:
                 os.eventfd_write(self._wake_fd, 1)  # R2
             if call.waiters is not None:
+                self._woke = True
                 for follower in call.waiters:
                     _release(self._followers, follower)
                 call.waiters = None
@@ -556,7 +554,7 @@ class Channel:
         try:
             slice_ms = self._slice_ms(self._line.table.deadline)
             ready = self._line.poll(min(slice_ms, NAP_S * 1000) if self._napping else slice_ms)
-            self._let_others()
+            _let_others(self)
             with self._lock:
                 self._serve(ready)
                 self._end_nap()
@@ -574,6 +572,16 @@ class Channel:
             self._line.flush()
         else:
             self._napping = False
+
+
+def _let_others(channel: Channel) -> None:
+    """Who waits for the lock holds the turnstile: a leader that takes the lock again and again would starve others."""
+    if channel._line.lanes.tracked:
+        if channel._woke:  # who was just woken would have to wait for the GIL for a whole switch interval
+            channel._woke = False
+            sleep(YIELD_S)
+        with channel._turnstile:
+            pass
 
 
 def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:

@@ -25,14 +25,15 @@ _KEPT_BYTES_MIN = 2**20
 class Received(Exporter):
     """What owns the memory of a received array; all views keep it."""
 
-    __slots__ = ("_memory",)
+    __slots__ = ("_memory", "_pool")
 
     def __init__(self, memory: NDArray[np.uint8], nbytes: int) -> None:
         super().__init__(memory.__array_interface__["data"][0], nbytes, writable=True)
         self._memory = memory
+        self._pool = _pool
 
     def __del__(self) -> None:
-        _pool.give_back(self._memory)
+        self._pool.give_back(self._memory)
 
 
 class _Pool:

@@ -165,6 +165,9 @@ class Router:
 
     def _close(self) -> None:
         self._closed = True
+        for peer in self._peers.values():
+            if peer.lanes is not None:
+                peer.lanes.gone()
         self._socket.disable_monitor()
         for socket in (self._monitor, self._socket):
             self._loop.remove_socket(socket)

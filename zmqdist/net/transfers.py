@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.core.bulk import DONE, MORE, WRONG, Inbound, Outbound
+from zmqdist.core.bulk import DONE, WRONG, Inbound, Outbound
 from zmqdist.errors import OpError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply
@@ -154,6 +154,7 @@ class Lanes:
             return False
         if transfer.handles:
             self._forget_claimed()
+        self.over(message.id)  # only a peer that uses a number twice has one
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
             self._out.begun(message.id, [0 if view is None else view.nbytes for view in transfer.views])
@@ -229,8 +230,6 @@ class Lanes:
             assert end is not None
             self.faults += outcome == WRONG
             end(whole if outcome == DONE else None, self._in.problem)
-        else:
-            self.faults += outcome != MORE
 
     def _sizes(self, id: int, parts: Sequence[Part]) -> list[int]:
         """Bytes of each part, 0 for one that is lent."""
