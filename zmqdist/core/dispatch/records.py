@@ -68,7 +68,7 @@ class Lease:
     def keep(self) -> None:
         """Its result stays with the worker: it does not run again, and what it ran on is needed no more."""
         self.kept = True
-        self.payload = b""
+        self.item = (*self.item[:4], b"")
 
     @property
     def work(self) -> int:
