@@ -192,7 +192,7 @@ class DispatchServer:
         self._relay = Relay(loop, router, self._broker.holder)
         service = self._service()
         service.attach(router, loop, self._incarnation)
-        loop.on_stop(lambda: service.stop(0.0))
+        loop.on_stop(service.close)
         self._loop = loop
         loop.start()
 

@@ -183,7 +183,7 @@ class WorkerServer:
             self._pulled = Pulled(self._store, self._fetcher)
             service.register(PULL, self._pulled.pull, roles=SLOTS)
             service.attach(router, loop, incarnation)
-            loop.on_stop(lambda: service.stop(0.0))
+            loop.on_stop(service.close)
             self._address = self._store.address = router.bind(join(host, config.port))
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:

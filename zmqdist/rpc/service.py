@@ -190,6 +190,11 @@ class RpcService:
         self._pool.stop()
         return self._wait_sent(until) and idle
 
+    def close(self) -> None:
+        """Refuse new calls, and wait for nothing: for the loop itself, when it ends."""
+        self._stopping = True
+        self._pool.stop()
+
     def _wait_sent(self, until: float) -> bool:
         """Wait until the large answers are where they belong; not for those whom nobody reads, which move no more."""
         left, moved_at = self._loop.run(self._left), time.monotonic()
