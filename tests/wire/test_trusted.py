@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import pickle
 import subprocess
@@ -173,6 +174,17 @@ class Foreign:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return Foreign, (pickle.PickleBuffer(self.data),)
+
+
+def test_packed_arrays_may_be_part_of_garbage_cycles() -> None:
+    """A memoryview that was exported to another object of the same cycle crashes the collector of Python 3.11."""
+    for _ in range(50):
+        packed = pack([np.zeros(2**16), np.zeros(2**16)])
+        assert isinstance(packed, list)
+        cycle: list[Any] = [packed, [np.frombuffer(part, np.uint8) for part in packed]]
+        cycle.append(cycle)
+        del cycle, packed
+        gc.collect()
 
 
 def test_large_memory_of_other_packages_is_not_copied_either() -> None:

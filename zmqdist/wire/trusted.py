@@ -116,12 +116,15 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
 
 
 class _Dump:
-    """One run of a pickler: its rule for arrays, and what it lays beside the pickle."""
+    """One run of a pickler: its rule for arrays, and what it lays beside the pickle.
+
+    Must not be part of a reference cycle, and gives the pickler no views of views: the collector of some Pythons crashes on a memoryview
+    that a PickleBuffer of the same cycle was made from.
+    """
 
     def __init__(self, parts: list[Any] | None) -> None:
         self._parts = parts
         self.file = io.BytesIO()
-        self.callback = None if parts is None else self._keep
 
     def reduce_array(self, array: np.ndarray[Any, Any]) -> tuple[Any, ...] | str:
         try:
@@ -129,16 +132,13 @@ class _Dump:
         except BadArray:  # objects, and dtypes of other packages: numpy's own way
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
-        if array.flags.writeable:
-            # An empty constant would be read-only.
-            return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array) or bytearray()))
         if is_frozen(array):
-            return _frozen, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array)))
+            return _frozen, (told, array.shape, fortran, _buffer(array))
         # A read-only buffer would be one at the receiver, too.
-        copy = array.copy("F" if fortran else "C")
-        return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(copy) or bytearray()))
+        writable = array if array.flags.writeable else array.copy("F" if fortran else "C")
+        return _array, (told, array.shape, fortran, _buffer(writable))
 
-    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+    def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether this buffer stays in the pickle."""
         raw = buffer.raw()
         assert self._parts is not None
@@ -148,16 +148,22 @@ class _Dump:
         return False
 
 
+def _buffer(array: np.ndarray[Any, Any]) -> pickle.PickleBuffer:
+    data = bytes_of(array)
+    # An empty constant would be read-only.
+    return pickle.PickleBuffer(np.frombuffer(data, np.uint8) if data else bytearray())  # type: ignore[arg-type]
+
+
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, dump: _Dump) -> None:
+    def __init__(self, dump: _Dump, callback: Callable[[pickle.PickleBuffer], bool] | None) -> None:
         self.dispatch_table = ChainMap({np.ndarray: dump.reduce_array}, cloudpickle.Pickler.dispatch_table)
-        super().__init__(dump.file, protocol=5, buffer_callback=dump.callback)
+        super().__init__(dump.file, protocol=5, buffer_callback=callback)
 
 
 def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     """The pickle of `value`; with `parts`, large arrays go there."""
     dump = _Dump(parts)
-    pickler = pickle.Pickler(dump.file, 5, buffer_callback=dump.callback)
+    pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
     pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: dump.reduce_array}
     try:
         pickler.dump(value)
@@ -169,7 +175,7 @@ def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     if parts is not None:
         parts.clear()
     dump = _Dump(parts)
-    _CloudPickler(dump).dump(value)
+    _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
     return dump.file.getvalue()
 
 
