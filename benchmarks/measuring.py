@@ -27,8 +27,6 @@ from zmqdist.observe.bench import p99
 
 Say = Callable[[str], object]
 
-LONG: Final = 4
-"""Times the length of a block, from which on the first one tells enough."""
 FASTER_MAX: Final = 50.0
 """The next look is at so many times as many pieces of work at most: a very short block says little."""
 
@@ -305,20 +303,19 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
 
 
 def _fitting(block: Callable[[int], object], count: int, plan: Plan) -> int:
-    """How many fill a block. The first one pays for connections and imports; one that is very long all the same tells enough."""
+    """How many fill a block, beginning with `count`. The first one pays for processes, connections and imports, and tells nothing."""
 
     def times(factor: float) -> int:
         return max(1, min(plan.count_max, int(count * factor)))
 
+    block(1)
     count = times(1)
-    took = _seconds(block, count)
-    for _ in range(0 if took > LONG * plan.block_s else 2):
+    for _ in range(2):
         took = _seconds(block, count)
         if took > plan.block_s / 2:
-            break
+            return times(plan.block_s / took)
         count = times(min(FASTER_MAX, plan.block_s / took))
-        took = plan.block_s
-    return times(plan.block_s / took)
+    return count
 
 
 def _seconds(block: Callable[[int], object], count: int) -> float:
