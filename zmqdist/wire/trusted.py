@@ -131,12 +131,12 @@ class _Dump:
         fortran = is_fortran(array)
         if array.flags.writeable:
             # An empty constant would be read-only.
-            return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array) or bytearray()))
+            return _array, (told, array.shape, fortran, _beside(bytes_of(array)))
         if is_frozen(array):
-            return _frozen, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array)))
+            return _frozen, (told, array.shape, fortran, _beside(bytes_of(array)))
         # A read-only buffer would be one at the receiver, too.
         copy = array.copy("F" if fortran else "C")
-        return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(copy) or bytearray()))
+        return _array, (told, array.shape, fortran, _beside(bytes_of(copy)))
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether this buffer stays in the pickle."""
@@ -146,6 +146,12 @@ class _Dump:
             return True
         self._parts.append(raw)
         return False
+
+
+def _beside(view: memoryview) -> pickle.PickleBuffer:
+    """What lies beside the pickle. Over an array, not over the memoryview itself: of a memoryview that was made of another one, both in
+    a reference cycle, CPython's collector crashes (3.11)."""
+    return pickle.PickleBuffer(np.asarray(view) if view.nbytes else bytearray())  # type: ignore[arg-type]
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
