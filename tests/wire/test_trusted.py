@@ -487,3 +487,20 @@ assert "from afar" in str(back.__cause__) and "in work" in str(back.__cause__)
 def test_a_module_made_by_hand_is_not_importable() -> None:
     assert trusted.is_importable_module(sys)
     assert not trusted.is_importable_module(types.ModuleType("sys"))
+
+
+def test_parts_in_a_reference_cycle_can_be_collected() -> None:
+    """In a process of its own: it was the end of the interpreter."""
+    program = """
+import gc, numpy as np
+from zmqdist.wire import trusted
+for _ in range(20):
+    array = np.ones(10**6)
+    cycle = [trusted.pack(array), array]
+    cycle.append(cycle)
+    del cycle, array
+    gc.collect()
+print("whole")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
