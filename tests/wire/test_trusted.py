@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import zmqdist as zd
 from tests.wire.wire_values import Point, arrays, containers, leaves, same
 from zmqdist.errors import (
     FailedPreconditionError,
@@ -475,3 +476,12 @@ assert "from afar" in str(back.__cause__) and "in work" in str(back.__cause__)
 def test_a_module_made_by_hand_is_not_importable() -> None:
     assert trusted.is_importable_module(sys)
     assert not trusted.is_importable_module(types.ModuleType("sys"))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_no_part_is_a_view_of_a_view_on_which_the_cycle_collector_may_crash(frozen: bool) -> None:
+    array = np.ones(100_000)
+    parts = trusted.pack(zd.freeze(array) if frozen else array)
+    assert [type(part.obj) for part in parts[1:]] == [np.ndarray]
+    array.flags.writeable = False
+    assert [type(part.obj) for part in trusted.pack(array)[1:]] == [np.ndarray]

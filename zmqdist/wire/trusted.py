@@ -131,12 +131,12 @@ class _Dump:
         fortran = is_fortran(array)
         if array.flags.writeable:
             # An empty constant would be read-only.
-            return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array) or bytearray()))
+            return _array, (told, array.shape, fortran, _buffer_of(array))
         if is_frozen(array):
-            return _frozen, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(array)))
+            return _frozen, (told, array.shape, fortran, _buffer_of(array))
         # A read-only buffer would be one at the receiver, too.
         copy = array.copy("F" if fortran else "C")
-        return _array, (told, array.shape, fortran, pickle.PickleBuffer(bytes_of(copy) or bytearray()))
+        return _array, (told, array.shape, fortran, _buffer_of(copy))
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether this buffer stays in the pickle."""
@@ -146,6 +146,11 @@ class _Dump:
             return True
         self._parts.append(raw)
         return False
+
+
+def _buffer_of(array: np.ndarray[Any, Any]) -> pickle.PickleBuffer:
+    """The bytes of an array, exported by an array: CPython's cycle collector may crash on a memoryview of a memoryview."""
+    return pickle.PickleBuffer(bytes_of(array).obj if array.nbytes else bytearray())
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
