@@ -124,6 +124,7 @@ class Channel:
         self._reader: threading.Thread | None = None
         self._to_call: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
         self._with_callbacks = 0
+        self._owing: Channel | None = None  # itself, while callbacks are owed: it must not be dropped before that
         self._looked_at = 0.0
         self._napping = False
         self._spins_in_vain = 0
@@ -191,6 +192,7 @@ class Channel:
                 if call.callbacks is None:
                     call.callbacks = []
                     self._with_callbacks += 1
+                    self._owing = self
                 call.callbacks.append(fn)
                 if self._line.table.waiting:
                     self._line.flush()
@@ -528,6 +530,8 @@ class Channel:
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
         with self._lock:
+            if not self._owes_callbacks():
+                self._owing = None
             woken = self._parked.pop(me, me) is me
             me.lock.acquire(False)  # it may have been released after the sleep had ended
             if not woken:
@@ -585,14 +589,12 @@ def _let_others(channel: Channel) -> None:
 
 
 def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:
-    """The reader thread. It keeps the channel alive while it leads, and longer only while callbacks are owed."""
+    """The reader thread. It keeps the channel alive while it leads; while callbacks are owed the channel does so itself."""
     me = _Sleeper(None)
-    owed: Channel | None = None  # keeps it alive between two turns
-    while (channel := owed or channel_ref()) is not None:
+    while (channel := channel_ref()) is not None:
         sleep_s = channel._reader_turn(me)
         if sleep_s is None:
             return
-        owed = channel if channel._owes_callbacks() else None
         del channel
         if sleep_s:
             me.lock.acquire(True, sleep_s)
