@@ -80,8 +80,10 @@ class Zmqdist(System):
     def fanout(self, count: int, size: int) -> list[float]:
         import numpy as np
 
+        from zmqdist import freeze
+
         array = np.ones(size, np.uint8)
-        return rate(lambda: self._coordinator.fetch(self._coordinator.map(touch, [array] * count)), count)
+        return rate(lambda: self._coordinator.fetch(self._coordinator.map(touch, [freeze(array)] * count)), count)
 
     def memory(self, count: int) -> list[float]:
         return queued_bytes(self._all, lambda path: self._coordinator.map(waited, [path] * 2), count)
