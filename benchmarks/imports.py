@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from benchmarks.measuring import Question
 
-QUESTION = Question("imports", "Import, NumPy's not counted", "s", fresh=True)
+QUESTION = Question("imports", "Import of all that a program uses to schedule or call, without NumPy", "s", fresh=True)
