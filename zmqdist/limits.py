@@ -63,6 +63,9 @@ With half of it a small call is a third faster while an array moves, and the arr
 BULK_WINDOW_BYTES: Final = 8 * 2**20
 """Chunks on the way to one puller of a bulk payload: covers the round trip of a fast network, bounds the sender's queue."""
 
+RECEIVING_BYTES_MAX: Final = 64 * 2**30
+"""Bytes of large arguments and answers that one peer may have announced and not yet sent: memory is reserved when they are announced."""
+
 RECEIVED_IDLE_BYTES_MAX: Final = 512 * 2**20
 """Free memory that a process keeps for the next large array that it receives by a socket; twice that at most for a moment."""
 

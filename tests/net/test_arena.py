@@ -347,7 +347,7 @@ def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: Arena) -> No
 
 @pytest.mark.parametrize("bad", [[1, 2], 3.0, None, "text"], ids=repr)
 def test_only_arrays_can_be_frozen(bad: Any) -> None:
-    with pytest.raises(TypeError, match="takes an array"):
+    with pytest.raises(TypeError, match="takes a plain array"):
         zd.freeze(bad)
 
 

@@ -77,9 +77,10 @@ class Fetching:
             work, attempt, reference = job
             try:
                 parts = self._fetch(reference)
-            except errors.OpError as error:
+            except Exception as error:  # also a MemoryError: it is the end of this work, and of nothing else
                 if not self._closed.is_set():
-                    self._failed(work, attempt, f"its result is held at {reference.address}: {error.message}")
+                    told = error.message if isinstance(error, errors.OpError) else f"{type(error).__name__}: {error}"
+                    self._failed(work, attempt, f"its result is held at {reference.address}: {told}")
                 continue
             self._fetched(work, attempt, parts)
             del job, parts

@@ -44,10 +44,11 @@ class Piece(NamedTuple):
 class _Place:
     """How far a transfer has come: `part` is the first that is not complete, len(sizes) at the end."""
 
-    __slots__ = ("offset", "part", "sizes")
+    __slots__ = ("offset", "part", "sizes", "total")
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes
+        self.total = sum(sizes)
         self.part = 0
         self.offset = 0
         self.advance(0)
@@ -141,11 +142,13 @@ class Inbound:
     """The transfers that arrive by one connection.
 
     Attributes:
+      announced: bytes of the transfers that have not ended, arrived or not.
       late: chunks that nobody wanted any more.
       problem: of the last WRONG.
     """
 
     def __init__(self, window_bytes: int = LANE_WINDOW_BYTES) -> None:
+        self.announced = 0
         self.late = 0
         self.problem = ""
         self._credit_at = window_bytes // 2
@@ -161,7 +164,8 @@ class Inbound:
     def begun(self, id: int, sizes: Sequence[int]) -> None:
         """The header of a transfer has arrived. Args as in `Outbound.begun`."""
         assert id not in self._places
-        self._places[id] = _Place(sizes)
+        place = self._places[id] = _Place(sizes)
+        self.announced += place.total
 
     def room(self, id: int, part: int, offset: int) -> int:
         """How many bytes may arrive there now; 0: none, the chunk that says so is late or wrong."""
@@ -182,10 +186,10 @@ class Inbound:
                 f"a chunk of {nbytes} bytes at {offset} of part {part}, "
                 f"where at most {place.left} at {place.offset} of part {place.part} belong"
             )
-            del self._places[id]
+            self.ended(id)
             return WRONG
         if place.advance(nbytes):
-            del self._places[id]
+            self.ended(id)
             return DONE
         return MORE
 
@@ -198,4 +202,8 @@ class Inbound:
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: it is over, or was none."""
-        return self._places.pop(id, None) is not None
+        place = self._places.pop(id, None)
+        if place is None:
+            return False
+        self.announced -= place.total
+        return True

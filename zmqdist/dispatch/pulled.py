@@ -9,9 +9,11 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.dispatch.fetch import CHUNK_TIMEOUT_MS, Clients, Fetcher, Near, read_chunks, straight
@@ -55,8 +57,20 @@ class Pulled:
         parts = self._fetcher.near.attach(reference)
         for index, part in enumerate(parts):
             if isinstance(part, Held):
-                parts[index] = self._store.view(self._part(reference, part).bulk).copy()
+                parts[index] = self._copied(reference, part)
         return parts
+
+    def _copied(self, reference: Reference, part: Held) -> NDArray[np.uint8]:
+        for _ in range(TRIES):
+            held = self._part(reference, part)
+            try:
+                whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
+                return whole
+            except errors.NotFoundError:  # others needed the room meanwhile
+                continue
+        place = np.empty(part.size, np.uint8)
+        self._fetcher.read(reference, [part], [place])
+        return place
 
     def drop(self) -> None:
         """The worker has nothing to do: let go of everything. Who has mapped something keeps it."""
@@ -80,7 +94,14 @@ class Pulled:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        return future.result(CHUNK_TIMEOUT_MS / 1000 + part.size / 1e6)
+        try:
+            return future.result(CHUNK_TIMEOUT_MS / 1000 + part.size / 1e6)
+        except FutureTimeoutError:
+            if future.done():
+                raise
+            raise errors.DeadlineExceededError(
+                None, None, f"{part.size} bytes from {reference.address} did not come"
+            ) from None
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
         arena = this_arena()

@@ -322,8 +322,8 @@ class _SlotProcess:
             raise UnavailableError(None, None, f"shared memory of slot process {self.pid} cannot be opened here")
         if handle[-1] == FROZEN:
             return self.arena.attach(handle)
-        fd, lease = self.arena.adopt(handle)
-        return arena.adopt(fd, handle[2], handle[3], handle[4], lease)
+        segment, lease = self.arena.adopt(handle)
+        return arena.adopt(segment, handle[3], handle[4], lease)
 
     @property
     def theirs(self) -> list[int]:

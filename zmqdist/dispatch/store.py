@@ -165,6 +165,8 @@ class BulkStore:
                 return Held(bulk, size, entry.handle)
             self.free([bulk])
         held = self.keep(self._snapshot(part, source), shared=shared)
+        if not shared:
+            return held  # whoever it is lent to writes to it
         with self._lock:
             self._recent[place] = held.bulk
             self._recent.move_to_end(place)

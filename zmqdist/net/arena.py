@@ -38,6 +38,7 @@ import contextlib
 import itertools
 import logging
 import os
+import resource
 import secrets
 import time
 import weakref
@@ -175,6 +176,10 @@ class _FrozenMemories:
         self._by_start: dict[int, weakref.ref[Frozen]] = {}
         self._lock = RLock()
 
+    def after_fork(self) -> None:
+        """In the child: another thread of the parent may have had the lock."""
+        self._lock = RLock()
+
     def add(self, frozen: Frozen) -> None:
         start = frozen.mapping.address
         with self._lock:
@@ -232,6 +237,7 @@ class Arena:
         self._complained = False
         self._rest = 0
         self._swept_at = -SWEEP_S
+        self._segments_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -267,14 +273,12 @@ class Arena:
         frozen, offset = found
         return Block(self, frozen.segment, offset, view.nbytes, mode=FROZEN, upstream=frozen)
 
-    def adopt(self, fd: int, nbytes: int, offset: int, length: int, upstream: object) -> Block:
+    def adopt(self, segment: Segment, offset: int, length: int, upstream: object) -> Block:
         """Bytes of another process's segment, to be lent by us: they outlive that process.
 
         Args:
-          fd: of the segment, opened by us; ours from now on.
           upstream: our own lease of it.
         """
-        segment = Segment(fd, nbytes, 0, None)
         return Block(self, segment, offset, length, upstream=upstream)
 
     def own_array(self, nbytes: int) -> NDArray[np.uint8] | None:
@@ -361,7 +365,10 @@ class Arena:
             self.take_back(self._unwanted.popleft())
         cells = self._cells
         for cell in [cell for cell in self._lent if not cells[cell]]:
-            self._end(cell)
+            # A receiver writes its cell before it unlocks: lent again in between, the next lease would lose its lock.
+            if memory.try_lock(self._table_fd, cell):
+                self._end(cell)
+                memory.unlock(self._table_fd, cell)
 
     def _end(self, cell: int) -> None:
         self._cells[cell] = 0
@@ -436,10 +443,18 @@ class Arena:
         return found
 
     def _new_segment(self, nbytes: int, capacity: int) -> Segment | None:
-        while self._idle and self.nbytes + nbytes > self.bytes_max:
+        if nbytes > self.bytes_max:
+            log.info("%d bytes do not fit into shared memory, whose bound is %d", nbytes, self.bytes_max)
+            return None
+        while self._idle and (self.nbytes + nbytes > self.bytes_max or len(self._segments) >= self._segments_max):
             self._close_idle()
         if self.nbytes + nbytes > self.bytes_max:
             self._complain(f"{self.nbytes >> 20} of {self.bytes_max >> 20} MiB are in use")
+            return None
+        if len(self._segments) >= self._segments_max:
+            self._complain(
+                f"{self._segments_max} segments are in use, a quarter of the descriptors that this process may have"
+            )
             return None
         try:
             fd = make_memfd(nbytes)
@@ -579,6 +594,7 @@ def _in_child() -> None:
     """A child has an arena of its own; arrays of the parent's stay readable through the mappings that it has inherited."""
     global _arena, _tried, _lock, _inherited
     _inherited = _arena
+    _frozen.after_fork()
     _arena, _tried = None, False
     _lock = RLock()
 

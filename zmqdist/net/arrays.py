@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.net import memory
 from zmqdist.net.arena import this_arena
 from zmqdist.net.memory import Exporter
 from zmqdist.wire.arrays import FrozenMemory, bytes_of, is_fortran, is_frozen
+
+OWN_BYTES_MIN: Final = 2**20
+"""An array of its own segment costs a descriptor: a smaller one is an array like any other."""
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
@@ -34,7 +36,8 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> ND
 
 
 def empty_like(a: NDArray[Any]) -> NDArray[Any]:
-    """`empty` with the shape, the dtype and the order of `a`."""
+    """`empty` with the shape, the dtype and the order of `a`. Raises as `freeze`."""
+    _check_array("empty_like", a)
     return _empty(a.shape, a.dtype, _order(a))
 
 
@@ -49,12 +52,10 @@ def freeze(a: NDArray[Any]) -> NDArray[Any]:
         copied once. A frozen one is returned as it is.
 
     Raises:
-      TypeError: not an array.
+      TypeError: not an array, or of a subclass: its mask, fields or rules would be lost.
       InvalidArgumentError: it holds Python objects.
     """
-    if not isinstance(a, np.ndarray):
-        raise TypeError(f"freeze() takes an array, not {type(a).__name__}: np.asarray makes one")
-    _check(a.dtype)
+    _check_array("freeze", a)
     if is_frozen(a) and a.flags.forc:
         return a
     order = _order(a)
@@ -68,7 +69,7 @@ def _order(a: NDArray[Any]) -> Literal["C", "F"]:
 
 
 def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    arena = this_arena() if source.nbytes > INLINE_BYTES_MAX else None
+    arena = this_arena() if source.nbytes >= OWN_BYTES_MIN else None
     if arena is not None:
         frozen = arena.freeze(memory.address_of(source), source.nbytes) or arena.frozen_copy(source)
         if frozen is not None:
@@ -89,12 +90,18 @@ class _FrozenCopy(Exporter, FrozenMemory):
 def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:
     _check(dtype)
     count = int(np.prod(shape, dtype=object))
-    arena = this_arena() if count * dtype.itemsize > INLINE_BYTES_MAX else None
+    arena = this_arena() if count * dtype.itemsize >= OWN_BYTES_MIN else None
     memory_of_its_own = None if arena is None else arena.own_array(count * dtype.itemsize)
     if memory_of_its_own is None:
         return np.empty(shape, dtype, order)
     array: NDArray[Any] = np.ndarray(shape, dtype, memory_of_its_own, order=order)
     return array
+
+
+def _check_array(what: str, a: Any) -> None:
+    if type(a) not in (np.ndarray, np.memmap):
+        raise TypeError(f"{what}() takes a plain array, not {type(a).__name__}: np.asarray makes one")
+    _check(a.dtype)
 
 
 def _check(dtype: np.dtype[Any]) -> None:

@@ -10,9 +10,11 @@ Rules
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections import OrderedDict
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,11 @@ from zmqdist.limits import ARENA_CELLS, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
 from zmqdist.net import memory
 from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, NONCE_CELL, OURS, PUBLISHED, Frozen, Handle, Offer, Segment
 from zmqdist.net.memory import Exporter, Mapping, open_memfd
+
+LOCK_TRIES: Final = 1000
+SHARED_BYTES_MIN: Final = 2**20
+
+log = logging.getLogger("zmqdist.net")
 
 
 class PeerArena:
@@ -46,10 +53,17 @@ class PeerArena:
         self._cells = memoryview(array).cast("q")  # type: ignore[arg-type]
         self.nonce = self._cells[NONCE_CELL]
         self._mapped: OrderedDict[int, Segment] = OrderedDict()
+        self._opened: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()
+
+    def close(self) -> None:
+        """Of use only in a forked child, which uses nothing of it."""
+        if self._table_fd >= 0:
+            os.close(self._table_fd)
+            self._table_fd = -1
 
     def __del__(self) -> None:
         if "_table_fd" in self.__dict__:
-            os.close(self._table_fd)
+            self.close()
 
     @property
     def alive(self) -> bool:
@@ -67,6 +81,8 @@ class PeerArena:
           WireError: not a handle of this owner, or one that was used before.
         """
         _, _, nbytes, offset, length, cell, serial, mode = handle
+        if mode == OURS and offset % memory.PAGE:
+            raise WireError(f"process {self._pid}", f"memory that does not begin with a page: {handle}")
         if not (0 <= offset <= offset + length <= nbytes and NONCE_CELL < cell < ARENA_CELLS and serial > 0 < length):
             raise WireError(f"process {self._pid}", f"no such memory: {handle}")
         try:
@@ -84,14 +100,18 @@ class PeerArena:
             ) from None
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
-    def adopt(self, handle: Handle) -> tuple[int, Lease]:
-        """For whoever lends it on without looking into it: a descriptor of the segment, and the lease. Raises as `attach`."""
+    def adopt(self, handle: Handle) -> tuple[Segment, Lease]:
+        """For whoever lends it on without looking into it: the segment, and the lease. Raises as `attach`."""
         fd, inode, nbytes, _, _, cell, serial, mode = handle
         if mode != OURS:
             raise WireError(f"process {self._pid}", "only what was lent to one can be adopted")
         try:
             lease = self._claim(cell, serial)
-            return open_memfd(self._pid, fd, inode, nbytes=nbytes), lease
+            segment = self._opened.get(inode)  # one descriptor for all that is held of it
+            if segment is None or segment.nbytes < nbytes:
+                segment = Segment(open_memfd(self._pid, fd, inode, nbytes=nbytes), nbytes, 0, None)
+                self._opened[inode] = segment
+            return segment, lease
         except (OSError, ValueError) as error:
             raise UnavailableError(None, None, f"memory of process {self._pid} cannot be opened: {error}") from None
 
@@ -106,15 +126,26 @@ class PeerArena:
         return hold.array()
 
     def _claim(self, cell: int, serial: int) -> Lease:
-        if not memory.try_lock(self._table_fd, cell):
-            raise self._gone()
+        lease = Lease(self)
+        self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
             # Ours already, when it says -serial: then the lock is in use and stays.
             if self._cells[cell] >= 0:
                 memory.unlock(self._table_fd, cell)
             raise self._gone()
+        lease.cell = cell
         self._cells[cell] = -serial
-        return Lease(self, cell)
+        return lease
+
+    def _lock_cell(self, fd: int, cell: int, serial: int, *, shared: bool = False) -> None:
+        """Lock the cell of a handle that is in force; one that is not must not get in the way of its successor."""
+        for _ in range(LOCK_TRIES):
+            if self._cells[cell] != serial:
+                break
+            if memory.try_lock(fd, cell, shared=shared):
+                return
+            os.sched_yield()  # the owner, or somebody with an old handle, is looking at it
+        raise self._gone()
 
     def _gone(self) -> UnavailableError:
         return UnavailableError(
@@ -150,13 +181,15 @@ class PeerArena:
     def _share(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, _ = handle
         lock = self._read_lock(cell, serial)
+        # Held until the array is collected; a small one is copied, so that many of them do not take all descriptors.
         ours = open_memfd(self._pid, fd, inode, nbytes=nbytes, writable=False)
         try:
             start = offset // memory.PAGE * memory.PAGE
             mapping = Mapping(ours, offset + length - start, private=True, offset=start)
         finally:
             os.close(ours)
-        return _Shared(lock, mapping, offset - start, length).array()
+        array = _Shared(lock, mapping, offset - start, length).array()
+        return array if length >= SHARED_BYTES_MIN else array.copy()
 
     def _read(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, mode = handle
@@ -178,7 +211,8 @@ class PeerArena:
     def _read_lock(self, cell: int, serial: int) -> _ReadLock:
         # A description of its own, so that others of this process are independent; by our own entry, which is there for sure.
         lock = _ReadLock(os.open(f"/proc/self/fd/{self._table_fd}", os.O_RDWR | os.O_CLOEXEC))
-        if not memory.try_lock(lock.fd, cell, shared=True) or self._cells[cell] != serial:
+        self._lock_cell(lock.fd, cell, serial, shared=True)
+        if self._cells[cell] != serial:
             raise self._gone()
         return lock
 
@@ -188,14 +222,15 @@ class Lease:
 
     __slots__ = ("cell", "forked", "owner", "process")
 
-    def __init__(self, owner: PeerArena, cell: int) -> None:
+    def __init__(self, owner: PeerArena) -> None:
         self.owner = owner
-        self.cell = cell
+        self.cell = 0
+        """0 while nothing is claimed."""
         self.forked = False
         self.process = _process
 
     def __del__(self) -> None:
-        if not self.forked and self.process is _process:
+        if self.cell and not self.forked and self.process is _process:
             self.owner._release(self.cell)
 
 
@@ -262,18 +297,27 @@ def open_peer(offer: Offer) -> PeerArena | None:
 
 
 def _before_fork() -> None:
+    _shared_with_child.clear()
     for hold in list(_holds):
-        hold.part_from_others()
+        try:
+            hold.part_from_others()
+        except OSError:  # no more mappings: the others still can
+            log.exception("an array in shared memory could not be parted from the child of a fork")
+        _shared_with_child.add(hold.lease.owner)
 
 
 def _in_child() -> None:
     """The locks of a peer's table are shared with the parent: the child opens it anew."""
     global _process
     _process = object()
-    _inherited.extend(_peers.values())
+    for peer in list(_peers.values()):
+        if peer not in _shared_with_child:
+            peer.close()  # else what the parent is lent from now on would not be given back when it is killed
+        _inherited.append(peer)
     _peers.clear()
 
 
 _inherited: list[PeerArena] = []
+_shared_with_child: set[PeerArena] = set()
 
 os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -25,8 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.core.bulk import DONE, WRONG, Inbound, Outbound
-from zmqdist.errors import OpError, WireError
-from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX
+from zmqdist.errors import OpError, ResourceExhaustedError, WireError
+from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
 from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply
 from zmqdist.net.arena import Arena, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
@@ -189,6 +189,9 @@ class Lanes:
           OpError, MemoryError: from `room`.
         """
         sizes = self._sizes(id, parts)
+        if self._in.announced + sum(sizes) > RECEIVING_BYTES_MAX:
+            told = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not come: send fewer at a time"
+            raise ResourceExhaustedError(None, None, told)
         frames = room(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:
@@ -216,7 +219,7 @@ class Lanes:
         nbytes = len(frames[0]) if len(frames) == 1 else 0
         if 0 < nbytes <= self._in.room(id, part, offset):
             target = self.tracked[id].frames[part]
-            np.copyto(target[offset : offset + nbytes], np.frombuffer(frames[0], np.uint8))
+            target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
         outcome = self._in.arrived(id, part, offset, nbytes)
         credit = self._in.credit()
         if credit:

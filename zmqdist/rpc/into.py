@@ -33,6 +33,8 @@ class Into:
         if out.dtype.hasobject:
             raise InvalidArgumentError(None, None, f"out: no array of dtype {out.dtype} can be received")
         self._out = out
+        # Of the base class and writable from now on, whatever the caller makes of its own object meanwhile.
+        self._flat = np.ndarray.view(out, np.ndarray).reshape(-1, order="A").view(np.uint8)
         self._bytes: NDArray[np.uint8] | None = None
 
     def room(self, body: bytes, sizes: list[int]) -> list[Any]:
@@ -44,7 +46,7 @@ class Into:
         self._check(dtype, shape)
         if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
             return fresh(sizes)
-        self._bytes = self._out.reshape(-1, order="A").view(np.uint8)
+        self._bytes = self._flat
         return [self._bytes]
 
     def read(self, call: ClientCall, address: str) -> NDArray[Any]:
@@ -57,7 +59,7 @@ class Into:
                 None, None, f"{call.method} returned a {type(value).__name__}, not one array, as `out` needs"
             )
         self._check(value.dtype, value.shape)
-        np.copyto(self._out, value)
+        np.copyto(self._flat.view(value.dtype).reshape(value.shape, order="F" if is_fortran(self._out) else "C"), value)
         return self._out
 
     def _check(self, dtype: Any, shape: tuple[int, ...]) -> None:

@@ -40,13 +40,13 @@ from zmqdist.limits import (
     SAFE_BODY_BYTES_MAX,
 )
 from zmqdist.specs import TensorSpec
-from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
 
 ALLOWED = (
     "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
 )
 
-_TUPLE, _LIST, _DICT, _NAMED, _ARRAY, _SCALAR, _COMPLEX, _BIG_INT, _TEXT, _BYTES, _SPEC = range(11)
+_TUPLE, _LIST, _DICT, _NAMED, _ARRAY, _SCALAR, _COMPLEX, _BIG_INT, _TEXT, _BYTES, _SPEC, _FROZEN = range(12)
 
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes})
 _ALWAYS_PLAIN = frozenset({NoneType, bool, float})
@@ -214,10 +214,13 @@ def _write_array(value: Any, out: _Writer, depth: int) -> Any:
     except BadArray as error:
         raise _Refused(f"is an array that cannot travel by RPC: {error}") from None
     fortran = is_fortran(value)
+    node: Any
     if value.nbytes > INLINE_BYTES_MAX:
         out.frames.append(bytes_of(value))
-        return (_ARRAY, told, value.shape, fortran, None)
-    return (_ARRAY, told, value.shape, fortran, value.tobytes("F" if fortran else "C"))
+        node = (_ARRAY, told, value.shape, fortran, None)
+    else:
+        node = (_ARRAY, told, value.shape, fortran, value.tobytes("F" if fortran else "C"))
+    return (_FROZEN, node) if is_frozen(value) else node
 
 
 def _write_scalar(value: Any, out: _Writer, depth: int) -> Any:
@@ -386,7 +389,10 @@ def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tup
       WireError: not the encoding of any value.
     """
     try:
-        match _unpack(body):
+        node = _unpack(body)
+        if type(node) is list and len(node) == 2 and node[0] == _FROZEN:
+            node = node[1]
+        match node:
             case [int(tag), told, [*shape], bool(fortran), None] if tag == _ARRAY:
                 return read_dtype(told), tuple(shape), fortran
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -465,6 +471,14 @@ def _read_array(node: list[Any], reader: _Reader, depth: int) -> Any:
     return rebuild(read_dtype(told), shape, fortran, data)
 
 
+def _read_frozen(node: list[Any], reader: _Reader, depth: int) -> Any:
+    array = _value(_exactly(node, 2)[1], reader, _step(depth))
+    if type(array) is not np.ndarray:
+        raise ValueError("something frozen that is no array")
+    array.flags.writeable = False
+    return array
+
+
 def _read_scalar(node: list[Any], reader: _Reader, depth: int) -> Any:
     _, told, data = _exactly(node, 3)
     data = _bytes_in(data)
@@ -516,6 +530,7 @@ _READERS: dict[int, Callable[[list[Any], _Reader, int], Any]] = {
     _TEXT: _read_text,
     _BYTES: _read_bytes,
     _SPEC: _read_spec,
+    _FROZEN: _read_frozen,
 }
 
 
