@@ -241,3 +241,18 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
     assert all(over[id] == "ended" for id in sent if id in into)  # the other side's word of it is not part of this
     assert out.unacknowledged < window / 2
     assert len(out) == 0
+
+
+def test_what_is_announced_counts_until_its_transfer_has_ended() -> None:
+    inbound = Inbound()
+    inbound.begun(1, [10, 20])
+    inbound.begun(2, [5])
+    assert inbound.announced == 35
+    inbound.arrived(2, 0, 0, 5)
+    assert inbound.announced == 30
+    inbound.arrived(1, 0, 3, 1)  # a gap
+    assert inbound.announced == 0
+    inbound.begun(3, [7])
+    assert inbound.ended(3)
+    assert not inbound.ended(3)
+    assert inbound.announced == 0

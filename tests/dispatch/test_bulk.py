@@ -130,6 +130,15 @@ def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., Bulk
     assert len(store) == 0
 
 
+def test_what_was_lent_to_one_is_never_shared_with_others(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    array = np.frombuffer(ramp(LARGE), np.uint8).copy()
+    alone = store.hold([array], shared=False)
+    shared = store.hold([array], shared=True)
+    assert alone.bulks != shared.bulks
+    store.free([*alone.bulks, *shared.bulks])
+
+
 def test_a_frozen_array_is_never_copied(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     store = hold()
     frozen = zd.freeze(np.frombuffer(ramp(LARGE), np.uint8))
@@ -421,3 +430,25 @@ def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) ->
         kept = [coordinator.schedule(np.full, (8 * MIB, number, np.uint8)).fetch() for number in range(12)]
         assert [(array[0], array[-1], array.size) for array in kept] == [(n, n, 8 * MIB) for n in range(12)]
         kept.clear()
+
+
+@pytest.mark.timeout(60)
+def test_a_result_for_which_there_is_no_memory_ends_its_own_work_only(
+    without_arena: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = iter([True, True])
+
+    def empty(*told: Any) -> Any:
+        if next(refused, False):
+            raise MemoryError("no memory for a result")
+        return np.zeros(*told)
+
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        monkeypatch.setattr(
+            fetch, "np", type("numpy", (), {"empty": staticmethod(empty), "copyto": np.copyto, "uint8": np.uint8})
+        )
+        values = [coordinator.schedule(np.full, (MIB, number)) for number in range(4)]
+        outcomes = [value.exception(30) for value in values]
+        assert sorted(str(error).count("no memory for a result") for error in outcomes) == [0, 0, 1, 1]
+        with pytest.raises(errors.UnavailableError):
+            coordinator.join()

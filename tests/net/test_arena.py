@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from typing import Any
@@ -501,6 +503,87 @@ def test_a_forked_child_has_an_arena_of_its_own() -> None:
     assert os.read(read, 1) == b"y"
     os.close(read)
     os.close(write)
+
+
+@pytest.mark.timeout(60)
+def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner: Arena, receiver: PeerArena) -> None:
+    """A receiver writes its cell before it unlocks it: in between the next lease of that cell must not begin."""
+    changed: list[int] = []
+    interval = sys.getswitchinterval()
+
+    def work(first: int) -> None:
+        held: list[tuple[int, Any]] = []
+        for number in range(300):
+            value = (7 * number + first) % 251
+            block = owner.snapshot(np.full(70_000, value, np.uint8))
+            handle = None if block is None else block.lend()
+            del block
+            if handle is None:
+                continue
+            held.append((value, receiver.attach(handle)))
+            if len(held) > 6:
+                value, array = held.pop(0)
+                changed.extend([value] * bool((array != value).any()))
+                del array
+            if number % 17 == 0:
+                owner.sweep()
+
+    threads = [threading.Thread(target=work, args=(31 * first,)) for first in range(8)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not changed
+
+
+def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner: Arena, receiver: PeerArena) -> None:
+    late = lend(owner, ramp(MIB))
+    owner.take_back(late)
+    handle = lend(owner, ramp(MIB))
+    other = PeerArena(owner.offer)
+    assert memory.try_lock(other._table_fd, handle[5])  # as somebody who has not looked at the number first
+    unlocker = threading.Timer(0.0, lambda: memory.unlock(other._table_fd, handle[5]))
+    unlocker.start()
+    assert np.array_equal(receiver.attach(handle), ramp(MIB))
+    unlocker.join()
+
+
+def test_all_that_is_adopted_of_a_segment_has_one_descriptor(owner: Arena, receiver: PeerArena) -> None:
+    adopted = [receiver.adopt(lend(owner, ramp(MIB))) for _ in range(10)]
+    assert len({id(segment) for segment, _ in adopted}) == 1
+    adopted.clear()
+
+
+def test_small_arrays_have_no_segment_of_their_own() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [zd.empty(10_000) for _ in range(100)] + [zd.freeze(np.ones(10_000)) for _ in range(100)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert all(is_frozen(array) for array in kept[100:])
+
+
+def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> None:
+    arena_module._frozen.lock.acquire()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            freezing = threading.Thread(target=lambda: zd.freeze(np.ones(MIB)), daemon=True)
+            freezing.start()
+            freezing.join(5)
+            os._exit(freezing.is_alive())
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        arena_module._frozen.lock.release()
+
+
+@pytest.mark.parametrize("array", [np.ma.ones(4), np.rec.array([(1,)])], ids=lambda a: type(a).__name__)
+def test_arrays_of_other_kinds_are_refused_because_they_would_lose_something(array: Any) -> None:
+    for make in (zd.freeze, zd.empty_like):
+        with pytest.raises(TypeError, match="takes a plain array"):
+            make(array)
 
 
 # -- where there is none -------------------------------------------------------------------------------------------------

@@ -67,10 +67,8 @@ Offer: TypeAlias = tuple[int, int, int]
 """(pid, descriptor of the table, its inode)."""
 
 NONCE_CELL: Final = 0
-SWEEP_S: Final = 1.0
-"""So often at most it is looked for receivers that were killed, when more memory is wanted;"""
-SWEEP_FULL_S: Final = 0.01
-"""and so often when the pool is full."""
+SWEEP_S, SWEEP_FULL_S = 1.0, 0.01
+"""So often at most it is looked for receivers that were killed, when more memory is wanted, and when the pool is full."""
 
 
 class Segment:
@@ -174,22 +172,18 @@ class _FrozenMemories:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._by_start: dict[int, weakref.ref[Frozen]] = {}
-        self._lock = RLock()
-
-    def after_fork(self) -> None:
-        """In the child: another thread of the parent may have had the lock."""
-        self._lock = RLock()
+        self.lock = RLock()
 
     def add(self, frozen: Frozen) -> None:
         start = frozen.mapping.address
-        with self._lock:
+        with self.lock:
             if start not in self._by_start:
                 bisect.insort(self._starts, start)
             self._by_start[start] = weakref.ref(frozen)
 
     def find(self, address: int, nbytes: int) -> tuple[Frozen, int] | None:
         """The frozen memory that has these bytes, and where in it."""
-        with self._lock:
+        with self.lock:
             frozen = None
             while frozen is None:  # one that has been collected may have stood where a part of this one is now
                 index = bisect.bisect_right(self._starts, address) - 1
@@ -594,7 +588,7 @@ def _in_child() -> None:
     """A child has an arena of its own; arrays of the parent's stay readable through the mappings that it has inherited."""
     global _arena, _tried, _lock, _inherited
     _inherited = _arena
-    _frozen.after_fork()
+    _frozen.lock = RLock()  # another thread of the parent may have had it
     _arena, _tried = None, False
     _lock = RLock()
 

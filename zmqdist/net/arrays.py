@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.net import memory
 from zmqdist.net.arena import this_arena
-from zmqdist.net.memory import Exporter
-from zmqdist.wire.arrays import FrozenMemory, bytes_of, is_fortran, is_frozen
+from zmqdist.wire import arrays as wire_arrays
+from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
 
 OWN_BYTES_MIN: Final = 2**20
 """An array of its own segment costs a descriptor: a smaller one is an array like any other."""
@@ -60,8 +60,8 @@ def freeze(a: NDArray[Any]) -> NDArray[Any]:
         return a
     order = _order(a)
     source = np.frombuffer(bytes_of(a), np.uint8) if a.nbytes else np.empty(0, np.uint8)
-    frozen: NDArray[Any] = np.ndarray(a.shape, a.dtype, _frozen_bytes(source), order=order)
-    return frozen
+    made: NDArray[Any] = np.ndarray(a.shape, a.dtype, _frozen_bytes(source), order=order)
+    return made
 
 
 def _order(a: NDArray[Any]) -> Literal["C", "F"]:
@@ -74,17 +74,7 @@ def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
         frozen = arena.freeze(memory.address_of(source), source.nbytes) or arena.frozen_copy(source)
         if frozen is not None:
             return frozen.array()[: source.nbytes]
-    return _FrozenCopy(source.copy()).array()
-
-
-class _FrozenCopy(Exporter, FrozenMemory):
-    """A frozen array that is not shared: too small, or no shared memory here."""
-
-    __slots__ = ("kept",)
-
-    def __init__(self, kept: NDArray[np.uint8]) -> None:
-        super().__init__(kept.__array_interface__["data"][0], kept.nbytes, writable=False)
-        self.kept = kept
+    return wire_arrays.frozen(source.copy())
 
 
 def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:

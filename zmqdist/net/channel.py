@@ -592,11 +592,7 @@ def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:
     """The reader thread. It keeps the channel alive while it leads; while callbacks are owed the channel does so itself."""
     me = _Sleeper(None)
     while (channel := channel_ref()) is not None:
-        try:
-            sleep_s = channel._reader_turn(me)
-        except BaseException:  # a bug: the next who needs a reader has to get one
-            channel._reader = None
-            raise
+        sleep_s = channel._reader_turn(me)
         if sleep_s is None:
             return
         del channel

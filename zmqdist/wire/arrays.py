@@ -49,6 +49,26 @@ def is_frozen(array: NDArray[Any]) -> bool:
     return isinstance(base, FrozenMemory)
 
 
+class _FrozenCopy(FrozenMemory):
+    """Frozen memory of this process alone."""
+
+    __slots__ = ("__array_interface__", "kept")
+
+    def __init__(self, kept: NDArray[np.uint8]) -> None:
+        self.__array_interface__ = kept.__array_interface__ | {"data": (kept.__array_interface__["data"][0], True)}
+        self.kept = kept
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """A contiguous array that nobody else refers to, as a frozen one over the same memory."""
+    if array.nbytes == 0 or is_frozen(array):
+        array.flags.writeable = False
+        return array
+    kept = np.asarray(_FrozenCopy(np.frombuffer(bytes_of(array), np.uint8)))
+    made: NDArray[Any] = np.ndarray(array.shape, array.dtype, kept, order="F" if is_fortran(array) else "C")
+    return made
+
+
 class BadArray(ValueError):
     """A description that no array has, or an array that has no description; the text says why."""
 

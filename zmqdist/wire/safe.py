@@ -40,7 +40,7 @@ from zmqdist.limits import (
     SAFE_BODY_BYTES_MAX,
 )
 from zmqdist.specs import TensorSpec
-from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import BadArray, bytes_of, frozen, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
 
 ALLOWED = (
     "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
@@ -475,8 +475,7 @@ def _read_frozen(node: list[Any], reader: _Reader, depth: int) -> Any:
     array = _value(_exactly(node, 2)[1], reader, _step(depth))
     if type(array) is not np.ndarray:
         raise ValueError("something frozen that is no array")
-    array.flags.writeable = False
-    return array
+    return frozen(array)
 
 
 def _read_scalar(node: list[Any], reader: _Reader, depth: int) -> Any:

@@ -36,7 +36,7 @@ import numpy as np
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError, UnknownError
 from zmqdist.limits import DEPTH_MAX, ERROR_BYTES_MAX, FRAMES_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.specs import Function
-from zmqdist.wire.arrays import BadArray, bytes_of, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import BadArray, bytes_of, frozen, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
 
 Packed: TypeAlias = "bytes | list[Any]"
 """One blob of at most INLINE_BYTES_MAX, or a list of buffers, the pickle first: a value for `unpack` or `unpack_parts`."""
@@ -190,9 +190,7 @@ def _array(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.
 
 def _frozen(told: Any, shape: tuple[int, ...], fortran: bool, buffer: Any) -> np.ndarray[Any, Any]:
     """The same for a frozen one."""
-    array = rebuild(read_dtype(told), shape, fortran, buffer)
-    array.flags.writeable = False
-    return array
+    return frozen(rebuild(read_dtype(told), shape, fortran, buffer))
 
 
 def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
