@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -28,6 +29,10 @@ _TRACKERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  
 def pytest_configure(config: pytest.Config) -> None:
     name, value = _MARK.split("=")
     os.environ[name] = value  # children inherit it, and theirs
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # started in the background of a shell; children would inherit that, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "shares_cluster: changes a cluster of module scope; checked after the module only"
     )
