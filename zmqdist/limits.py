@@ -81,6 +81,10 @@ ARENA_IDLE_BYTES_MAX: Final = 2**30
 ARENA_CELLS: Final = 16_384
 """Leases of shared memory that a process can have out; then large arrays travel by sockets. Eight bytes each."""
 
+ARENA_DESCRIPTOR_BYTES_MIN: Final = 2**20
+"""A smaller array is not given shared memory that costs a descriptor for as long as it lives: many of them would take all that the
+process may have."""
+
 ARENA_MAPPED_MAX: Final = 32
 """Segments of one peer that stay mapped while nothing of them is in use: a descriptor each,"""
 

@@ -321,17 +321,11 @@ class Shell:
 
     def _cancel(self) -> None:
         self._drain()
-        works = []
-        while self._cancels:
-            works.append(self._cancels.popleft())
-        if works:
+        if works := _emptied(self._cancels):
             self._handle(WithdrawAsked(works))
 
     def _let_go(self) -> None:
-        works = []
-        while self._dropped:
-            works.append(self._dropped.popleft())
-        if works:
+        if works := _emptied(self._dropped):
             self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
@@ -425,6 +419,11 @@ class Shell:
     def _say_goodbye(self) -> None:
         self._dealer.send(Goodbye())
         self._dealer.close(linger_s=0.5)
+
+
+def _emptied(works: deque[int]) -> list[int]:
+    """What stands in a queue that other threads and finalizers append to meanwhile."""
+    return [works.popleft() for _ in range(len(works))]
 
 
 class _Failure:

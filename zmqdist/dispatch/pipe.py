@@ -24,7 +24,6 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 RECEIVE_BYTES = 256 * 1024
 """Taken at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
-SENDMSG_PARTS_MAX = 64
 
 
 class Work(msgspec.Struct, array_like=True, tag=1, gc=False):

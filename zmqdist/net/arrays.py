@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
 from zmqdist.net import memory
 from zmqdist.net.arena import this_arena
 from zmqdist.wire import arrays as wire_arrays
 from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
-
-OWN_BYTES_MIN: Final = 2**20
-"""An array of its own segment costs a descriptor: a smaller one is an array like any other."""
 
 
 def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
@@ -69,7 +67,7 @@ def _order(a: NDArray[Any]) -> Literal["C", "F"]:
 
 
 def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    arena = this_arena() if source.nbytes >= OWN_BYTES_MIN else None
+    arena = this_arena() if source.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN else None
     if arena is not None:
         frozen = arena.freeze(memory.address_of(source), source.nbytes) or arena.frozen_copy(source)
         if frozen is not None:
@@ -80,7 +78,7 @@ def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:
     _check(dtype)
     count = int(np.prod(shape, dtype=object))
-    arena = this_arena() if count * dtype.itemsize >= OWN_BYTES_MIN else None
+    arena = this_arena() if count * dtype.itemsize >= ARENA_DESCRIPTOR_BYTES_MIN else None
     memory_of_its_own = None if arena is None else arena.own_array(count * dtype.itemsize)
     if memory_of_its_own is None:
         return np.empty(shape, dtype, order)

@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import UnavailableError, WireError
-from zmqdist.limits import ARENA_CELLS, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
+from zmqdist.limits import ARENA_CELLS, ARENA_DESCRIPTOR_BYTES_MIN, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
 from zmqdist.net import memory
 from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, NONCE_CELL, OURS, PUBLISHED, Frozen, Handle, Offer, Segment
 from zmqdist.net.memory import Exporter, Mapping, open_memfd
 
 LOCK_TRIES: Final = 1000
-SHARED_BYTES_MIN: Final = 2**20
+"""Others have a cell's lock for the time of a look: so many tries, each with a turn for somebody else, outlast any number of them."""
 
 log = logging.getLogger("zmqdist.net")
 
@@ -189,7 +189,7 @@ class PeerArena:
         finally:
             os.close(ours)
         array = _Shared(lock, mapping, offset - start, length).array()
-        return array if length >= SHARED_BYTES_MIN else array.copy()
+        return array if length >= ARENA_DESCRIPTOR_BYTES_MIN else array.copy()
 
     def _read(self, handle: Handle) -> NDArray[np.uint8]:
         fd, inode, nbytes, offset, length, cell, serial, mode = handle
@@ -297,7 +297,6 @@ def open_peer(offer: Offer) -> PeerArena | None:
 
 
 def _before_fork() -> None:
-    _shared_with_child.clear()
     for hold in list(_holds):
         try:
             hold.part_from_others()
@@ -319,5 +318,6 @@ def _in_child() -> None:
 
 _inherited: list[PeerArena] = []
 _shared_with_child: set[PeerArena] = set()
+"""Of use from right before a fork to right after it."""
 
-os.register_at_fork(before=_before_fork, after_in_child=_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=_shared_with_child.clear, after_in_child=_in_child)
