@@ -240,15 +240,20 @@ class ClientCalls:
 
 
 class ServedCall:
-    """One call that a server holds. `wanted` may be asked from any thread, the rest is the loop's."""
+    """One call that a server holds. `wanted` may be asked from any thread, the rest is the loop's.
 
-    __slots__ = ("dropped", "due", "id", "peer")
+    Attributes:
+      on_dropped: the shell's own: what to do when nobody waits for it any more; None for nothing.
+    """
+
+    __slots__ = ("dropped", "due", "id", "on_dropped", "peer")
 
     def __init__(self, peer: Hashable, id: int, due: float) -> None:
         self.peer = peer
         self.id = id
         self.due = due
         self.dropped = False
+        self.on_dropped: Any = None
 
     def wanted(self, now: float) -> bool:
         """Whether somebody still waits for the answer."""
@@ -291,19 +296,26 @@ class ServerCalls:
         return served
 
     def finished(self, served: ServedCall) -> bool:
-        """It was run, or turned out to be unwanted: whether an answer is to be sent."""
+        """It was run, or turned out to be unwanted: whether an answer is to be sent. True once."""
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:
             del calls[served.id]
             if not calls:
                 del self._by_peer[served.peer]
-        return not served.dropped
+        wanted, served.dropped = not served.dropped, True
+        return wanted
 
-    def cancelled(self, peer: Hashable, id: int) -> None:
-        """Nobody waits for this call any more: it is not started, and not answered. It counts until it is `finished`."""
+    def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:
+        """Nobody waits for this call any more: it is not started, and not answered. It counts until it is `finished`.
+
+        Returns:
+          The call; None when it was answered, or cancelled, before.
+        """
         served = self._by_peer.get(peer, {}).get(id)
-        if served is not None:
-            served.dropped = True
+        if served is None or served.dropped:
+            return None
+        served.dropped = True
+        return served
 
     def withdrawn(self, peer: Hashable, id: int) -> None:
         """The arguments of this call will not arrive: it is not run."""
@@ -311,7 +323,9 @@ class ServerCalls:
         if served is not None:
             self.finished(served)
 
-    def peer_gone(self, peer: Hashable) -> None:
-        """The connection has ended: its calls are as if cancelled."""
-        for served in self._by_peer.pop(peer, {}).values():
+    def peer_gone(self, peer: Hashable) -> list[ServedCall]:
+        """The connection has ended: its calls are as if cancelled. Those that were not before."""
+        dropped = [served for served in self._by_peer.pop(peer, {}).values() if not served.dropped]
+        for served in dropped:
             served.dropped = True
+        return dropped

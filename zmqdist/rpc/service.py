@@ -61,38 +61,31 @@ class Method:
 
     Attributes:
       roles: who may call it, besides `admin`; None: everybody who was let in.
+      later: it is given an Asked before the arguments, in the loop, and answers when it likes.
     """
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], input_signature: Any, output_signature: Any, inline: bool, roles: Any
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        input_signature: Any,
+        output_signature: Any,
+        inline: bool,
+        roles: Any,
+        later: bool = False,
     ) -> None:
         self.name = name
+        self.later = later
         self.fn = fn
         self.inline = inline
         self.roles = None if roles is None else frozenset(roles) | {"admin"}
         self.input_signature = input_signature
         self.output_signature = output_signature
-        self._arity = Arity(fn)
+        self._arity = Arity(partial(fn, None) if later else fn)
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
         """Call the function with the arguments in a body and `frames`, a list that is emptied."""
-        given = payload.unpack(body, frames, peer)
-        if frames:
-            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
-        signature = self.input_signature
-        try:
-            if type(given) not in (tuple, list):
-                raise WireError(peer, "the arguments are neither a tuple nor a list")
-            if signature is not None:
-                args = convert_args(signature, given) if type(given) is tuple else convert_leaves(signature, given)
-            else:
-                args = given
-                problem = self._arity.problem(len(args))
-                if problem is not None:
-                    raise ValueError(problem)
-        except (TypeError, ValueError, OpError) as error:
-            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
-        result = self.fn(*args)
+        result = self.fn(*self.arguments(body, frames, peer))
         if self.output_signature is None:
             return result
         try:
@@ -101,6 +94,69 @@ class Method:
             raise errors.UnknownError(
                 None, None, f"{self.name} returned something else than its output_signature says: {error}"
             ) from None
+
+    def arguments(self, body: bytes, frames: Any, peer: str) -> Sequence[Any]:
+        """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
+        given = payload.unpack(body, frames, peer)
+        if frames:
+            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+        signature = self.input_signature
+        try:
+            if type(given) not in (tuple, list):
+                raise WireError(peer, "the arguments are neither a tuple nor a list")
+            if signature is not None:
+                return convert_args(signature, given) if type(given) is tuple else convert_leaves(signature, given)
+            problem = self._arity.problem(len(given))
+            if problem is not None:
+                raise ValueError(problem)
+            return list(given)
+        except (TypeError, ValueError, OpError) as error:
+            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
+
+
+class Asked:
+    """A call that its method answers later, from any thread. Only the first answer counts; without one its caller waits on.
+
+    Attributes:
+      peer: who asks; `peer.role` is what it was let in as, `peer.hello.incarnation` its life.
+      due: when its caller stops waiting, on `time.monotonic`; `inf` for never.
+    """
+
+    __slots__ = ("_served", "_service", "due", "peer")
+
+    def __init__(self, service: RpcService, served: ServedCall, peer: Peer) -> None:
+        self._service = service
+        self._served = served
+        self.peer = peer
+        self.due = served.due
+        served.on_dropped = partial(service.drop, served)
+
+    def wanted(self) -> bool:
+        """Whether its caller still waits."""
+        return self._served.wanted(time.monotonic())
+
+    def on_dropped(self, fn: Callable[[], None]) -> None:
+        """Have `fn` called in the loop when the caller cancels, or its connection ends, before the answer. Not at its deadline."""
+        service, served = self._service, self._served
+
+        def dropped() -> None:
+            service.drop(served)
+            fn()
+
+        served.on_dropped = dropped
+
+    def answer(self, value: Any) -> None:
+        """The call has this value. An array in it is a snapshot of this moment."""
+        try:
+            body, sources = pack_result([value], lends=self.peer.lanes is not None and self.peer.lanes.lends)
+        except BaseException as error:
+            self.fail(error)
+        else:
+            self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
+
+    def fail(self, error: BaseException) -> None:
+        """The call has this error, as if its method had raised it."""
+        self._service.answer_later(self._served, self.peer, _failed(self._served.id, error), ())
 
 
 class RpcService:
@@ -159,6 +215,13 @@ class RpcService:
             raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
         self._add(_method(name, fn, input_signature, output_signature, inline, roles))
 
+    def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None:
+        """Offer a method that answers when it likes, without a thread that waits: `fn(asked, *args)` is called in the loop.
+
+        What `fn` raises becomes the error of the call. `zmqdist.*` names are allowed: those are hidden from the listing.
+        """
+        self._add(Method(name, fn, None, None, False, roles, later=True))
+
     def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
         """Answer calls on a router from now on. Before its loop starts, or in its thread.
 
@@ -173,7 +236,7 @@ class RpcService:
         router.on(Call, self._called)
         router.on(Calls, self._called_together)
         router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
-        router.on_gone.append(self._calls.peer_gone)
+        router.on_gone.append(self._peer_gone)
         loop.at_end_of_turn(self._send_replies)
 
     def stop(self, grace_s: float) -> bool:
@@ -279,15 +342,38 @@ class RpcService:
             self._finished(served, peer, _failed(served.id, WireError(peer.name, problem)), ())
 
     def _run(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
-        if not method.inline:
+        if method.later:
+            try:
+                method.fn(Asked(self, served, peer), *method.arguments(body, frames, peer.name))
+            except BaseException as error:
+                self._finished(served, peer, _failed(served.id, error), ())
+        elif not method.inline:
             self._pool.submit(self._serve, served, peer, method, body, frames)
         elif served.wanted(time.monotonic()):
             self._finished(served, peer, *_answer(method, served.id, body, frames, peer))
         else:
             self._finished(served, peer, None, ())
 
+    def answer_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
+        """Send the answer, if the call still wants one; from any thread."""
+        try:
+            self._loop.call_soon(self._finished, served, peer, reply, sources)
+        except FailedPreconditionError:  # the server was stopped, and did not wait
+            pass
+
+    def drop(self, served: ServedCall) -> None:
+        """Nobody will answer this call."""
+        self._calls.finished(served)
+
+    def _peer_gone(self, peer: Peer) -> None:
+        for served in self._calls.peer_gone(peer):
+            if served.on_dropped is not None:
+                served.on_dropped()
+
     def _cancelled(self, peer: Peer, id: int) -> None:
-        self._calls.cancelled(peer, id)
+        served = self._calls.cancelled(peer, id)
+        if served is not None and served.on_dropped is not None:
+            served.on_dropped()
         if peer.lanes is not None:
             if peer.lanes.receiving(id):
                 self._calls.withdrawn(peer, id)
@@ -325,10 +411,7 @@ class RpcService:
         sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
             reply, sources = _answer(method, served.id, body, frames, peer)
-        try:
-            self._loop.call_soon(self._finished, served, peer, reply, sources)
-        except FailedPreconditionError:  # the server was stopped, and did not wait
-            pass
+        self.answer_later(served, peer, reply, sources)
 
 
 def _method(

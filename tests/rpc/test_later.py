@@ -1,0 +1,85 @@
+"""Methods that answer when they like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from queue import Queue
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqdist.errors import CANCELLED, INVALID_ARGUMENT, UNIMPLEMENTED, InvalidArgumentError
+from zmqdist.rpc import ZmqClient, ZmqServer
+from zmqdist.rpc.service import Asked
+
+
+class Desk:
+    """A server with a method `ask` that hands its calls to the test."""
+
+    def __init__(self) -> None:
+        self.asked: Queue[Asked] = Queue()
+        self.dropped: Queue[Asked] = Queue()
+        self.server = ZmqServer("127.0.0.1:0")
+        self.server._service.register_later("ask", self._ask)
+        self.server.start()
+
+    def _ask(self, asked: Asked, wanted: Any) -> None:
+        if wanted == "raise":
+            raise NotImplementedError("not today")
+        asked.on_dropped(lambda: self.dropped.put(asked))
+        self.asked.put(asked)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    assert len(desk.server._service._calls) == 0
+    desk.server.stop(0.5)
+
+
+def test_a_call_is_answered_from_any_thread_and_only_the_first_answer_counts(
+    desk: Desk, connect: Callable[..., ZmqClient]
+) -> None:
+    client = connect(desk.server.address)
+    later = client.call("ask", [1])
+    asked = desk.asked.get(timeout=5)
+    assert asked.wanted()
+    asked.answer(np.arange(3))
+    asked.answer("too late")
+    asked.fail(ValueError("too late"))
+    np.testing.assert_array_equal(later.get_value()[0], [0, 1, 2])
+    assert not asked.wanted()
+
+
+def test_what_cannot_travel_what_is_raised_and_what_fails_are_errors_of_the_call(
+    desk: Desk, connect: Callable[..., ZmqClient]
+) -> None:
+    client = connect(desk.server.address)
+    assert client.call("ask", ["raise"]).get_error()[0] == UNIMPLEMENTED
+    assert client.call("ask", []).get_error()[0] == INVALID_ARGUMENT
+    assert client.call("ask", [1, 2]).get_error()[0] == INVALID_ARGUMENT
+    first, second = client.call("ask", [1]), client.call("ask", [2])
+    desk.asked.get(timeout=5).answer(object())
+    desk.asked.get(timeout=5).fail(InvalidArgumentError(None, None, "no"))
+    assert first.get_error()[0] == INVALID_ARGUMENT
+    assert second.get_error() == (INVALID_ARGUMENT, "no")
+
+
+def test_whose_caller_cancels_or_goes_is_told_once_and_nothing_is_kept(
+    desk: Desk, connect: Callable[..., ZmqClient]
+) -> None:
+    client = connect(desk.server.address)
+    cancelled = client.call("ask", [1])
+    asked = desk.asked.get(timeout=5)
+    cancelled.cancel()
+    assert cancelled.get_error()[0] == CANCELLED
+    assert desk.dropped.get(timeout=5) is asked
+    assert not asked.wanted()
+    pending = client.call("ask", [2])
+    asked = desk.asked.get(timeout=5)
+    client.close()
+    assert pending.get_error()[0] == CANCELLED
+    assert desk.dropped.get(timeout=5) is asked
+    assert desk.dropped.empty()
