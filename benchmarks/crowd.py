@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import zmq
 
 from benchmarks.roles import processor_s, role
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.messages import Beat, Register, Registered
 from zmqdist.net.address import endpoint
+from zmqdist.net.credentials import Credentials
 from zmqdist.net.link import configure
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import encode_hello, is_hello, our_hello

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from zmqdist.dispatch.credentials import Credentials
+    from zmqdist.net.credentials import Credentials
     from zmqdist.rpc.client import ZmqClient
 
 ANSWER_S: Final = 3.0
@@ -73,9 +73,9 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
       ConfigError: the file that ZMQDIST_CONFIG names is wrong.
     """
     from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
-    from zmqdist.dispatch.credentials import Credentials
     from zmqdist.errors import InvalidArgumentError
     from zmqdist.net.address import split
+    from zmqdist.net.credentials import Credentials
 
     given = Credentials(token_file, keys_dir, insecure)
     if target is None:

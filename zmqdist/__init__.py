@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from zmqdist import cluster, coordinator, data, errors, nest, rpc, testing
     from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
     from zmqdist.coordinator.executor import Executor
-    from zmqdist.dispatch.running import cancelled
     from zmqdist.dispatch.server import DispatchServer
     from zmqdist.dispatch.worker import WorkerServer
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
+    from zmqdist.running import cancelled
     from zmqdist.specs import TensorSpec, function
 
 _WHERE = {
@@ -31,7 +31,7 @@ _WHERE = {
     "ServerDef": "zmqdist.cluster",
     "TensorSpec": "zmqdist.specs",
     "WorkerServer": "zmqdist.dispatch.worker",
-    "cancelled": "zmqdist.dispatch.running",
+    "cancelled": "zmqdist.running",
     "empty": "zmqdist.net.arrays",
     "empty_like": "zmqdist.net.arrays",
     "freeze": "zmqdist.net.arrays",

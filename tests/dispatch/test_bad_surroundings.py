@@ -18,8 +18,8 @@ from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.net import token
+from zmqdist.net.credentials import Credentials
 from zmqdist.net.keys import keygen
 from zmqdist.rpc import Client
 

@@ -17,7 +17,6 @@ from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch import fetch, references
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import CLIENTS_KEPT, Fetcher
 from zmqdist.dispatch.pulled import Pulled
 from zmqdist.dispatch.references import Held, Reference, decode_reference, encode_reference
@@ -25,6 +24,7 @@ from zmqdist.dispatch.store import BulkStore
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.net import arena as arena_module
 from zmqdist.net.arena import this_arena
+from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Router
 from zmqdist.rpc.service import RpcService

@@ -215,7 +215,7 @@ def test_a_worker_that_leaves_by_itself_is_given_nothing_more(dispatcher: zd.Dis
 @pytest.fixture
 def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
     """ask(method, ...): an RPC to the dispatcher."""
-    from zmqdist.dispatch.credentials import Credentials
+    from zmqdist.net.credentials import Credentials
     from zmqdist.rpc import ZmqClient
 
     security = Credentials().client(dispatcher.address, "submit")

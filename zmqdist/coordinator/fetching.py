@@ -14,9 +14,9 @@ from typing import Any
 
 from zmqdist import errors, limits
 from zmqdist.dispatch import kept
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import Fetcher
 from zmqdist.dispatch.references import Held, Reference, decode_reference
+from zmqdist.net.credentials import Credentials
 
 THREADS = 2
 AGAIN_S = 0.5

@@ -7,8 +7,8 @@ from typing import Any
 
 from zmqdist import limits
 from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.net.address import split
+from zmqdist.net.credentials import Credentials
 
 ACCEPTED = 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", or nothing in a program that `zmqdist launch` started'
 

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.core.credit import ByteWindow
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.references import Held, Reference
 from zmqdist.dispatch.store import READ
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
 from zmqdist.net.address import split
+from zmqdist.net.credentials import Credentials
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult

@@ -18,7 +18,6 @@ from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.core.membership import Member
 from zmqdist.dispatch.config import DispatcherConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import RELAY
 from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.processes import is_alive
@@ -41,6 +40,7 @@ from zmqdist.messages import (
     Withdraw,
 )
 from zmqdist.net.address import join
+from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.service import RpcService

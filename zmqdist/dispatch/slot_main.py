@@ -24,16 +24,17 @@ import threading
 import time
 from typing import Any
 
+from zmqdist import running
 from zmqdist.core.worker_events import NOT_RUN
-from zmqdist.dispatch import kept, running
+from zmqdist.dispatch import kept
 from zmqdist.dispatch.call import Functions, run
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import Clients
 from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Welcome, Work
 from zmqdist.dispatch.pulled import SlotFetcher
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
 from zmqdist.net.arena import Arena, Handle, this_arena
+from zmqdist.net.credentials import Credentials
 
 POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
 PAGE_BYTES = 4096

@@ -10,8 +10,9 @@ import queue
 import threading
 from typing import Any
 
+from zmqdist import running
 from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
-from zmqdist.dispatch import kept, running
+from zmqdist.dispatch import kept
 from zmqdist.dispatch.call import Fetches, Functions, run
 from zmqdist.dispatch.slots import Bulk, Feed
 from zmqdist.errors import FailedPreconditionError

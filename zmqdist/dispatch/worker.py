@@ -32,7 +32,6 @@ from zmqdist.core.worker_events import (
     Spawn,
 )
 from zmqdist.dispatch.config import WorkerConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.fetch import Fetcher
 from zmqdist.dispatch.pulled import PULL, Pulled
 from zmqdist.dispatch.references import decode_reference, encode_reference
@@ -42,6 +41,7 @@ from zmqdist.dispatch.template import TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.net.address import join, split
+from zmqdist.net.credentials import Credentials
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Router

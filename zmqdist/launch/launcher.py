@@ -28,12 +28,12 @@ from zmqdist import errors
 from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, WorkerJob
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.launch.children import Child, Children
 from zmqdist.limits import GRACE_S
 from zmqdist.net import keys, token
 from zmqdist.net.address import is_loopback, split
+from zmqdist.net.credentials import Credentials
 
 Say = Callable[[str], object]
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.launch.children import Child, Children
 from zmqdist.net import token
 from zmqdist.net.address import is_ipv6, join
+from zmqdist.net.credentials import Credentials
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec

@@ -19,11 +19,11 @@ from typing import Protocol
 
 from zmqdist import errors
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.credentials import Credentials
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.dispatch.template import fork_template
 from zmqdist.dispatch.worker import WorkerServer
 from zmqdist.limits import GRACE_S
+from zmqdist.net.credentials import Credentials
 
 log = logging.getLogger("zmqdist.launch")
 
