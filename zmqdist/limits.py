@@ -182,3 +182,15 @@ CONFIG_NODES_MAX: Final = 100_000
 
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, besides the inline ones; further calls wait (CALLS_PENDING_MAX a peer)."""
+
+STREAM_ITEMS_AHEAD: Final = 512
+"""Items that a generator makes before they are asked for; as many may be on their way. A round trip's worth of small ones."""
+
+STREAM_BYTES_AHEAD: Final = BATCH_BYTES_MAX
+"""And their bytes: an item may exceed it, then it is the only one."""
+
+STREAMS_OF_PEER_MAX: Final = 64
+"""Streams of one client at one server: a thread of the server each."""
+
+STREAMS_MAX: Final = 512
+"""Streams of all clients."""
