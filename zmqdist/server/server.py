@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.limits import GRACE_S
+from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.node import Node, named
@@ -121,6 +122,19 @@ class Server:
     def credentials(self) -> Credentials:
         """Where its secrets are, for a Session that is given this server as its target."""
         return self._node.credentials
+
+    # -- the others --------------------------------------------------------------------------------------------------------
+
+    def check_alive(self, task: str | tuple[str, int]) -> bool:
+        """Whether a task answers now: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0". Takes TASK_PROBE_S where it does not.
+
+        Raises:
+          InvalidArgumentError: the cluster has no such task.
+        """
+        found = self._node.task(task)
+        if found not in self._node.up([found]):
+            return False
+        return self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
 
     # -- for functions that a session runs here -----------------------------------------------------------------------------
 
