@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,7 +12,8 @@ from typing import Any, TypeAlias
 
 from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnknownError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnknownError
+from zmqdist.limits import SERVER_DESCRIPTORS
 from zmqdist.messages import Goodbye
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
@@ -81,6 +83,7 @@ class Node:
           UnknownError: the port is in use, or is not to be had.
           InvalidArgumentError: not an address.
           FailedPreconditionError: others can reach it, and there are no keys.
+          ResourceExhaustedError: the process may not have enough descriptors.
         """
         self.spec = spec
         self.me = me
@@ -91,6 +94,7 @@ class Node:
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
+        _check_descriptors(named(me))
         place = address_to_bind(address, bind_host)
         host, _ = split(place)
         try:
@@ -187,3 +191,11 @@ class Node:
     def _say_goodbye(self) -> None:
         for peer in self.router.peers:
             self.router.send(peer, Goodbye(f"the server of {named(self.me)} stops"))
+
+
+def _check_descriptors(name: str) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
+        told = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+        raise ResourceExhaustedError(None, None, told)

@@ -69,6 +69,7 @@ class Server:
           NotFoundError: no such protocol.
           UnknownError: the port is in use, or cannot be bound.
           FailedPreconditionError: other machines can reach the address, and there are no keys.
+          ResourceExhaustedError: the process may not have enough descriptors.
         """
         self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
         me = self._definition.job_name, self._definition.task_index
@@ -189,6 +190,8 @@ class Server:
 
     def stop(self, grace: float | None = None) -> None:
         """End it: take no new calls, wait for those that run, answer them, free the port. Idempotent.
+
+        Not to be called by a function that runs on it, which would wait for itself: `Session.stop_task` is for those.
 
         Args:
           grace: seconds that running calls have; None: GRACE_S. After that their callers get UNAVAILABLE.
