@@ -39,7 +39,8 @@ def validate_cluster_spec(cluster: Cluster, task_type: str | None = None, task_i
     spec = ClusterSpec(cluster)
     for job in spec.jobs:
         if job not in JOBS:
-            raise ValueError(f"there is no job {job!r} in a cluster that trains; allowed are {', '.join(JOBS)}")
+            hint = " (TensorFlow 1 said master for chief)" if job == "master" else ""
+            raise ValueError(f"there is no job {job!r} in a cluster that trains; allowed are {', '.join(JOBS)}{hint}")
     for job in ("chief", "evaluator"):
         if (count := _count(spec, job)) > 1:
             raise ValueError(f"the cluster has {count} tasks of job {job!r}, at most 1 is allowed")
