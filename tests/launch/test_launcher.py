@@ -72,6 +72,7 @@ def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
 
         def found():
             resolver = zd.resolvers.TFConfigClusterResolver()
+            assert resolver.validate() == []
             return resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
 
         with zd.coordinator.ClusterCoordinator() as coordinator:

@@ -148,8 +148,9 @@ def test_an_address_becomes_a_url_once(address: str, rpc_layer: str | None, url:
         ({"worker": ["a:1", "b:1"]}, ("evaluator", 0), []),
         ({"worker": ["a:1", "b:1"]}, ("worker", None), ["the cluster has several tasks, and nothing says which one this process is"]),
         ({"worker": ["a:1", "b:1"]}, ("worker", 2), ["job 'worker' has no task 2; it has 0 to 1"]),
-        ({"worker": ["a:1", "b"]}, ("chief", 0), [
-            "task type 'chief' is not a job of the cluster; it has worker",
+        ({"worker": ["a:1", "b:1"]}, ("chief", 0), []),
+        ({"worker": ["a:1", "b"]}, ("ps", 0), [
+            "task type 'ps' is not a job of the cluster; it has worker",
             "worker:1 has the address 'b': no port; write host:port",
         ]),
         ({"evaluator": ["a:1", "b:1"]}, ("evaluator", 0), ["the cluster has 2 tasks of job 'evaluator', at most 1 is allowed"]),

@@ -96,7 +96,8 @@ class ClusterResolver(abc.ABC):
     def validate(self) -> list[str]:
         """What is wrong with the cluster and with this task's place in it, one sentence each; empty when nothing is.
 
-        Looks at names of jobs, the one chief, the one evaluator, the own task, and addresses; connects to nobody.
+        Looks at names of jobs, the one chief, the one evaluator, the own task, and addresses; connects to nobody. A chief or an
+        evaluator may stand beside the cluster, without an address.
         """
         try:
             spec = self.cluster_spec()
@@ -104,8 +105,9 @@ class ClusterResolver(abc.ABC):
         except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return [str(error.args[0]) if isinstance(error, KeyError) else str(error)]
         problems = []
+        beside = me[0] == "chief" and "chief" not in spec.jobs  # a program that schedules: nobody connects to it
         try:
-            validate_cluster_spec(spec, *me)
+            validate_cluster_spec(spec, *((None, None) if beside else me))
         except ValueError as error:
             problems.append(str(error))
         if sum(map(spec.num_tasks, spec.jobs)) > 1 and None in me:
