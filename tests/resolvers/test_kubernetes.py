@@ -130,12 +130,70 @@ def test_the_location_decides_the_loader_and_it_is_asked_once(
     loaded: list[str] = []
     package = types.ModuleType("kubernetes")
     config = {name: lambda name=name: loaded.append(name) for name in ("load_incluster_config", "load_kube_config")}
-    package.config = SimpleNamespace(**config)  # type: ignore[attr-defined]
+    package.config = SimpleNamespace(**config, ConfigException=KeyError)  # type: ignore[attr-defined]
     package.client = SimpleNamespace(CoreV1Api=lambda: Client({LABEL: [pod("a")]}))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kubernetes", package)
     found = KubernetesClusterResolver(executable_location=location)
     assert found.cluster_spec() == found.cluster_spec()
     assert loaded == [loader]
+
+
+@pytest.mark.parametrize(
+    ("location", "told"),
+    [
+        (
+            ExecutableLocation.WITHIN_CLUSTER,
+            "this is not a pod with a service account; elsewhere pass executable_location=",
+        ),
+        (
+            ExecutableLocation.OFF_CLUSTER,
+            "there is no kubeconfig that can be used; in a pod pass ExecutableLocation.WITH",
+        ),
+    ],
+)
+def test_an_api_server_that_is_not_found_says_what_to_do(
+    location: ExecutableLocation, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NotConfigured(Exception):
+        pass
+
+    def fails() -> None:
+        raise NotConfigured("Service host/port is not set.")
+
+    package = types.ModuleType("kubernetes")
+    loaders = {"load_incluster_config": fails, "load_kube_config": fails}
+    package.config = SimpleNamespace(**loaders, ConfigException=NotConfigured)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kubernetes", package)
+    with pytest.raises(RuntimeError) as caught:
+        KubernetesClusterResolver(executable_location=location)
+    start = "no Kubernetes API server is known (Service host/port is not set.): "
+    assert str(caught.value).startswith(start + told)
+
+
+@pytest.mark.parametrize(
+    ("status", "namespace", "told"),
+    [
+        (403, None, "list the pods of all namespaces: give the service account that right, or name a namespace"),
+        (401, "training", "list the pods of namespace training: give the service account that right"),
+        (500, None, None),
+    ],
+)
+def test_an_api_server_that_refuses_says_what_right_is_missing(
+    status: int, namespace: str | None, told: str | None
+) -> None:
+    class Refused(Exception):
+        pass
+
+    class Refusing(Client):
+        def _found(self, namespace: str | None, selector: str) -> Any:
+            error = Refused("(long)")
+            error.status = status  # type: ignore[attr-defined]
+            raise error
+
+    found = KubernetesClusterResolver(override_client=Refusing({}), namespace=namespace)
+    with pytest.raises(Refused if told is None else RuntimeError) as caught:
+        found.cluster_spec()
+    assert told is None or str(caught.value) == f"the API server does not let us {told}"
 
 
 def test_the_own_task_is_only_known_when_it_was_set() -> None:
@@ -284,3 +342,7 @@ def test_the_package_asks_an_api_server(api_server: Callable[..., str], path: st
         )
         assert found.cluster_spec().job_tasks("worker") == ["10.1.0.1:8470", "10.1.0.2:8470"]
         check_resolver(found)
+        with pytest.raises(RuntimeError, match="does not let us list the pods"):
+            KubernetesClusterResolver(
+                override_client=kubernetes.client.CoreV1Api(connection), namespace="another"
+            ).cluster_spec()

@@ -49,6 +49,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     Raises:
       ImportError: the package is not there.
+      RuntimeError: the package does not find the API server.
       ValueError: a location or an address type that is none, or `num_tasks` for an unknown job.
     """
 
@@ -83,8 +84,8 @@ class KubernetesClusterResolver(ClusterResolver):
         """The pods as they are now.
 
         Raises:
-          RuntimeError: a pod is not running, has no address, or pods are missing, also after `wait_timeout`. A pod that
-            has ended is not waited for.
+          RuntimeError: a pod is not running, has no address, or pods are missing, also after `wait_timeout`; or we may not list
+            pods. A pod that has ended is not waited for. Whatever else the client raises comes as it is.
         """
         until = time.monotonic() + self._wait_timeout
         while True:
@@ -120,10 +121,17 @@ class KubernetesClusterResolver(ClusterResolver):
 
     def _pods(self, selector: str) -> list[Any]:
         bound = {"label_selector": selector, "_request_timeout": limits.POD_LIST_S}
-        if self._namespace is None:
-            found = self._client.list_pod_for_all_namespaces(**bound)
-        else:
-            found = self._client.list_namespaced_pod(self._namespace, **bound)
+        try:
+            if self._namespace is None:
+                found = self._client.list_pod_for_all_namespaces(**bound)
+            else:
+                found = self._client.list_namespaced_pod(self._namespace, **bound)
+        except Exception as error:
+            if getattr(error, "status", None) not in (401, 403):
+                raise
+            where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
+            told = f"the API server does not let us list the pods of {where}: give the service account that right"
+            raise RuntimeError(told + (", or name a namespace" if self._namespace is None else "")) from error
         return sorted(found.items, key=lambda pod: str(pod.metadata.name))
 
     def _host(self, pod: Any) -> str:
@@ -147,8 +155,15 @@ def _client(location: ExecutableLocation) -> Any:
         raise ImportError(
             "KubernetesClusterResolver needs the Python client of Kubernetes: pip install zmqdist[kubernetes]"
         ) from None
-    if ExecutableLocation(location) is ExecutableLocation.WITHIN_CLUSTER:
-        kubernetes.config.load_incluster_config()
-    else:
-        kubernetes.config.load_kube_config()
+    within = ExecutableLocation(location) is ExecutableLocation.WITHIN_CLUSTER
+    load = kubernetes.config.load_incluster_config if within else kubernetes.config.load_kube_config
+    try:
+        load()
+    except kubernetes.config.ConfigException as error:
+        told = (
+            "this is not a pod with a service account; elsewhere pass executable_location=ExecutableLocation.OFF_CLUSTER"
+            if within
+            else "there is no kubeconfig that can be used; in a pod pass ExecutableLocation.WITHIN_CLUSTER"
+        )
+        raise RuntimeError(f"no Kubernetes API server is known ({error}): {told}") from error
     return kubernetes.client.CoreV1Api()
