@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.running import cancelled
     from zmqdist.server.server import Server
+    from zmqdist.server.session import Session
     from zmqdist.specs import TensorSpec, function
 
 _WHERE = {
@@ -31,6 +32,7 @@ _WHERE = {
     "JobDef": "zmqdist.cluster",
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
+    "Session": "zmqdist.server.session",
     "TensorSpec": "zmqdist.specs",
     "WorkerServer": "zmqdist.dispatch.worker",
     "cancelled": "zmqdist.running",
@@ -67,6 +69,7 @@ __all__ = [
     "JobDef",
     "Server",
     "ServerDef",
+    "Session",
     "TensorSpec",
     "WorkerServer",
     "__version__",

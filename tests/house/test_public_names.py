@@ -18,6 +18,7 @@ PINNED: dict[str, frozenset[str]] = {
             "JobDef",
             "Server",
             "ServerDef",
+            "Session",
             "TensorSpec",
             "WorkerServer",
             "__version__",

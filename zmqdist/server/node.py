@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TypeAlias
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any, TypeAlias
 
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnknownError
@@ -13,10 +16,11 @@ from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Router
-from zmqdist.rpc import ZmqClient
+from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
 from zmqdist.server.definition import EVERYWHERE, address_to_bind
+from zmqdist.server.probe import listening
 from zmqdist.wire.hello import our_hello
 
 Task: TypeAlias = tuple[str, int]
@@ -42,6 +46,7 @@ class Node:
       loop, router: of its port; nothing runs in the loop before `serve`.
       incarnation: of this life, as its hello says.
       credentials: where its secrets are.
+      on_close: called when it is to end, with the time (`time.monotonic`) up to which what runs may go on; before the port closes.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Node:
         self.incarnation = new_incarnation()
         self.credentials = credentials
         self.service = RpcService(f"server-{named(me)}")
+        self.on_close: list[Callable[[float], object]] = []
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -120,6 +126,16 @@ class Node:
                 client = self._clients[task] = ZmqClient(address, named(self.me), security=security)
             return client
 
+    def start(self, task: Task, method: str, *args: Any, due: float = inf) -> StatusOrResult:
+        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and rpc/asking.py."""
+        return asking.start(self.client(task), method, *args, due=due)
+
+    def others_up(self) -> list[Task]:
+        """The other tasks that listen now. Not to be called in the loop: it may take a second."""
+        others = {task: self.spec.task_address(*task) for task in self.tasks if task != self.me}
+        found = listening(others)
+        return [task for task in others if task in found]
+
     def close(self, grace_s: float) -> None:
         """Answer what runs, at most for `grace_s`; then free the port and end all connections. Idempotent.
 
@@ -130,9 +146,12 @@ class Node:
                 return
             self._closed = True
             clients = list(self._clients.values())
+        until = time.monotonic() + grace_s
         if self.loop.running:
             self.loop.run(self._say_goodbye)
-        self.service.stop(grace_s)
+        for fn in self.on_close:
+            fn(until)
+        self.service.stop(max(0.0, until - time.monotonic()))
         for client in clients:
             client.close()
         self.loop.stop()

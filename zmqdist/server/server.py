@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from zmqdist.limits import GRACE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.node import Node, named
+from zmqdist.server.remote import Remote
+from zmqdist.server.sessions import Sessions, current_server, current_variables
+from zmqdist.server.variables import Variables
 
 
 class Server:
@@ -77,6 +81,9 @@ class Server:
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
+        me_later = weakref.ref(self)
+        Remote(self._node, me_later)
+        self._sessions = Sessions(self._node, self._definition, me_later)
         if start:
             self.start()
 
@@ -114,6 +121,27 @@ class Server:
     def credentials(self) -> Credentials:
         """Where its secrets are, for a Session that is given this server as its target."""
         return self._node.credentials
+
+    # -- for functions that a session runs here -----------------------------------------------------------------------------
+
+    @staticmethod
+    def current() -> Server:
+        """Inside a function that `Session.run` runs on a task: the server of that task.
+
+        Raises:
+          FailedPreconditionError: called elsewhere, also in a thread that such a function has started.
+        """
+        server = current_server()
+        if server is None:
+            raise FailedPreconditionError(
+                None, None, "Server.current() is for functions that Session.run runs on a task"
+            )
+        return server
+
+    @property
+    def variables(self) -> Variables:
+        """The named variables that live here: inside a function of an isolated session its own, else those that all share."""
+        return current_variables(self._sessions)
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
