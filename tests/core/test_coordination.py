@@ -453,7 +453,7 @@ def test_get_alive_tasks_is_a_barrier_among_the_live_and_all_get_the_same_answer
     there = cluster()
     first = there.alive(A)
     second = there.alive(B)
-    assert not (first.done or second.done)
+    assert [first.done, second.done] == [False, False]
     there.tell(there.machine.lost(C, there.lives[C], "killed", there.now))
     assert first.value == second.value == [A, B]
     assert there.alive(A, [A, C]).value == [A]

@@ -90,6 +90,12 @@ class TaskError(NamedTuple):
     message: str
 
 
+class Welcome(NamedTuple):
+    """What a task is told that has registered: the number of errors that have been told so far."""
+
+    errors_count: int
+
+
 class TaskState(NamedTuple):
     """What is known of a task: "missing", "joining", "up", "error" or "left"; code and message are of its error."""
 
@@ -164,7 +170,7 @@ class Coordination:
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A task says that it is there. The answer is the number of errors that have been told so far."""
+        """A task says that it is there. The answer is a Welcome."""
         record = self._records.get(task)
         if record is None and self._open:
             record = self._records[task] = _Record(task)
@@ -175,7 +181,7 @@ class Coordination:
         same = incarnation == record.incarnation
         if record.state == UP and same:
             self._heard(record, now)
-            return [Answer(ticket, self._errors_count)]
+            return [Answer(ticket, Welcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
             effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was started again", now)
@@ -232,6 +238,11 @@ class Coordination:
             record.away_until = now + self._config.reconnect_grace_s
             self._check_at = min(self._check_at, record.away_until)
         return []
+
+    def is_away(self, task: Task, incarnation: int) -> bool:
+        """Whether it may still come back from an ended connection."""
+        record = self._records.get(task)
+        return record is not None and record.incarnation == incarnation and record.away_until < inf
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
         """Somebody who knows says that this life of a task is over."""
@@ -444,13 +455,13 @@ class Coordination:
         self._heard(record, now)
         if self._complete:
             record.state = UP
-            return [*effects, Answer(ticket, self._errors_count)]
+            return [*effects, Answer(ticket, Welcome(self._errors_count))]
         record.state, record.joining = JOINING, ticket
         self._register_by = min(self._register_by, now + self._config.register_timeout_s)
         if all(other.state == JOINING for other in self._records.values()):
             self._complete, self._register_by = True, inf
             for other in self._records.values():
-                effects.append(Answer(other.joining, self._errors_count))
+                effects.append(Answer(other.joining, Welcome(self._errors_count)))
                 other.state, other.joining = UP, None
                 self._heard(other, now)
         return effects
