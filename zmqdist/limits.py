@@ -137,6 +137,23 @@ WORKERS_MAX: Final = 10_000
 COORDINATORS_MAX: Final = 10_000
 """Coordinators of one dispatcher."""
 
+# -- what tasks agree on ------------------------------------------------------------------------------------------
+
+BARRIERS_MAX: Final = 16_384
+"""Names of barriers that are known; the longest unused is forgotten. A name costs about a kilobyte while its tasks wait."""
+
+KEYS_MAX: Final = 2**20
+"""Keys of the key-value store."""
+
+KEY_CHARS_MAX: Final = 1024
+"""Characters of a key, and of the name of a barrier."""
+
+KEYS_BYTES_MAX: Final = 2**30
+"""Bytes of all keys and values together: what is larger than a configuration belongs into messages, not into the leader's memory."""
+
+TASK_ERRORS_KEPT: Final = 100
+"""Errors of tasks that those who ask later are told; older ones show in the task's state only."""
+
 # -- time, in seconds ---------------------------------------------------------------------------------------------
 
 LEASE_S: Final = 10.0
@@ -156,6 +173,9 @@ ORPHAN_LIMIT_S: Final = 60.0
 
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
+
+LEADER_WAIT_S: Final = 60.0
+"""Questions about barriers and keys that have no time-out of their own wait so long for the leader's first appearance."""
 
 HEARTBEAT_IVL_S: Final = 0.3
 """ZeroMQ's own PING, sent by the side that connects; it runs outside the GIL."""

@@ -20,7 +20,6 @@ from zmqdist.core.membership import Member
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.fetch import RELAY
 from zmqdist.dispatch.memory import MemoryKeeper
-from zmqdist.dispatch.processes import is_alive
 from zmqdist.dispatch.relay import Relay
 from zmqdist.messages import (
     Beat,
@@ -42,6 +41,7 @@ from zmqdist.messages import (
 from zmqdist.net.address import join
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
+from zmqdist.net.processes import is_alive
 from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import host_identity, our_hello

@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
+from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.node import Node, named
 from zmqdist.server.remote import Remote
@@ -29,7 +31,7 @@ from zmqdist.server.variables import Variables
 class Server:
     """One task of a cluster, serving in the background.
 
-    Its port is bound when it is made, also with `start=False`. It talks to no other task before it is asked to, so the tasks of
+    Its port is bound when it is made, also with `start=False`. It waits for no other task before it is asked to, so the tasks of
     a cluster may start in any order. Stop it, use it in a with-statement, or drop it: that stops it in the background.
     """
 
@@ -86,6 +88,7 @@ class Server:
         me_later = weakref.ref(self)
         Remote(self._node, me_later)
         self._sessions = Sessions(self._node, self._definition, me_later)
+        self._together = Together(self._node, self._definition.default_session_config)
         if start:
             self.start()
 
@@ -158,6 +161,30 @@ class Server:
         """The named variables that live here: inside a function of an isolated session its own, else those that all share."""
         return current_variables(self._sessions)
 
+    # -- with the other tasks ----------------------------------------------------------------------------------------------
+
+    @property
+    def coordination(self) -> CoordinationClient:
+        """This task among those of the cluster: all of coordination, of which the next methods are the most used."""
+        return self._together.client
+
+    def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
+        """Wait until all tasks have called the barrier of this name: see `CoordinationClient.barrier`."""
+        self._together.client.barrier(name, timeout, tasks)
+
+    @property
+    def kv(self) -> KeyValues:
+        """Values by key, which all tasks share: see `KeyValues`."""
+        return self._together.client.kv
+
+    def task_states(self) -> dict[str, TaskState]:
+        """What is known of every task, by name: see `CoordinationClient.task_states`."""
+        return self._together.client.task_states()
+
+    def check_alive(self, task: TaskName) -> bool:
+        """Whether a task is registered, and neither lost nor in error: see `CoordinationClient.check_alive`."""
+        return self._together.client.check_alive(task)
+
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -172,6 +199,7 @@ class Server:
             if not self._started:
                 self._started = True
                 self._node.serve()
+                self._together.begin()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it was stopped: by `stop`, or from elsewhere.
