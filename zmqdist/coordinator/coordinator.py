@@ -62,6 +62,7 @@ class ClusterCoordinator:
             raise ValueError(f"queue_max is {queue_max}, wants 1 or more")
         self._turn = threading.Lock()
         self._works = itertools.count(1)
+        self._scheduled_on = target  # a server stops when nobody refers to it any more
         self._shell = Shell(
             found,
             queue_max=queue_max,
