@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.running import cancelled
+    from zmqdist.server.server import Server
     from zmqdist.specs import TensorSpec, function
 
 _WHERE = {
@@ -28,6 +29,7 @@ _WHERE = {
     "DispatchServer": "zmqdist.dispatch.server",
     "Executor": "zmqdist.coordinator.executor",
     "JobDef": "zmqdist.cluster",
+    "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
     "TensorSpec": "zmqdist.specs",
     "WorkerServer": "zmqdist.dispatch.worker",
@@ -63,6 +65,7 @@ __all__ = [
     "DispatchServer",
     "Executor",
     "JobDef",
+    "Server",
     "ServerDef",
     "TensorSpec",
     "WorkerServer",

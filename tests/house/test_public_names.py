@@ -16,6 +16,7 @@ PINNED: dict[str, frozenset[str]] = {
             "DispatchServer",
             "Executor",
             "JobDef",
+            "Server",
             "ServerDef",
             "TensorSpec",
             "WorkerServer",

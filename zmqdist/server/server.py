@@ -1,32 +1,180 @@
-"""`zmqdist.Server`: one task of one job of a cluster."""
+"""`zmqdist.Server`: one task of one job of a cluster.
+
+It is made of a Node (its port, and its connections to the other tasks) and of parts, one file each, which add their methods to that
+port before it serves. What users call is here, and only passed on.
+"""
 
 from __future__ import annotations
 
-from zmqdist.cluster.defs import ClusterDef
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.errors import FailedPreconditionError
+from zmqdist.limits import GRACE_S
 from zmqdist.net.credentials import Credentials
-from zmqdist.server.node import Node
+from zmqdist.server.definition import effective, written_address
+from zmqdist.server.node import Node, named
 
 
 class Server:
-    """One task of a cluster. (A skeleton: the rules of its arguments, and its parts, come next.)"""
+    """One task of a cluster, serving in the background.
+
+    Its port is bound when it is made, also with `start=False`. It talks to no other task before it is asked to, so the tasks of
+    a cluster may start in any order. Stop it, use it in a with-statement, or drop it: that stops it in the background.
+    """
 
     def __init__(
         self,
-        cluster: ClusterSpec | ClusterDef | dict[str, list[str]],
-        job_name: str,
-        task_index: int,
+        server_or_cluster_def: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: Mapping[str, Any] | None = None,
         start: bool = True,
+        *,
+        bind_host: str | None = None,
+        keys_dir: str | os.PathLike[str] | None = None,
+        token_file: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
     ) -> None:
-        spec = ClusterSpec(cluster)
-        self._node = Node(spec, (job_name, task_index), spec.task_address(job_name, task_index), Credentials())
+        """Bind the port of a task.
+
+        Args:
+          server_or_cluster_def: the cluster: a ServerDef, ClusterDef, ClusterSpec, or a dict as for ClusterSpec. What a ServerDef says of
+            the task, the protocol and the config holds where the arguments say nothing.
+          job_name, task_index: which task this is; may be left out where there is only one. Port 0 of its address takes a free port, which
+            only those learn who are told the `target`.
+          protocol: "zmq", the default.
+          config: what sessions of this server do unless they say otherwise; added to that of a ServerDef.
+          start: serve at once; else `start()` does.
+          bind_host: where to listen, in place of the host in the cluster; that one is taken where it is of this machine, else
+            every interface.
+          keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
+          insecure: without keys, let everybody in.
+
+        Raises:
+          TypeError: the first argument is no cluster.
+          ValueError: the job or the task must be named.
+          InvalidArgumentError: the cluster has no such task, or its address has no port.
+          NotFoundError: no such protocol.
+          UnknownError: the port is in use, or cannot be bound.
+          FailedPreconditionError: other machines can reach the address, and there are no keys.
+        """
+        self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
+        me = self._definition.job_name, self._definition.task_index
+        credentials = Credentials(
+            None if token_file is None else os.fspath(token_file),
+            None if keys_dir is None else os.fspath(keys_dir),
+            insecure or Credentials.of_environment().insecure,
+        )
+        self._spec = ClusterSpec(self._definition.cluster)
+        self._life = threading.Lock()
+        self._started = False
+        self._stopped = threading.Event()
+        self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
         if start:
             self.start()
 
+    @staticmethod
+    def create_local_server(config: Mapping[str, Any] | None = None, start: bool = True) -> Server:
+        """The only task of a cluster of its own: job "localhost", a free port on loopback."""
+        return Server({"localhost": ["localhost:0"]}, protocol="zmq", config=config, start=start)
+
+    @property
+    def target(self) -> str:
+        """ "zmq://host:port", what a Session is given: the host as in the cluster, the real port."""
+        return f"zmq://{self._node.address}"
+
+    @property
+    def address(self) -> str:
+        """ "host:port", the same without the scheme."""
+        return self._node.address
+
+    @property
+    def task(self) -> str:
+        """Its own name, as "worker:1"."""
+        return named(self._node.me)
+
+    @property
+    def server_def(self) -> ServerDef:
+        """What it was made from, with the arguments put in; a port 0 stays one."""
+        return self._definition
+
+    @property
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as it was given."""
+        return self._spec
+
+    @property
+    def credentials(self) -> Credentials:
+        """Where its secrets are, for a Session that is given this server as its target."""
+        return self._node.credentials
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
     def start(self) -> None:
-        """Serve in the background."""
-        self._node.serve()
+        """Serve in the background. A second start does nothing.
+
+        Raises:
+          FailedPreconditionError: it was stopped, or joined before it was started.
+        """
+        with self._life:
+            if self._stopped.is_set():
+                raise FailedPreconditionError(None, None, f"the server of {self.task} was stopped: make a new one")
+            if not self._started:
+                self._started = True
+                self._node.serve()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it was stopped: by `stop`, or from elsewhere.
+
+        A server that was never started is stopped by it, as in TensorFlow.
+
+        Args:
+          timeout: in seconds; None waits as long as it takes.
+
+        Returns:
+          False: it still serves after `timeout`.
+        """
+        if not self._started:
+            self.stop(0.0)
+        return self._stopped.wait(timeout)
 
     def stop(self, grace: float | None = None) -> None:
-        """End it, and free the port."""
-        self._node.close(grace or 0.0)
+        """End it: take no new calls, wait for those that run, answer them, free the port. Idempotent.
+
+        Args:
+          grace: seconds that running calls have; None: GRACE_S. After that their callers get UNAVAILABLE.
+        """
+        with self._life:
+            _close(self._node, self._stopped, GRACE_S if grace is None else grace)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        node = self.__dict__.get("_node")
+        if node is None or self._stopped.is_set() or sys.is_finalizing():
+            return
+        # In a thread: this may be the loop's own, or any that the garbage collector has borrowed.
+        given = (node, self._stopped, GRACE_S)
+        threading.Thread(target=_close, args=given, name="zmqdist-server-stop", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"<Server of {self.task} at {self._node.address}>"
+
+
+def _close(node: Node, stopped: threading.Event, grace_s: float) -> None:
+    try:
+        node.close(grace_s)
+    finally:
+        stopped.set()

@@ -1,0 +1,148 @@
+"""Which task a Server is: contract S1.1 to S1.11, S2.1, C15."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from zmqdist.cluster.defs import ClusterDef, ServerDef
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnknownError
+from zmqdist.net import keys
+from zmqdist.server.definition import EVERYWHERE, address_to_bind, effective
+from zmqdist.server.server import Server
+
+Made = Callable[..., Server]
+
+TWO_JOBS = {"ps": ["ps0:1"], "worker": ["w0:1", "w1:1"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "job", "index", "wanted"),
+    [
+        ({"local": ["a:1"]}, None, None, ("local", 0)),
+        ({"local": {37: "a:1"}}, None, None, ("local", 37)),
+        (TWO_JOBS, "ps", None, ("ps", 0)),
+        (TWO_JOBS, "worker", 1, ("worker", 1)),
+        (zd.ClusterSpec(TWO_JOBS), "worker", 0, ("worker", 0)),
+        (zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 0, ("worker", 0)),
+        (ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1), None, None, ("worker", 1)),
+        (ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1), "ps", 0, ("ps", 0)),
+    ],
+)
+def test_the_task_is_the_one_that_is_named_or_the_only_one(given: Any, job: Any, index: Any, wanted: Any) -> None:
+    found = effective(given, job, index)
+    assert (found.job_name, found.task_index, found.protocol) == (*wanted, "zmq")
+    assert zd.ClusterSpec(found.cluster) == zd.ClusterSpec(getattr(given, "cluster", given))
+
+
+@pytest.mark.parametrize(
+    ("given", "job", "index", "error", "told"),
+    [
+        (TWO_JOBS, None, None, ValueError, "which job"),
+        (TWO_JOBS, "worker", None, ValueError, "which task of job 'worker'"),
+        (TWO_JOBS, "chief", None, ValueError, "no job 'chief'"),
+        (TWO_JOBS, "chief", 0, InvalidArgumentError, "not defined in cluster"),
+        (TWO_JOBS, "worker", 2, InvalidArgumentError, "not defined in cluster"),
+        (TWO_JOBS, "worker", -1, InvalidArgumentError, "not defined in cluster"),
+        ({}, None, None, ValueError, "which job"),
+        ({"worker": []}, None, None, ValueError, "which task"),
+        (None, None, None, TypeError, "a cluster is"),
+        (["a:1"], None, None, TypeError, "a cluster is"),
+        ({"worker": "a:1"}, None, None, TypeError, "'worker'"),
+        ({"worker": [7]}, None, None, TypeError, "'worker'"),
+        (ServerDef(ClusterDef(), "worker", 0), None, None, InvalidArgumentError, "not defined in cluster"),
+    ],
+)
+def test_what_names_no_task_is_refused(given: Any, job: Any, index: Any, error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        effective(given, job, index)
+
+
+def test_an_unknown_protocol_is_told_which_there_are() -> None:
+    with pytest.raises(NotFoundError, match=r"'grpc'.*there is: zmq"):
+        effective({"local": ["a:1"]}, protocol="grpc")
+
+
+def test_the_given_server_def_is_not_changed_and_its_empty_protocol_is_filled() -> None:
+    given = ServerDef(zd.ClusterSpec(TWO_JOBS).as_cluster_def(), "worker", 1)
+    found = effective(given, config={"x": 1})
+    assert (given.protocol, given.default_session_config) == ("", {})
+    assert (found.protocol, found.default_session_config) == ("zmq", {"x": 1})
+    assert found.cluster is not given.cluster
+
+
+def test_set_configuration(made: Made) -> None:
+    """testSetConfiguration"""
+    config = {"gpu_options": {"per_process_gpu_memory_fraction": 0.1}}
+    local = Server.create_local_server(config, start=False)
+    assert local.server_def.default_session_config == config
+    local.stop()
+    given = ServerDef(
+        zd.ClusterSpec({"localhost": ["localhost:0"]}).as_cluster_def(),
+        "localhost",
+        0,
+        protocol="zmq",
+        default_session_config={"gpu_options": {"growth": True}, "other": 2},
+    )
+    server = made(given, config=config, start=False)
+    assert server.server_def.default_session_config == {
+        "gpu_options": {"growth": True, "per_process_gpu_memory_fraction": 0.1},
+        "other": 2,
+    }
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:x", "localhost:70000", "::1:5050"])
+def test_invalid_hostname(address: str) -> None:
+    """testInvalidHostname"""
+    with pytest.raises(InvalidArgumentError, match="port"):
+        Server({"local": [address]}, protocol="zmq")
+
+
+@pytest.mark.parametrize("start", [True, False])
+def test_two_servers_same_port(made: Made, start: bool) -> None:
+    """testTwoServersSamePort, also where neither serves yet"""
+    first = made({"local": ["localhost:0"]}, start=start)
+    with pytest.raises(UnknownError, match=r"could not start the server of local:0.*in use"):
+        Server({"local": [first.target.removeprefix("zmq://")]}, start=start)
+
+
+def test_the_target_has_the_host_as_written_and_the_real_port(made: Made) -> None:
+    server = made({"local": ["localhost:0"]}, start=False)
+    host, _, port = server.target.removeprefix("zmq://").rpartition(":")
+    assert host == "localhost"
+    assert int(port) > 0
+    assert server.server_def.cluster.job[0].tasks == {0: "localhost:0"}
+    assert server.cluster_spec == {"local": {0: "localhost:0"}}
+    assert (server.task, server.address) == ("local:0", f"localhost:{port}")
+    assert made({"local": [":0"]}).target.startswith("zmq://localhost:")
+
+
+def test_a_port_in_the_server_def_stands_above_the_one_in_the_address(made: Made) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+    cluster = zd.ClusterSpec({"local": ["localhost:1"]}).as_cluster_def()
+    assert made(ServerDef(cluster, "local", 0, port=port)).target == f"zmq://localhost:{port}"
+
+
+def test_it_listens_where_it_is_written_or_where_it_is_told_or_on_every_interface() -> None:
+    assert address_to_bind("localhost:5", None) == "127.0.0.1:5"
+    assert address_to_bind("127.0.0.1:5", None) == "127.0.0.1:5"
+    assert address_to_bind("[::1]:5", "127.0.0.1") == "127.0.0.1:5"
+    assert address_to_bind("some.other.host.invalid:5", None) == f"{EVERYWHERE}:5"
+    assert address_to_bind("192.0.2.1:5", None) == f"{EVERYWHERE}:5"
+    assert address_to_bind("some.other.host.invalid:5", "localhost") == "localhost:5"
+    assert address_to_bind("some.other.host.invalid:5", "::1") == "[::1]:5"
+
+
+def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(made: Made, tmp_path: Path) -> None:
+    cluster = {"local": ["some.other.host.invalid:0"]}
+    with pytest.raises(FailedPreconditionError, match=r"no address of this machine.*zmqdist keygen"):
+        Server(cluster)
+    keys.keygen(tmp_path / "keys")
+    assert made(cluster, keys_dir=tmp_path / "keys").target.startswith("zmq://some.other.host.invalid:")
+    assert made(cluster, bind_host="127.0.0.1").target.startswith("zmq://some.other.host.invalid:")

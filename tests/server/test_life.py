@@ -1,0 +1,109 @@
+"""start, stop, join, drop: contract S2."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.server.conftest import free_addresses
+from zmqdist.errors import UNAVAILABLE, FailedPreconditionError
+from zmqdist.rpc import ZmqClient
+from zmqdist.server.server import Server
+
+Made = Callable[..., Server]
+
+
+def is_free(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def test_start_again_does_nothing_and_start_after_stop_is_refused(made: Made) -> None:
+    server = made({"local": ["localhost:0"]})
+    server.start()
+    server.stop()
+    server.stop()
+    with pytest.raises(FailedPreconditionError, match="stopped"):
+        server.start()
+
+
+def test_joining_a_server_that_was_never_started_returns_and_forbids_the_start(made: Made) -> None:
+    server = made({"local": ["localhost:0"]}, start=False)
+    assert server.join()
+    with pytest.raises(FailedPreconditionError, match="stopped"):
+        server.start()
+    assert is_free(server.address)
+
+
+def test_join_waits_until_it_is_stopped_or_its_time_is_over(made: Made) -> None:
+    server = made({"local": ["localhost:0"]})
+    assert not server.join(0.01)
+    joined: list[bool] = []
+    waiting = threading.Thread(target=lambda: joined.append(server.join()))
+    waiting.start()
+    server.stop()
+    waiting.join(5)
+    assert joined == [True]
+
+
+def test_the_port_is_free_right_after_stop_and_a_next_server_takes_it() -> None:
+    (address,) = free_addresses(1)
+    for _ in range(20):
+        with Server({"local": [address]}, start=False) as server:
+            assert server.address == address
+            assert not is_free(address)
+        assert is_free(address)
+
+
+def test_a_server_that_is_dropped_stops_in_the_background() -> None:
+    for start in (True, False):
+        server = Server.create_local_server(start=start)
+        stopped = server._stopped
+        address = server.address
+        del server
+        gc.collect()
+        assert stopped.wait(10)
+        assert is_free(address)
+
+
+def test_a_call_that_runs_is_answered_within_the_grace_and_given_up_after_it(made: Made) -> None:
+    for grace, code in ((10.0, 0), (0.0, UNAVAILABLE)):
+        server = made({"local": ["localhost:0"]}, start=False)
+        entered, leave = threading.Event(), threading.Event()
+
+        def held(entered: threading.Event = entered, leave: threading.Event = leave) -> int:
+            entered.set()
+            leave.wait(10)
+            return 7
+
+        server._node.service.register("held", held)
+        server.start()
+        with ZmqClient(server.address) as client:
+            running = client.call("held")
+            assert entered.wait(10)
+            stopping = threading.Thread(target=server.stop, args=(grace,))
+            stopping.start()
+            if grace:
+                leave.set()
+            stopping.join(10)
+            assert running.get_error()[0] == code
+        leave.set()
+
+
+def test_many_servers_of_one_cluster_live_in_one_process(made: Made) -> None:
+    """A hundred and one: contract S2.8."""
+    addresses = free_addresses(101)
+    cluster = {"worker": addresses[:1], "ps": addresses[1:]}
+    servers = [made(cluster, "ps", index) for index in range(100)]
+    worker = made(cluster, "worker", 0)
+    assert len({server.target for server in servers} | {worker.target}) == 101
