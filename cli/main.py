@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
     "shutdown": ("control", "End a dispatcher and its workers."),
+    "doctor": ("doctor", "Look for what is wrong, and say what to do."),
     "bench": ("bench", "Measure this machine against bare pyzmq."),
 }
 """Name of the command: its module and what `zmqdist --help` says about it."""

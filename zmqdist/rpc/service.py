@@ -35,6 +35,7 @@ from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
 from zmqdist.rpc import payload
+from zmqdist.rpc.about import ABOUT, about_us
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.signatures import Arity, convert_args, convert_leaves, fit
 from zmqdist.rpc.snapshots import pack_result
@@ -171,6 +172,7 @@ class RpcService:
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], None, True, None))
+        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], None, True, None))
 
     def register(
         self,

@@ -19,6 +19,7 @@ from zmqdist.limits import GRACE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.node import Node, named
+from zmqdist.server.reach import Reach
 
 
 class Server:
@@ -77,6 +78,7 @@ class Server:
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
+        self._reach = Reach(self._node)
         if start:
             self.start()
 
