@@ -5,23 +5,19 @@ Rules
     threads. There is no order between calls, not even of one client.
     Whatever a handler raises becomes the call's error and nothing else: an OpError keeps its code and its text, anything
     else gets a code by its class, and a text with class and traceback.
-    Arguments are checked against the signature before the handler sees them, results after it.
     Values travel by the safe codec: nothing is unpickled here.
+    A handler can ask `zmqdist.cancelled()`: its caller cancelled or has gone, or its time is up. (Inline ones are over too soon.)
     The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
     leave as one message to each peer.
 
-On the wire (the body of Call)
-    a tuple   the arguments, each with its structure
-    a list    the leaves of the arguments, as `Client.call` sends them: packed into the signature's structure here
-
-Not here: when a call is taken, dropped or answered (core/calls.py), sockets (net).
+Not here: what may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py), when a call is
+taken, dropped or answered (core/calls.py), sockets (net).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -34,85 +30,20 @@ from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
-from zmqdist.rpc import payload
 from zmqdist.rpc.about import ABOUT, about_us
+from zmqdist.rpc.failures import failed
+from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pool import Pool
-from zmqdist.rpc.signatures import Arity, convert_args, convert_leaves, fit
 from zmqdist.rpc.snapshots import pack_result
-from zmqdist.specs import Function, convert, function
+from zmqdist.running import enter, leave
 
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""The reserved method that lists the others: [[name, input signature or None, output signature or None], ...]."""
+"""The reserved method that lists the others, as listing.py has them."""
 
 UNREAD_S: Final = 0.5
 """A server that stops does not wait longer for a client that has stopped reading."""
-
-_CODES: Final = (
-    (NotImplementedError, errors.UNIMPLEMENTED),
-    ((ValueError, TypeError), errors.INVALID_ARGUMENT),
-    (MemoryError, errors.RESOURCE_EXHAUSTED),
-    (StopIteration, errors.OUT_OF_RANGE),
-)
-
-
-class Method:
-    """One registered function.
-
-    Attributes:
-      roles: who may call it, besides `admin`; None: everybody who was let in.
-      later: it is given an Asked before the arguments, in the loop, and answers when it likes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        input_signature: Any,
-        output_signature: Any,
-        inline: bool,
-        roles: Any,
-        later: bool = False,
-    ) -> None:
-        self.name = name
-        self.later = later
-        self.fn = fn
-        self.inline = inline
-        self.roles = None if roles is None else frozenset(roles) | {"admin"}
-        self.input_signature = input_signature
-        self.output_signature = output_signature
-        self._arity = Arity(partial(fn, None) if later else fn)
-
-    def run(self, body: bytes, frames: Any, peer: str) -> Any:
-        """Call the function with the arguments in a body and `frames`, a list that is emptied."""
-        result = self.fn(*self.arguments(body, frames, peer))
-        if self.output_signature is None:
-            return result
-        try:
-            return fit(self.output_signature, result, convert, "result")
-        except (TypeError, ValueError, OpError) as error:
-            raise errors.UnknownError(
-                None, None, f"{self.name} returned something else than its output_signature says: {error}"
-            ) from None
-
-    def arguments(self, body: bytes, frames: Any, peer: str) -> Sequence[Any]:
-        """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
-        given = payload.unpack(body, frames, peer)
-        if frames:
-            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
-        signature = self.input_signature
-        try:
-            if type(given) not in (tuple, list):
-                raise WireError(peer, "the arguments are neither a tuple nor a list")
-            if signature is not None:
-                return convert_args(signature, given) if type(given) is tuple else convert_leaves(signature, given)
-            problem = self._arity.problem(len(given))
-            if problem is not None:
-                raise ValueError(problem)
-            return list(given)
-        except (TypeError, ValueError, OpError) as error:
-            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
 
 
 class Asked:
@@ -157,7 +88,7 @@ class Asked:
 
     def fail(self, error: BaseException) -> None:
         """The call has this error, as if its method had raised it."""
-        self._service.answer_later(self._served, self.peer, _failed(self._served.id, error), ())
+        self._service.answer_later(self._served, self.peer, failed(self._served.id, error), ())
 
 
 class RpcService:
@@ -171,8 +102,8 @@ class RpcService:
         self._reply_bytes = 0
         self._attached = False
         self._stopping = False
-        self._add(Method(METHODS, self._list, [], None, True, None))
-        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], None, True, None))
+        self._add(Method(METHODS, self._list, [], inline=True))
+        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
 
     def register(
         self,
@@ -213,16 +144,14 @@ class RpcService:
             raise InvalidArgumentError(
                 None, None, f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)"
             )
-        if not callable(fn):
-            raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
-        self._add(_method(name, fn, input_signature, output_signature, inline, roles))
+        self._add(method_for(name, fn, input_signature, output_signature, inline, roles))
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None:
         """Offer a method that answers when it likes, without a thread that waits: `fn(asked, *args)` is called in the loop.
 
         What `fn` raises becomes the error of the call. `zmqdist.*` names are allowed: those are hidden from the listing.
         """
-        self._add(Method(name, fn, None, None, False, roles, later=True))
+        self._add(Method(name, fn, roles=roles, later=True))
 
     def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
         """Answer calls on a router from now on. Before its loop starts, or in its thread.
@@ -330,7 +259,7 @@ class RpcService:
             try:
                 frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
             except (OpError, MemoryError) as error:
-                self._finished(served, peer, _failed(call.id, error), ())
+                self._finished(served, peer, failed(call.id, error), ())
                 return
         if frames is not None:
             self._run(served, peer, method, call.body, frames)
@@ -341,14 +270,15 @@ class RpcService:
         if frames is not None:
             self._run(served, peer, method, body, frames)
         else:
-            self._finished(served, peer, _failed(served.id, WireError(peer.name, problem)), ())
+            self._finished(served, peer, failed(served.id, WireError(peer.name, problem)), ())
 
     def _run(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
         if method.later:
             try:
-                method.fn(Asked(self, served, peer), *method.arguments(body, frames, peer.name))
+                args, named = method.arguments(body, frames, peer.name)
+                method.fn(Asked(self, served, peer), *args, **named)
             except BaseException as error:
-                self._finished(served, peer, _failed(served.id, error), ())
+                self._finished(served, peer, failed(served.id, error), ())
         elif not method.inline:
             self._pool.submit(self._serve, served, peer, method, body, frames)
         elif served.wanted(time.monotonic()):
@@ -401,7 +331,7 @@ class RpcService:
 
     def _list(self) -> list[Any]:
         methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
-        return [[method.name, method.input_signature, method.output_signature] for method in methods]
+        return [method.info().told() for method in methods]
 
     def _add(self, method: Method) -> None:
         self._methods[method.name] = method
@@ -412,31 +342,10 @@ class RpcService:
         reply: Reply | None = None
         sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
+            enter(lambda: not served.wanted(time.monotonic()))
             reply, sources = _answer(method, served.id, body, frames, peer)
+            leave()
         self.answer_later(served, peer, reply, sources)
-
-
-def _method(
-    name: str, fn: Callable[..., Any], input_signature: Any, output_signature: Any, inline: bool, roles: Any
-) -> Method:
-    given = fn if isinstance(fn, Function) else None
-    if given is not None:
-        input_signature = given.input_signature if input_signature is None else input_signature
-        output_signature = given.output_signature if output_signature is None else output_signature
-    arity = Arity(fn)
-    if given is not None and input_signature is None:
-        if arity.most != 0:
-            raise ValueError(
-                f"Input signature not specified for {name}: write @zmqdist.function(input_signature=[...]) above it, "
-                "or register a plain function"
-            )
-        input_signature = []
-    checked = function(fn, input_signature, output_signature)
-    if input_signature is not None:
-        problem = arity.problem(len(input_signature))
-        if problem is not None:
-            raise ValueError(f"the input signature of {name} does not fit the function: it {problem}")
-    return Method(name, fn, checked.input_signature, checked.output_signature, inline, roles)
 
 
 def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
@@ -446,26 +355,4 @@ def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer)
         body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.lends)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
-        return _failed(id, error), ()
-
-
-def _failed(id: int, error: BaseException) -> Reply:
-    if isinstance(error, OpError):
-        return Reply(id, error.error_code, error.message, b"")
-    return Reply(id, _code(error), _told(error), b"")
-
-
-def _code(error: BaseException) -> int:
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
-
-
-def _told(error: BaseException) -> str:
-    """Class, text and traceback, without the frames of this file."""
-    try:
-        head = f"{type(error).__name__}: {error}"
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        return f"{head}\n\nTraceback at the server:\n{''.join(traceback.format_exception(type(error), error, trace))}"
-    except Exception:  # a __str__ that raises
-        return f"{type(error).__name__} (its text could not be made)"
+        return failed(id, error), ()
