@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "worker": ("roles", "Run a worker in the foreground."),
     "status": ("status", "Show workers, queues and losses, once."),
     "top": ("top", "Show workers, queues and losses, live."),
+    "methods": ("call", "List the methods of a server."),
+    "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
