@@ -9,17 +9,22 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.limits import GRACE_S
+from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.node import Node, named
 from zmqdist.server.reach import Reach
+from zmqdist.server.remote import Remote
+from zmqdist.server.sessions import Sessions, current_server, current_variables
+from zmqdist.server.variables import Variables
 
 
 class Server:
@@ -78,7 +83,10 @@ class Server:
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
-        self._reach = Reach(self._node)
+        Reach(self._node)
+        me_later = weakref.ref(self)
+        Remote(self._node, me_later)
+        self._sessions = Sessions(self._node, self._definition, me_later)
         if start:
             self.start()
 
@@ -116,6 +124,40 @@ class Server:
     def credentials(self) -> Credentials:
         """Where its secrets are, for a Session that is given this server as its target."""
         return self._node.credentials
+
+    # -- the others --------------------------------------------------------------------------------------------------------
+
+    def check_alive(self, task: str | tuple[str, int]) -> bool:
+        """Whether a task answers now: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0". Takes TASK_PROBE_S where it does not.
+
+        Raises:
+          InvalidArgumentError: the cluster has no such task.
+        """
+        found = self._node.task(task)
+        if found not in self._node.up([found]):
+            return False
+        return self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
+
+    # -- for functions that a session runs here -----------------------------------------------------------------------------
+
+    @staticmethod
+    def current() -> Server:
+        """Inside a function that `Session.run` runs on a task: the server of that task.
+
+        Raises:
+          FailedPreconditionError: called elsewhere, also in a thread that such a function has started.
+        """
+        server = current_server()
+        if server is None:
+            raise FailedPreconditionError(
+                None, None, "Server.current() is for functions that Session.run runs on a task"
+            )
+        return server
+
+    @property
+    def variables(self) -> Variables:
+        """The named variables that live here: inside a function of an isolated session its own, else those that all share."""
+        return current_variables(self._sessions)
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
