@@ -74,7 +74,8 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
       click.UsageError: there is none, or it is not an address.
       ConfigError: the file that ZMQDIST_CONFIG names is wrong.
     """
-    from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.cluster.environment import CONFIG_ENV
     from zmqdist.errors import InvalidArgumentError
     from zmqdist.net.address import split
     from zmqdist.net.credentials import Credentials

@@ -170,6 +170,15 @@ has told this side to expect more would else never be missed."""
 WAIT_LOG_S: Final = 10.0
 """A wait without a deadline says every so often whom it waits for."""
 
+NVIDIA_SMI_S: Final = 20.0
+"""Seconds for nvidia-smi to list the GPUs of this host; with a broken driver it hangs."""
+
+POD_LIST_S: Final = 30.0
+"""Seconds for one answer of a Kubernetes API server."""
+
+POD_LOOK_S: Final = 1.0
+"""Who waits for pods looks at them this often."""
+
 # -- files that people write --------------------------------------------------------------------------------------
 
 CONFIG_BYTES_MAX: Final = 2**20

@@ -18,6 +18,7 @@ import zmqdist as zd
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors, limits
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator.target import resolve
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.messages import Beat
 from zmqdist.rpc import Client
@@ -394,3 +395,23 @@ def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, 
 def test_queue_max_has_to_be_positive(dispatcher: zd.DispatchServer) -> None:
     with pytest.raises(ValueError, match="queue_max is 0, wants 1 or more"):
         ClusterCoordinator(dispatcher, queue_max=0)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+@pytest.mark.parametrize("name", ["cluster_lost_limit_s", "cancel_grace_s"])
+def test_a_duration_of_a_coordinator_has_to_be_one(dispatcher: zd.DispatchServer, name: str, seconds: float) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=f"{name} is {seconds}, wants 0 s or more"):
+        ClusterCoordinator(dispatcher, **{name: seconds})
+
+
+def test_a_target_that_is_given_wins_over_whatever_the_environment_says(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZMQDIST_CONFIG", "gone.yaml")
+    monkeypatch.setenv("TF_CONFIG", "junk")
+    for target in (dispatcher, dispatcher.address, dispatcher.target):
+        with ClusterCoordinator(target) as coordinator:
+            assert resolve(target).address == dispatcher.address
+            coordinator.join(timeout=20.0)
+    with pytest.raises(errors.ConfigError, match=r"gone\.yaml"):
+        ClusterCoordinator()

@@ -36,12 +36,24 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "resolvers",
             "rpc",
             "testing",
         }
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
+    "zmqdist.resolvers": frozenset(
+        {
+            "ClusterResolver",
+            "ExecutableLocation",
+            "KubernetesClusterResolver",
+            "SimpleClusterResolver",
+            "SlurmClusterResolver",
+            "TFConfigClusterResolver",
+            "UnionResolver",
+        }
+    ),
     "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
 }
 
