@@ -36,7 +36,7 @@ def doctor(
     """Look for what is wrong, and say what to do: on this machine, and at a cluster.
 
     CONFIG is a cluster file, running or not; ADDRESS is the host:port of any zmqdist server, as many as you like. Without either
-    the cluster of ZMQDIST_CONFIG is looked at, if there is one. Each line is ok, a warning or a problem.
+    the cluster of ZMQDIST_CONFIG or TF_CONFIG is looked at, if there is one. Each line is ok, a warning or a problem.
 
     Exit codes: 0 there is no problem, 1 there is one.
     """
@@ -48,8 +48,9 @@ def doctor(
     if len(what) == 1 and (what[0].endswith((".yaml", ".yml")) or os.path.isfile(what[0])):
         findings = _cluster(ClusterConfig.load(what[0]), given, timeout_s)
     else:
-        config = ClusterConfig.from_environment() if not what else None
+        config = None if what else ClusterConfig.from_environment()
         findings = _addresses(what, given, timeout_s) if config is None else _cluster(config, given, timeout_s)
+        findings += [] if what or config is not None else _tasks(given, timeout_s)
     if as_json:
         click.echo(json.dumps([finding.record() for finding in findings], indent=2))
     else:
@@ -77,3 +78,15 @@ def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float)
         except InvalidArgumentError as error:
             raise click.UsageError(f"{error.message}; a cluster file ends with .yaml") from None
     return machine.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
+
+
+def _tasks(given: Credentials, timeout_s: float) -> list[Finding]:
+    """Those of TF_CONFIG, if it is there."""
+    from zmqdist.observe.doctor import cluster
+    from zmqdist.observe.doctor.findings import problem
+    from zmqdist.resolvers import TFConfigClusterResolver
+
+    try:
+        return cluster.examine_tasks(TFConfigClusterResolver().cluster_spec(), given, timeout_s)
+    except (ValueError, TypeError) as error:
+        return [problem("TF_CONFIG", str(error), "correct it, or unset it")]

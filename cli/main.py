@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "launch": ("launch", "Start all jobs of a cluster file and run its program."),
     "dispatcher": ("roles", "Run a dispatcher in the foreground."),
     "worker": ("roles", "Run a worker in the foreground."),
+    "server": ("server", "Run one task of a cluster in the foreground."),
     "status": ("status", "Show workers, queues and losses, once."),
     "top": ("top", "Show workers, queues and losses, live."),
     "methods": ("call", "List the methods of a server."),
@@ -29,7 +30,7 @@ COMMANDS: Final = {
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
-    "shutdown": ("control", "End a dispatcher and its workers."),
+    "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
     "doctor": ("doctor", "Look for what is wrong, and say what to do."),
     "bench": ("bench", "Measure this machine against bare pyzmq."),
 }

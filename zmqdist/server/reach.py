@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -35,7 +36,7 @@ class Reach:
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
             raise InvalidArgumentError(None, None, f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
-        others = [task for task in self._node.tasks if task != self._node.me]
+        others = self._node.others
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-reach") as pool:
             troubles = pool.map(lambda task: self._trouble(task, timeout_s), others)
             return [
@@ -47,8 +48,7 @@ class Reach:
     def _trouble(self, task: Task, timeout_s: float) -> str:
         address = self._node.spec.task_address(*task)
         try:
-            asked = self._node.client(task).call(ABOUT, timeout_in_ms=round(timeout_s * 1000))
-            code, message = asked.get_error()
+            code, message = self._node.start(task, ABOUT, due=time.monotonic() + timeout_s).get_error()
             if code != DEADLINE_EXCEEDED:
                 return message
             seen = looking.look(address, timeout_s)
