@@ -71,11 +71,19 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             told(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
+        except BrokenPipeError:  # here, before click makes a failure of it
+            _nobody_reads()
+            ctx.exit(int(ExitCode.OK))
 
 
 def told(message: str) -> None:
     """One line on stderr, whatever is in the message."""
     click.echo(" ".join(message.split()), err=True)
+
+
+def _nobody_reads() -> None:
+    """`zmqdist status | head`: whoever read has enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_code(error: Exception) -> ExitCode:
@@ -126,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # `zmqdist status | head`: whoever read has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
+        _nobody_reads()
         return int(ExitCode.OK)
     return code if isinstance(code, int) else int(ExitCode.OK)

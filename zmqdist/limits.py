@@ -203,3 +203,15 @@ SESSIONS_MAX: Final = 65_536
 
 TASK_PROBE_S: Final = 1.0
 """A task that does not answer for so long counts as missing where somebody asks which tasks are there."""
+
+STREAM_ITEMS_AHEAD: Final = 512
+"""Items that a generator makes before they are asked for; as many may be on their way. A round trip's worth of small ones."""
+
+STREAM_BYTES_AHEAD: Final = BATCH_BYTES_MAX
+"""And their bytes: an item may exceed it, then it is the only one."""
+
+STREAMS_OF_PEER_MAX: Final = 64
+"""Streams of one client at one server: a thread of the server each."""
+
+STREAMS_MAX: Final = 512
+"""Streams of all clients."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import socket
+import subprocess
+import sys
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.cli.running import run
+from tests.cli.conftest import Open
+from tests.cli.running import eventually, run
 from tests.cli.test_failures import assert_one_line
 from zmqdist import errors
 from zmqdist.rpc import ZmqServer
@@ -390,3 +393,69 @@ def test_the_methods_of_a_server_as_json(address: str, capsys: pytest.CaptureFix
     assert found["scale"]["doc"] == "Multiply."
     assert (found["scale"]["streaming"], found["scale"]["batch"]) == (False, False)
     assert found["echo"]["input_signature"] is None
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def numbers(count: int) -> Iterator[Any]:
+    """Count, and stumble at 3."""
+    for number in range(count):
+        if number == 3:
+            raise ValueError("three")
+        yield {"number": number}
+
+
+def endless(folder: str) -> Iterator[int]:
+    """Count for ever; says when it was closed."""
+    try:
+        yield from range(10**9)
+    finally:
+        (Path(folder) / "closed").touch()
+
+
+@pytest.fixture
+def streaming() -> Iterator[str]:
+    server = ZmqServer("127.0.0.1:0")
+    server.register("numbers", numbers)
+    server.register("endless", endless)
+    with server:
+        yield server.address
+
+
+def test_a_stream_is_printed_item_by_item(streaming: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["call", streaming, "numbers", "2"]) == 0
+    assert capsys.readouterr().out == '{"number": 0}\n{"number": 1}\n'
+    assert main(["call", streaming, "numbers", "9"]) == ExitCode.USAGE
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 3
+    assert said.err == "zmqdist call: INVALID_ARGUMENT: ValueError: three\n"
+    assert main(["call", streaming, "numbers", "2", "-o", "a.npy"]) == ExitCode.USAGE
+    assert "numbers streams, and --output takes one answer" in capsys.readouterr().err
+    assert main(["methods", streaming]) == 0
+    assert "numbers(count) -> stream" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_a_stream_there_too(streaming: str, terminal: Open, tmp_path: Path) -> None:
+    shown = terminal("call", streaming, "endless", str(tmp_path))
+    shown.saw("1000")
+    shown.interrupt()
+    assert shown.ends() == ExitCode.INTERRUPTED
+    assert all(line.isdecimal() or not line for line in shown.lines)
+    eventually((tmp_path / "closed").exists, "the generator is closed")
+
+
+def test_a_reader_that_has_enough_ends_a_stream(streaming: str, tmp_path: Path) -> None:
+    command = (
+        f"{sys.executable} -m zmqdist_cli call {streaming} endless {tmp_path} | head -n 2; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.stdout, done.stderr) == ("0\n1\n0\n", "")
+    eventually((tmp_path / "closed").exists, "the generator is closed")
+
+
+def test_a_deadline_ends_a_stream(streaming: str, tmp_path: Path) -> None:
+    done = run("call", streaming, "endless", str(tmp_path), "--timeout", "0.5")
+    assert done.code == ExitCode.UNAVAILABLE
+    assert "zmqdist call: DEADLINE_EXCEEDED: " in done.err
+    assert_one_line(done.err)

@@ -18,20 +18,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.calls import ServedCall, ServerCalls
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, WireError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    UnavailableError,
+    WireError,
+)
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
 from zmqdist.rpc.about import ABOUT, about_us
+from zmqdist.rpc.batching import Batched
 from zmqdist.rpc.failures import failed
+from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.snapshots import pack_result
@@ -84,7 +93,11 @@ class Asked:
         except BaseException as error:
             self.fail(error)
         else:
-            self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
+            self.answer_packed(body, sources)
+
+    def answer_packed(self, body: bytes, sources: Sequence[Source]) -> None:
+        """The same for what was packed before."""
+        self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
 
     def fail(self, error: BaseException) -> None:
         """The call has this error, as if its method had raised it."""
@@ -104,6 +117,8 @@ class RpcService:
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
         self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
+        self._generators = Generators(self)
+        self._batched: list[Batched] = []
 
     def register(
         self,
@@ -113,23 +128,31 @@ class RpcService:
         output_signature: Any = None,
         *,
         inline: bool = False,
+        batch: bool = False,
+        max_batch: int = 64,
+        max_delay_ms: float = 1,
         roles: frozenset[str] | None = None,
     ) -> None:
         """Offer a function under a name.
 
         Args:
           name: an identifier, or several with dots between (those are reached by `Client.call` only).
-          fn: made by `zmqdist.function`, or any callable; called with positional arguments.
-          input_signature: a structure of TensorSpec for each argument; stands above the one of `fn`. Without one, arguments
-            arrive as they were given; with one, as arrays.
-          output_signature: the same for the result.
+          fn: made by `zmqdist.function`, or any callable. A generator function is a stream: clients iterate over what it yields.
+            Its parameters `timeout_in_ms` and `out`, if it has such, are reached by position: as keywords they are the client's.
+          input_signature: a structure of TensorSpec for each of its first parameters; stands above the one of `fn`. Without one,
+            arguments arrive as they were given; with one, as arrays.
+          output_signature: the same for the result; of a generator function, for each item.
           inline: run it in the loop, not in a thread: for functions that take microseconds and never wait.
+          batch: calls that come together, of any clients, are joined along axis 0 and run as one call (batching.py); each gets its
+            rows of the result. One batch runs at a time.
+          max_batch: rows of a batch; a full one does not wait. A call of more rows runs alone.
+          max_delay_ms: so long a call waits for others.
           roles: who may call it, besides `admin`; None: everybody.
 
         Raises:
           FailedPreconditionError: the server has started.
           InvalidArgumentError: not a name, or registered already.
-          ValueError: made by `function`, takes arguments, and has no input signature.
+          ValueError: made by `function`, takes arguments, and has no input signature; or these options do not go together.
           TypeError: `name` is not a str, or `fn` not callable.
         """
         if not isinstance(name, str):
@@ -144,7 +167,16 @@ class RpcService:
             raise InvalidArgumentError(
                 None, None, f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)"
             )
-        self._add(method_for(name, fn, input_signature, output_signature, inline, roles))
+        method = method_for(name, fn, input_signature, output_signature, inline, roles)
+        if batch:
+            if inline or method.streaming:
+                raise ValueError(f"{name}: neither an inline method nor a generator function can be batched")
+            if max_batch < 1 or max_delay_ms < 0:
+                raise ValueError(f"{name}: a batch has at least 1 row, and waits for at least 0 ms")
+            batched = Batched(self, method, max_batch, max_delay_ms / 1000)
+            method.fn, method.later, method.batch = batched.asked, True, True
+            self._batched.append(batched)
+        self._add(method)
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None:
         """Offer a method that answers when it likes, without a thread that waits: `fn(asked, *args)` is called in the loop.
@@ -180,13 +212,19 @@ class RpcService:
         if not self._attached:
             return True
         until = time.monotonic() + grace_s
+        streaming = self._loop.run(self._generators.stop)
+        for batched in self._batched:
+            self._loop.run(batched.close)
         idle = self._pool.wait_idle(grace_s)
         self._pool.stop()
-        return self._wait_sent(until) and idle
+        for thread in streaming:
+            thread.join(max(0.0, until - time.monotonic()))
+        return self._wait_sent(until) and idle and not any(thread.is_alive() for thread in streaming)
 
     def close(self) -> None:
         """Refuse new calls, and wait for nothing: for the loop itself, when it ends."""
         self._stopping = True
+        self._generators.stop()
         self._pool.stop()
 
     def _wait_sent(self, until: float) -> bool:
@@ -222,10 +260,13 @@ class RpcService:
         """Run a method, or have the pool do it; the answer, if there is one already."""
         method = self._methods.get(call.method)
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
-            reply = self._calls.stale(call) or self._refusal(peer, call, method)
+            reply = self._calls.stale(call)
             if reply is not None:
                 return reply, ()
-            assert method is not None
+            try:
+                method = self.allowed(peer, call.method)
+            except OpError as error:
+                return failed(call.id, error), ()
         if method.inline and not call.parts:
             return _answer(method, call.id, call.body, frames, peer)
         served = self._calls.called(peer, call, time.monotonic())
@@ -279,6 +320,11 @@ class RpcService:
                 method.fn(Asked(self, served, peer), *args, **named)
             except BaseException as error:
                 self._finished(served, peer, failed(served.id, error), ())
+        elif method.streaming:
+            problem = InvalidArgumentError(
+                None, None, f"{method.name} is a stream: client.stream, or client.{method.name}"
+            )
+            self._finished(served, peer, failed(served.id, problem), ())
         elif not method.inline:
             self._pool.submit(self._serve, served, peer, method, body, frames)
         elif served.wanted(time.monotonic()):
@@ -288,10 +334,22 @@ class RpcService:
 
     def answer_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         """Send the answer, if the call still wants one; from any thread."""
+        self.soon(self._finished, served, peer, reply, sources)
+
+    def soon(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call this, if it still runs; from any thread."""
         try:
-            self._loop.call_soon(self._finished, served, peer, reply, sources)
+            self._loop.call_soon(fn, *args)
         except FailedPreconditionError:  # the server was stopped, and did not wait
             pass
+
+    def submit(self, fn: Callable[..., None], *args: Any) -> None:
+        """Have a thread of the pool call this. The loop's, as `set_timer`."""
+        self._pool.submit(fn, *args)
+
+    def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
+        """As `Loop.set_timer`."""
+        self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:
         """Nobody will answer this call."""
@@ -301,6 +359,7 @@ class RpcService:
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:
                 served.on_dropped()
+        self._generators.peer_gone(peer)
 
     def _cancelled(self, peer: Peer, id: int) -> None:
         served = self._calls.cancelled(peer, id)
@@ -314,16 +373,17 @@ class RpcService:
     def _left(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
-    def _refusal(self, peer: Peer, call: Call, method: Method | None) -> Reply | None:
+    def allowed(self, peer: Peer, name: str) -> Method:
+        """The method of this name, for a peer. Raises InvalidArgumentError, PermissionDeniedError, UnavailableError."""
+        method = self._methods.get(name)
         if method is None:
-            return Reply(call.id, errors.INVALID_ARGUMENT, f"{call.method} is not registered.", b"")
+            raise InvalidArgumentError(None, None, f"{name} is not registered.")
         if method.roles is not None and peer.role not in method.roles:
             allowed = ", ".join(sorted(method.roles))
-            text = f"role {peer.role} may not call {call.method} (allowed: {allowed})"
-            return Reply(call.id, errors.PERMISSION_DENIED, text, b"")
+            raise PermissionDeniedError(None, None, f"role {peer.role} may not call {name} (allowed: {allowed})")
         if self._stopping:
-            return Reply(call.id, errors.UNAVAILABLE, "the server is stopping; the call was not carried out", b"")
-        return None
+            raise UnavailableError(None, None, "the server is stopping; the call was not carried out")
+        return method
 
     def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         if self._calls.finished(served) and reply is not None:
