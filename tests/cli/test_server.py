@@ -160,6 +160,7 @@ def test_a_mistake_is_told_in_one_line(
     line: str, told: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GREETING", "")  # so that it is put back: the command takes over the file's
     code = main(line.format(file=file).split())
     said = capsys.readouterr()
     assert (code, said.out) == (ExitCode.USAGE, ""), said.err

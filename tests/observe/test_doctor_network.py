@@ -307,6 +307,14 @@ def test_a_port_of_the_file_that_is_free() -> None:
     one(plan(f"127.0.0.1:{free_port()}"), "ok", "is of this machine, and free", "")
 
 
+def test_an_address_without_a_host_is_of_this_machine() -> None:
+    one(plan(f":{free_port()}"), "ok", r"localhost:\d+ is of this machine, and free", "")
+
+
+def test_an_address_without_a_port() -> None:
+    one(plan("10.1.2.3"), "problem", "'10.1.2.3' is not an address", "correct the address of this task")
+
+
 def test_a_port_of_the_file_that_is_bound_and_not_listened_on() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -349,6 +357,15 @@ def test_tasks_that_run_are_asked_whom_they_reach() -> None:
         (found,) = (each for each in findings if each.subject == f"from worker:{at}" and each.advice)
         assert (found.level, found.told) == ("problem", told)
         assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice
+
+
+def test_another_task_at_the_address_of_one_is_a_problem() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with Server({"worker": {1: address}}):
+        findings = cluster.examine_tasks(ClusterSpec({"worker": [address]}), NONE, 2.0)
+    assert [finding.level for finding in findings] == ["ok", "problem"]
+    assert findings[1].told == "the task that listens there is worker:1, of this cluster or of another"
+    assert "the same addresses" in findings[1].advice
 
 
 def test_a_task_that_may_not_be_asked_says_so(secrets: dict[str, dict[str, Any]], tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ from zmqdist.observe.doctor.network import Address, client_of, expected, planned
 from zmqdist.server.reach import REACH
 
 AT_A_TIME: Final = 16
+TASK: Final = "server-"
+"""How a task of a cluster calls itself, before its name."""
+
 CHILD_FDS: Final = 5
 """Descriptors of whoever starts workers, for each: two pipes, its end, its connection, and one to spare."""
 
@@ -66,11 +69,17 @@ def examine_tasks(
     looked = _at_once(
         lambda name: planned(addresses[name], credentials, timeout_s, subject=f"{name} {addresses[name]}"), addresses
     )
-    tasks = [
-        name
-        for name, address in looked.items()
-        if address.about is not None and address.about.kind.startswith("server-")
-    ]
+    tasks = []
+    for name, address in looked.items():
+        kind = "" if address.about is None else address.about.kind
+        if kind == f"{TASK}{name}":
+            tasks.append(name)
+        elif kind.startswith(TASK):
+            told = f"the task that listens there is {kind.removeprefix(TASK)}, of this cluster or of another"
+            advice = (
+                "stop it, or give each task an address of its own; all tasks must be started with the same addresses"
+            )
+            address.findings.append(problem(f"{name} {addresses[name]}", told, advice))
     reached = _at_once(lambda name: _reach(name, addresses[name], credentials, timeout_s), tasks)
     return [finding for each in (looked, reached) for address in each.values() for finding in address.findings]
 

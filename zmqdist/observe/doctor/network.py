@@ -53,7 +53,11 @@ def expected(address: str, credentials: Credentials, timeout_s: float, *, subjec
 
 def planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
     """An address of a cluster file: a server may be running there already, or will be started."""
-    host, port = split(address)
+    address = f"localhost{address}" if address.startswith(":") else address
+    try:
+        host, port = split(address)
+    except errors.InvalidArgumentError as error:
+        return Address([problem(subject, error.message, "correct the address of this task")])
     seen = looking.look(address, timeout_s)
     if seen.failure is None:
         return _introduced(subject, address, seen, credentials, timeout_s)
