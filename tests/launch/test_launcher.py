@@ -145,7 +145,7 @@ def test_a_program_that_does_not_listen_to_a_signal_is_killed_after_the_grace(la
 
 
 def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher) -> None:
-    """The folder with the token stays: nobody is left to remove it."""
+    """The folder with the token stays until the next start, see test_folders.py."""
     job = launch(BUSY)
     workers = [job.worker(0), job.worker(1)]
     job.saw("a function runs")

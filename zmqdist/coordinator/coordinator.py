@@ -67,6 +67,7 @@ class ClusterCoordinator:
                 raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
         self._turn = threading.Lock()
         self._works = itertools.count(1)
+        self._scheduled_on = target  # a server stops when nobody refers to it any more
         self._shell = Shell(
             found,
             queue_max=queue_max,

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, WorkerJob
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.launch.children import Child, Children
+from zmqdist.launch.folders import RunFolder
 from zmqdist.limits import GRACE_S
 from zmqdist.net import keys, token
 from zmqdist.net.address import is_loopback, split
@@ -69,8 +69,9 @@ class Launch:
         self._check()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
-            folder = Path(tempfile.mkdtemp(prefix="zmqdist-"))  # 0700
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            own = RunFolder()
+            stack.callback(own.close)
+            folder = own.path
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._write_config(folder / "cluster.yaml", credentials)

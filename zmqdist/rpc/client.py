@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist import nest
@@ -194,11 +195,15 @@ class ZmqClient(Client):
         for name, info in methods.items():
             if not name.isidentifier():
                 continue
-            made = stubs(self._channel, info, self._timeout_in_ms)
+            made = self.stubs(info)
             for attribute, function in zip((name, f"{name}_blocking"), made, strict=False):
                 if not hasattr(self, attribute) and (attribute == name or attribute not in methods):
                     setattr(self, attribute, function)
                     self._offered.append(attribute)
+
+    def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
+        """`m`, and `m_blocking` unless it streams, of a method that `methods` told of: also where its name is no attribute."""
+        return stubs(self._channel, info, self._timeout_in_ms)
 
     def close(self) -> None:
         """End the connection; pending calls end with CANCELLED. Idempotent."""

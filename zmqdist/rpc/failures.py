@@ -16,6 +16,9 @@ _CODES: Final = (
     (MemoryError, errors.RESOURCE_EXHAUSTED),
     (StopIteration, errors.OUT_OF_RANGE),
 )
+TRACEBACK: Final = "\n\nTraceback at the server:\n"
+"""Between class and text of an error, and where it was raised."""
+
 _HERE: Final = os.path.dirname(__file__)
 
 
@@ -39,6 +42,6 @@ def _text(error: BaseException) -> str:
         trace = error.__traceback__
         while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == _HERE:
             trace = trace.tb_next
-        return f"{head}\n\nTraceback at the server:\n{''.join(traceback.format_exception(type(error), error, trace))}"
+        return f"{head}{TRACEBACK}{''.join(traceback.format_exception(type(error), error, trace))}"
     except Exception:  # a __str__ that raises
         return f"{type(error).__name__} (its text could not be made)"

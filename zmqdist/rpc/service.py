@@ -37,6 +37,7 @@ from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
+from zmqdist.rpc.about import ABOUT, about_us
 from zmqdist.rpc.batching import Batched
 from zmqdist.rpc.failures import failed
 from zmqdist.rpc.generators import Generators
@@ -115,6 +116,7 @@ class RpcService:
         self._attached = False
         self._stopping = False
         self._add(Method(METHODS, self._list, [], inline=True))
+        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
         self._generators = Generators(self)
         self._batched: list[Batched] = []
 

@@ -23,6 +23,7 @@ from zmqdist.net.credentials import Credentials
 from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.node import Node, named
+from zmqdist.server.reach import Reach
 from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
 from zmqdist.server.variables import Variables
@@ -85,6 +86,7 @@ class Server:
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
+        Reach(self._node)
         me_later = weakref.ref(self)
         Remote(self._node, me_later)
         self._sessions = Sessions(self._node, self._definition, me_later)
