@@ -38,6 +38,25 @@ PINNED: dict[str, frozenset[str]] = {
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
     "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
+    "zmqdist.testing": frozenset(
+        {
+            "MultiProcessPoolRunner",
+            "MultiProcessRunner",
+            "MultiProcessRunnerResult",
+            "SimClock",
+            "SimCluster",
+            "SimConnection",
+            "SimProcess",
+            "SubprocessTimeoutError",
+            "UnexpectedSubprocessExitError",
+            "create_cluster_spec",
+            "create_in_process_cluster",
+            "get_barrier",
+            "manager",
+            "run",
+            "simulate",
+        }
+    ),
 }
 
 
