@@ -6,7 +6,9 @@
     from zmqdist.testing import simulate
     simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
 
-`check_resolver(resolver)` does the same for the rules of cluster resolvers. The names load their parts on first use. How to use them: docs/testing.md.
+`check_resolver(resolver)` does the same for the rules of cluster resolvers.
+
+The names load their parts on first use. How to use them: docs/testing.md.
 """
 
 from __future__ import annotations
