@@ -66,6 +66,7 @@ PINNED: dict[str, frozenset[str]] = {
             "SimProcess",
             "SubprocessTimeoutError",
             "UnexpectedSubprocessExitError",
+            "check_resolver",
             "create_cluster_spec",
             "create_in_process_cluster",
             "get_barrier",
