@@ -43,6 +43,10 @@ ARRAY_BYTES_MAX: Final = 2**40
 PEERS_MAX: Final = 20_000
 """Authenticated connections of one server; each costs about 30 KiB in libzmq and one file descriptor."""
 
+HANDSHAKE_S: Final = 10.0
+"""Seconds in which a connection must have shown who it is. Until then it has a descriptor of the server, and a thousand that say nothing
+would take all there are; but thousands of CURVE handshakes at once take seconds."""
+
 CALLS_PENDING_MAX: Final = 65_536
 """Calls of one peer that a server holds unanswered; the next is answered RESOURCE_EXHAUSTED."""
 

@@ -6,10 +6,13 @@ import gc
 import json
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+import zmqdist as zd
 from zmqdist.rpc import Client, ZmqServer
 from zmqdist.testing import create_cluster_spec, create_in_process_cluster, get_barrier, run
 
@@ -104,3 +107,14 @@ def test_an_in_process_cluster_serves_at_every_address_until_it_is_stopped() -> 
 def test_an_in_process_cluster_has_one_layer() -> None:
     with pytest.raises(ValueError, match="rpc_layer is 'zmq' here, not 'grpc'"):
         create_in_process_cluster(1, 0, rpc_layer="grpc")
+
+
+def test_the_names_of_the_package_load_their_parts_on_first_use() -> None:
+    program = (
+        "import sys, zmqdist.testing; print([name for name in ('numpy', 'zmq', 'cloudpickle') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert set(zd.testing.__all__) <= set(dir(zd.testing))
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        zd.testing.nothing  # noqa: B018

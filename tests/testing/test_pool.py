@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.testing.tasks import Bell, for_ever, me
+from tests.testing.tasks import for_ever, me
 from zmqdist import errors
 from zmqdist.testing import (
     MultiProcessPoolRunner,
@@ -165,9 +165,11 @@ def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:
 
 
 def test_a_run_that_takes_too_long_writes_its_stacks_and_ends_the_processes(
-    bell: Callable[..., Bell], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with MultiProcessPoolRunner(create_cluster_spec(), task_timeout_s=1.0) as pool:
+    with MultiProcessPoolRunner(create_cluster_spec()) as pool:
+        pool.run(me)
+        pool._task_timeout_s = 1.0  # now that it has started
         with pytest.raises(SubprocessTimeoutError, match="still running after 1 s: worker-0"):
             pool.run(for_ever)
         assert "in for_ever" in capsys.readouterr().out

@@ -24,7 +24,8 @@ from zmqdist.wire import trusted
 
 PREFIX_CHARS = 14
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-READERS_JOIN_S = 2.0
+OUTCOME_S = 60.0
+"""So long what a process said last may take to be read and unpickled when it has ended: gigabytes, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ class Crew:
             process = self._processes.pop(child)
         thread = process.thread
         if thread is not None:
-            thread.join(READERS_JOIN_S)
+            thread.join(OUTCOME_S)
             if not thread.is_alive():
                 process.line.close()
         self._on_exit(process)

@@ -184,6 +184,6 @@ def _close_in_background(crew: Crew) -> None:
 
 
 def _stream(line: str) -> None:
-    with contextlib.suppress(ValueError):  # somebody has closed it
+    with contextlib.suppress(ValueError, OSError):  # somebody has closed it
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -371,7 +371,7 @@ class MultiProcessRunner:
         if self._return_output:
             self._lines.append(line)
         if self._stream_output:
-            with contextlib.suppress(ValueError):  # somebody has closed it
+            with contextlib.suppress(ValueError, OSError):  # somebody has closed it
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
@@ -424,7 +424,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
 ) -> MultiProcessRunnerResult:
     """Run `fn` in every task of a cluster, and wait for all. Arguments, errors: MultiProcessRunner and its `join`."""
-    runner = MultiProcessRunner(
+    with MultiProcessRunner(
         fn,
         cluster_spec,
         rpc_layer,
@@ -432,6 +432,6 @@ def run(
         return_output=return_output,
         args=args,
         kwargs=kwargs,
-    )
-    runner.start()
-    return runner.join(timeout)
+    ) as runner:
+        runner.start()
+        return runner.join(timeout)
