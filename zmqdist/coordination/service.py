@@ -254,7 +254,7 @@ class CoordinationService:
     def _stop(self, why: str) -> None:
         if not self._stopped:
             self._perform(self._tasks.stopped(why, self._loop.now()) + self._keys.stopped(why))
-            self._stopped = True
+            self._stopped, self._keys = True, Keys()
 
     def _heard_at(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
         """This connection stands for that life from now on."""
