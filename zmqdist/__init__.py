@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.running import cancelled
+    from zmqdist.server.connect import check_alive, connect_to_cluster, connect_to_host
     from zmqdist.server.server import Server
     from zmqdist.server.session import Session
     from zmqdist.specs import TensorSpec, function
@@ -36,6 +37,9 @@ _WHERE = {
     "TensorSpec": "zmqdist.specs",
     "WorkerServer": "zmqdist.dispatch.worker",
     "cancelled": "zmqdist.running",
+    "check_alive": "zmqdist.server.connect",
+    "connect_to_cluster": "zmqdist.server.connect",
+    "connect_to_host": "zmqdist.server.connect",
     "empty": "zmqdist.net.arrays",
     "empty_like": "zmqdist.net.arrays",
     "freeze": "zmqdist.net.arrays",
@@ -74,7 +78,10 @@ __all__ = [
     "WorkerServer",
     "__version__",
     "cancelled",
+    "check_alive",
     "cluster",
+    "connect_to_cluster",
+    "connect_to_host",
     "coordinator",
     "data",
     "empty",

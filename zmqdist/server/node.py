@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any, TypeAlias
 
+from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnknownError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnknownError
+from zmqdist.limits import SERVER_DESCRIPTORS
 from zmqdist.messages import Goodbye
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
@@ -33,6 +36,28 @@ TASKS = frozenset({"worker", "submit"})
 def named(task: Task) -> str:
     """("worker", 1) as people write it: "worker:1"."""
     return f"{task[0]}:{task[1]}"
+
+
+def task_named(name: Any, me: Task) -> Task | None:
+    """ "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1") as a Task, which may not exist; None for anything else.
+
+    Of a device, what is not said is as in `me`; task 0 of another job.
+    """
+    if isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str) and type(name[1]) is int:
+        return name
+    if not isinstance(name, str):
+        return None
+    if not name.startswith("/"):
+        job, _, index = name.rpartition(":")
+        return (job, int(index)) if index.isascii() and index.isdecimal() else None
+    try:
+        device = Device.parse(name).canonical()
+    except ValueError:
+        return None
+    if (device.replica, device.type, device.index) != (0, "CPU", 0):
+        return None
+    job = device.job or me[0]
+    return job, device.task if device.task is not None else me[1] if job == me[0] else 0
 
 
 class Node:
@@ -58,6 +83,7 @@ class Node:
           UnknownError: the port is in use, or is not to be had.
           InvalidArgumentError: not an address.
           FailedPreconditionError: others can reach it, and there are no keys.
+          ResourceExhaustedError: the process may not have enough descriptors.
         """
         self.spec = spec
         self.me = me
@@ -68,6 +94,7 @@ class Node:
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
+        _check_descriptors(named(me))
         place = address_to_bind(address, bind_host)
         host, _ = split(place)
         try:
@@ -99,10 +126,10 @@ class Node:
         self.loop.start()
 
     def task(self, name: str | tuple[str, int]) -> Task:
-        """ "worker:1" or ("worker", 1) as a Task of this cluster. Raises InvalidArgumentError, with those that there are."""
-        job, index = name if isinstance(name, tuple) else (name.rpartition(":")[0], name.rpartition(":")[2])
-        if job in self.spec.jobs and str(index).isdecimal() and int(index) in self.spec.task_indices(job):
-            return job, int(index)
+        """A task of this cluster by its name (see `task_named`). Raises InvalidArgumentError, with those that there are."""
+        task = task_named(name, self.me)
+        if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
+            return task
         known = ", ".join(map(named, self.tasks))
         raise InvalidArgumentError(None, None, f"no task {name!r} in this cluster; it has {known}")
 
@@ -130,11 +157,16 @@ class Node:
         """Call a method of a task, with `args` as they are, and do not wait; see `client`, and rpc/asking.py."""
         return asking.start(self.client(task), method, *args, due=due)
 
-    def others_up(self) -> list[Task]:
-        """The other tasks that listen now. Not to be called in the loop: it may take a second."""
-        others = {task: self.spec.task_address(*task) for task in self.tasks if task != self.me}
-        found = listening(others)
-        return [task for task in others if task in found]
+    def up(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those that listen now. Not to be called in the loop: it may take a second."""
+        addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
+        found = listening(addresses)
+        return [task for task in addresses if task in found]
+
+    @property
+    def others(self) -> list[Task]:
+        """All tasks but this one."""
+        return [task for task in self.tasks if task != self.me]
 
     def close(self, grace_s: float) -> None:
         """Answer what runs, at most for `grace_s`; then free the port and end all connections. Idempotent.
@@ -159,3 +191,11 @@ class Node:
     def _say_goodbye(self) -> None:
         for peer in self.router.peers:
             self.router.send(peer, Goodbye(f"the server of {named(self.me)} stops"))
+
+
+def _check_descriptors(name: str) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
+        told = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+        raise ResourceExhaustedError(None, None, told)

@@ -42,7 +42,9 @@ class Remote:
     def _shutdown(self, grace_s: float) -> list[str]:
         """Returns the names of those that end."""
         due = time.monotonic() + GRACE_S
-        asked = [(task, self._node.start(task, "server.stop", grace_s, due=due)) for task in self._node.others_up()]
+        asked = [
+            (task, self._node.start(task, "server.stop", grace_s, due=due)) for task in self._node.up(self._node.others)
+        ]
         problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in asked if result.get_error()[0]]
         self._stop(grace_s)
         if problems:

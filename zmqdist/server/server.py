@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.limits import GRACE_S
+from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
@@ -70,6 +71,7 @@ class Server:
           NotFoundError: no such protocol.
           UnknownError: the port is in use, or cannot be bound.
           FailedPreconditionError: other machines can reach the address, and there are no keys.
+          ResourceExhaustedError: the process may not have enough descriptors.
         """
         self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
         me = self._definition.job_name, self._definition.task_index
@@ -124,6 +126,19 @@ class Server:
     def credentials(self) -> Credentials:
         """Where its secrets are, for a Session that is given this server as its target."""
         return self._node.credentials
+
+    # -- the others --------------------------------------------------------------------------------------------------------
+
+    def check_alive(self, task: str | tuple[str, int]) -> bool:
+        """Whether a task answers now: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0". Takes TASK_PROBE_S where it does not.
+
+        Raises:
+          InvalidArgumentError: the cluster has no such task.
+        """
+        found = self._node.task(task)
+        if found not in self._node.up([found]):
+            return False
+        return self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
 
     # -- for functions that a session runs here -----------------------------------------------------------------------------
 
@@ -203,6 +218,8 @@ class Server:
 
     def stop(self, grace: float | None = None) -> None:
         """End it: take no new calls, wait for those that run, answer them, free the port. Idempotent.
+
+        Not to be called by a function that runs on it, which would wait for itself: `Session.stop_task` is for those.
 
         Args:
           grace: seconds that running calls have; None: GRACE_S. After that their callers get UNAVAILABLE.

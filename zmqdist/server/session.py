@@ -25,7 +25,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from zmqdist.cluster.defs import ClusterDeviceFilters
-from zmqdist.cluster.devices import Device, device_of
+from zmqdist.cluster.devices import device_of
 from zmqdist.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -40,7 +40,7 @@ from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult, ZmqClient
 from zmqdist.rpc.asking import start
-from zmqdist.server.node import Task, named
+from zmqdist.server.node import Task, named, task_named
 from zmqdist.server.probe import listening
 from zmqdist.server.sessions import RAISED, sendable, unpacked
 from zmqdist.specs import TensorSpec
@@ -97,28 +97,12 @@ class _Cluster:
 
     def find(self, task: Any) -> Task:
         """ "ps:1", ("ps", 1) or a device's name as a task that can be used. Raises InvalidArgumentError, with what there is."""
-        try:
-            found = self._read(task)
-        except (TypeError, ValueError):
-            found = None
+        found = task_named(task, self.me)
         if found is None or not self.sees(found):
             known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
             told = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
             raise InvalidArgumentError(None, None, told)
         return found
-
-    def _read(self, task: Any) -> Task | None:
-        if not isinstance(task, str):
-            job, index = task
-            return job, index
-        if not task.startswith("/"):
-            job, _, number = task.rpartition(":")
-            return job, int(number)
-        device = Device.parse(task)
-        if device.canonical().replica or device.canonical().type != "CPU" or device.canonical().index:
-            return None
-        job = device.job or self.me[0]
-        return job, device.task if device.task is not None else self.me[1] if job == self.me[0] else 0
 
 
 class Session:

@@ -184,16 +184,23 @@ class Sessions:
         """At the master: clear everywhere, and end the sessions whose master it is."""
         self._check_serving()
         mine = [number for number, session in self._sessions.items() if session.is_master]
-        self._clear_here(containers, mine)
-        self._pool.submit(self._clear_others, asked, containers, mine)
+        told = f"Session.reset was called at {self._name} since this session began: make a new one"
+        self._clear_here(containers, mine, told)
+        self._pool.submit(self._clear_others, asked, containers, mine, told)
 
-    def _clear_others(self, asked: Asked, containers: list[str], sessions: list[int]) -> None:
+    def _clear_others(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
         """In a thread of the pool."""
         try:
             due = min(asked.due, time.monotonic() + GRACE_S)
             filters = self._definition.cluster_device_filters
-            tasks = [task for task in self._node.others_up() if filters.is_visible(*self._node.me, device_of(*task))]
-            pending = [(task, self._node.start(task, "session.clear", containers, sessions, due=due)) for task in tasks]
+            tasks = [
+                task
+                for task in self._node.up(self._node.others)
+                if filters.is_visible(*self._node.me, device_of(*task))
+            ]
+            pending = [
+                (task, self._node.start(task, "session.clear", containers, sessions, told, due=due)) for task in tasks
+            ]
             failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
             if failed:
                 raise UnavailableError(None, None, f"cleared, but not at {'; '.join(failed)}")
@@ -201,13 +208,12 @@ class Sessions:
         except BaseException as error:
             asked.fail(error)
 
-    def _clear(self, asked: Asked, containers: list[str], sessions: list[int]) -> None:
-        self._clear_here(containers, sessions)
+    def _clear(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
+        self._clear_here(containers, sessions, told)
         asked.answer(None)
 
-    def _clear_here(self, containers: list[str], sessions: list[int]) -> None:
+    def _clear_here(self, containers: list[str], sessions: list[int], told: str) -> None:
         self.shared.clear(containers)
-        told = f"Session.reset was called at {self._name} since this session began: make a new one"
         for session in self._sessions.values():
             if session.variables is not self.shared:
                 session.variables.clear(containers)
