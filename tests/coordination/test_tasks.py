@@ -14,6 +14,7 @@ from tests.coordination.kept import KEEPER, TASK, Caller, Keeper, free_address, 
 from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient, TaskState, task_of
+from zmqdist.dispatch.server import DispatchServer
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import ZmqClient, asking
 
@@ -397,3 +398,24 @@ def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
             code, text = asking.start(client, f"coordination.{method}").get_error()
             assert code == errors.PERMISSION_DENIED
             assert "role client may not call coordination." in text
+
+
+# -- other hosts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dispatcher_keeps_barriers_and_keys_for_whoever_registers(join: Join) -> None:
+    with DispatchServer() as dispatcher:
+        clients = [join(dispatcher.target, ("trainer", index)) for index in range(2)]
+        names = ["trainer:0", "trainer:1"]
+        for client in clients:
+            client.register(30)
+        with pytest.raises(errors.InvalidArgumentError, match="say for which tasks"):
+            clients[0].barrier("b", 30)
+        waiting = Caller(clients[0].barrier, "b", 30, names)
+        clients[1].barrier("b", 30, names)
+        assert waiting.ended() is None
+        clients[0].kv.set("k", 1)
+        assert clients[1].kv.get("k") == 1
+        assert list(clients[1].task_states()) == names
+        for client in clients:
+            client.close()

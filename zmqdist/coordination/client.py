@@ -208,9 +208,13 @@ class CoordinationClient:
         """
         self._link.close(together=True)
 
-    def close(self) -> None:
-        """Leave at once, and end the connection. Idempotent."""
-        self._link.close()
+    def close(self, say_so: bool = True) -> None:
+        """Leave at once, and end the connection. Idempotent.
+
+        Args:
+          say_so: False: do not tell the keeper, which then takes this task for lost.
+        """
+        self._link.close(say_so)
 
     def __enter__(self) -> CoordinationClient:
         return self

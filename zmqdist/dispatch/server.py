@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zmqdist import errors
+from zmqdist.coordination.service import CoordinationService
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
@@ -191,6 +192,7 @@ class DispatchServer:
         router.on_gone.append(self._gone)
         self._relay = Relay(loop, router, self._broker.holder)
         service = self._service()
+        CoordinationService(service, router, loop, self._incarnation, None)
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
         self._loop = loop

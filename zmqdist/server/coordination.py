@@ -91,10 +91,10 @@ class Together:
         with self._lock:
             self._closed = True
             client = self._client
-        if client is not None:
-            client.close()
         if self._service is not None and self._node.loop.running:
             self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
+        if client is not None:
+            client.close(say_so=not self.leads)
 
 
 def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
