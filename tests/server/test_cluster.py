@@ -228,6 +228,27 @@ def test_list_tasks_tells_address_state_and_incarnation_of_all(made: Made) -> No
     ]
 
 
+def test_a_task_whose_address_is_none_is_missing(made: Made) -> None:
+    server = made({"worker": ["localhost:0"], "ps": ["somewhere", "host.invalid:5"]}, "worker", 0)
+    with Session(server) as session:
+        assert [info.state for info in session.list_tasks()] == ["missing", "missing", "up"]
+        Session.reset(server.target)
+
+
+def test_who_waits_without_a_limit_says_for_whom(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zmqdist.net.line.WAIT_LOG_S", 0.01)
+    cluster = cluster_of(worker=1, ps=1)
+    with Session(made(cluster, "worker", 0)) as session:
+        waiting = threading.Thread(target=session.run, args=(where,), kwargs={"task": "ps:0"})
+        waiting.start()
+        while f"wait for a server at {cluster['ps'][0]}" not in caplog.text:
+            waiting.join(0.01)
+        made(cluster, "ps", 0)
+        waiting.join(20)
+
+
 def test_list_devices_of_any_target_are_those_of_every_task(made: Made) -> None:
     """N2"""
     servers = all_of(made, cluster_of(worker=2, ps=1))
