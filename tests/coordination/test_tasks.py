@@ -6,7 +6,9 @@ import gc
 import logging
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -312,6 +314,32 @@ def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(join: Jo
         clients[0].kv.try_get("k")
     callers = [Caller(client.barrier, "b", 60) for client in clients]
     assert [caller.ended() for caller in callers] == [None] * 2
+
+
+def test_what_is_asked_between_the_end_of_a_keeper_and_the_news_of_it_does_not_wait_for_a_successor(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(2)
+    client = join(keeper, "worker:0", keeper="the leader ps:0")
+    client.register(30)
+    asked_early = Caller(client.kv.get, "k")
+    until(lambda: keeper.waiting == 2)
+    news = threading.Event()
+    become = link.Link._become
+
+    def hold_back(self: link.Link, *state: Any) -> None:
+        news.wait(30)
+        become(self, *state)
+
+    monkeypatch.setattr(link.Link, "_become", hold_back)
+    keeper.loop.stop()  # without a word to anybody
+    assert isinstance(asked_early.ended(), errors.UnavailableError)
+    asked_late = Caller(client.kv.get, "k")
+    until(lambda: client._link._asked)
+    news.set()
+    error = asked_late.ended()
+    assert isinstance(error, errors.UnavailableError)
+    assert "the leader ps:0" in str(error)
 
 
 def is_back(client: CoordinationClient) -> bool:

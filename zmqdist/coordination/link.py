@@ -81,6 +81,8 @@ class Link:
         self._refused: OpError | None = None
         self._pending: StatusOrResult | None = None
         self._waits: set[Wait] = set()
+        self._asked: set[StatusOrResult] = set()
+        """Questions that wait; not those that were cut off."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         if who is not None:
@@ -108,18 +110,28 @@ class Link:
             self.ready(due)
             due = inf
         started = asking.start(self._client, PREFIX + method, *args, due=due)
+        with self._changed:
+            self._asked.add(started)
+        if self._state == LOST:  # meanwhile
+            self._cut_off()
         if wait is not None:
             self._waits.add(wait)
         try:
             return started.get_value()
         except UnavailableError as error:
             raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
-        except OpError:
-            raise
+        except OpError as error:
+            with self._changed:
+                own = started in self._asked
+            if own:
+                raise
+            raise UnavailableError(None, None, f"{self.keeper} has gone") from error
         except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
             started.cancel()
             raise
         finally:
+            with self._changed:
+                self._asked.discard(started)
             if wait is not None:
                 self._waits.discard(wait)
 
@@ -230,6 +242,7 @@ class Link:
                     self._log_waits()
             except (UnavailableError, CancelledError):
                 self._become(LOST if keeper else LOOKING)
+                self._cut_off()
                 with self._changed:
                     self._changed.wait_for(lambda: self._state == ENDED, AGAIN_S)
             except OpError as error:
@@ -243,6 +256,13 @@ class Link:
         if ended:
             pending.cancel()
         return pending.get_value()
+
+    def _cut_off(self) -> None:
+        """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
+        with self._changed:
+            for started in list(self._asked):
+                if started.cancel():
+                    self._asked.discard(started)
 
     def _become(self, state: str, refused: OpError | None = None) -> None:
         with self._changed:
@@ -263,6 +283,6 @@ class Link:
         now = time.monotonic()
         for wait in [wait for wait in list(self._waits) if now - wait.logged_at >= WAIT_LOG_S]:
             wait.logged_at = now
-            tasks = asking.start(self._client, PREFIX + "missing", wait.missing).get_value() if wait.missing else []
+            tasks = self._hear("missing", wait.missing) if wait.missing else []
             missing = f", for {', '.join(map(named, tasks))}" if tasks else ""
             log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.what, missing)
