@@ -267,8 +267,14 @@ def test_a_reset_clears_all_tasks_and_ends_the_sessions_of_that_master_alone(mad
     for job, index in (("worker", 0), ("worker", 1), ("ps", 0)):
         made(cluster, job, index)
     first, second = (f"zmq://{address}" for address in cluster["worker"])
-    with Session(first) as mine, Session(second) as others, Session(first, {"isolate_session_state": True}) as isolated:
-        for session in (mine, isolated):
+    own = {"isolate_session_state": True}
+    with (
+        Session(first) as mine,
+        Session(second) as others,
+        Session(first, own) as isolated,
+        Session(second, own) as others_isolated,
+    ):
+        for session in (mine, isolated, others_isolated):
             session.assign("v", 1, task="ps:0")
         others.assign("v", 2, task="worker:1")
         Session.reset(first)
@@ -278,6 +284,7 @@ def test_a_reset_clears_all_tasks_and_ends_the_sessions_of_that_master_alone(mad
         for task in ("ps:0", "worker:1"):
             with pytest.raises(FailedPreconditionError):
                 others.read("v", task=task)
+        assert others_isolated.read("v", task="ps:0") == 1
 
 
 def test_check_alive_of_a_server(made: Made) -> None:
