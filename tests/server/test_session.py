@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -165,6 +167,23 @@ def test_close_cancels_blocking_operation(opened: Opened, slot: str) -> None:
 def _tell_and_dequeue(name: str) -> Any:
     QUEUES["began"].set()  # type: ignore[attr-defined]
     return dequeue(name)
+
+
+def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot: str) -> None:
+    session = opened()
+    began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
+
+    def interrupt() -> None:
+        assert began.wait(10)  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.run(_tell_and_dequeue, slot)
+    thread.join(10)
+    assert QUEUES[slot].get(timeout=10) == "gave up"
+    assert session.run(len, "abc") == 3
 
 
 def test_interactive_session(opened: Opened, server: Server) -> None:
