@@ -475,6 +475,16 @@ def until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)  # the pause of a poll with a deadline
 
 
+def test_sessions_have_a_bound(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.server.sessions.SESSIONS_MAX", 1)
+    first, second = opened(), opened()
+    first.assign("v", 1)
+    with pytest.raises(zd.errors.ResourceExhaustedError, match="has its 1 sessions already"):
+        second.read("v")
+    first.close()
+    assert second.read("v") == 1
+
+
 def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -> None:
     (address,) = free_addresses(1)
     session = opened(address)
