@@ -4,8 +4,8 @@ Rules
     A session is a number that its client has drawn; a task learns of it when the client uses that task for the first time. One of
     the tasks, the one that the client was given as its target, is its master.
     A session sees the variables that all share, or, isolated, its own, which go when it is closed or lost.
-    A reset clears containers on all tasks of the cluster that are up, and ends every session of that master: whatever it asks next, or has
-    asked, fails with ABORTED.
+    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master:
+    whatever it asks next, or has asked, fails with ABORTED.
     Functions run in threads of their own, many at a time, because one may wait for what another one does. Nobody can end a thread: a
     function whose caller has gone is asked to end (`zmqdist.cancelled()`).
     Pickles come only from roles that may send code.
@@ -183,6 +183,8 @@ class Sessions:
 
     def _end(self, session: _Session, told: str) -> None:
         session.ended = told
+        if session.variables is not self.shared:
+            session.variables.clear()
         for asked in tuple(session.running):
             asked.fail(AbortedError(None, None, told))
 
@@ -222,9 +224,6 @@ class Sessions:
 
     def _clear_here(self, containers: list[str], sessions: list[int], told: str) -> None:
         self.shared.clear(containers)
-        for session in self._sessions.values():
-            if session.variables is not self.shared:
-                session.variables.clear(containers)
         for number in sessions:
             if number in self._sessions:
                 self._end(self._sessions[number], told)
@@ -298,7 +297,7 @@ class Sessions:
 
     def _load(self, pickled: bytes, is_constant: bool) -> Callable[..., Any]:
         """A function; the same object again where it captures nothing that can change."""
-        if not is_constant:
+        if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return trusted.unpack(pickled)  # type: ignore[no-any-return]
         with self._functions_lock:
             known = self._functions.get(pickled)
