@@ -260,6 +260,50 @@ def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join:
         late.beat()
 
 
+def test_who_waits_to_leave_with_the_others_goes_on_to_live(keep: Keep, join: Join) -> None:
+    keeper = keep(2, shutdown_timeout_s=1.5, heartbeat_timeout_s=0.5)
+    early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
+    early.register(30)
+    late.register(30)
+    with pytest.raises(errors.DeadlineExceededError, match="1/2 tasks came"):
+        early.shutdown()
+
+
+def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    watcher, former = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
+    former.register(30)
+    successor = CoordinationClient(keeper.address, "worker:1", 2)
+    with pytest.raises(errors.AbortedError):
+        successor.register(30)
+    successor.reset()
+    successor.register(30)
+    with pytest.raises(errors.OpError):
+        former.beat()
+    successor.close(say_so=False)
+    until(lambda: watcher.task_states()["worker:1"].state == "error")
+
+
+def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    watcher, other = join(keeper, "worker:0"), join(keeper, "worker:1")
+    watcher.register(30)
+    other.register(30)
+    machine = keeper.service._tasks
+    until(lambda: ("worker", 0) in machine._polls)
+
+    def cut_off() -> None:
+        machine._polls[("worker", 0)].ticket.fail(errors.UnavailableError(None, None, "cut off"))  # type: ignore[attr-defined]
+        del machine._polls["worker", 0]
+        keeper.service._perform(
+            machine.lost(("worker", 1), machine.states()[1].incarnation, "killed", keeper.loop.now())
+        )
+
+    keeper.loop.run(cut_off)
+    until(lambda: watcher.errors)
+    assert [task for task, _ in watcher.errors] == ["worker:1"]
+
+
 def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(keep: Keep, join: Join) -> None:
     keeper = keep(3)
     watcher, closed = join(keeper, "worker:0"), join(keeper, "worker:1")

@@ -160,6 +160,7 @@ def test_a_leader_whose_port_nobody_knows_is_told(made: Made) -> None:
         {"heartbeat_timeout_s": 0},
         {"reconnect_grace_s": float("nan")},
         {"register_timeout_s": "5"},
+        {"recoverable_jobs": "worker"},
         7,
     ],
     ids=str,

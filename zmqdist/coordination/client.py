@@ -206,7 +206,7 @@ class CoordinationClient:
         Raises:
           DeadlineExceededError: the others did not come in time; this task has left all the same.
         """
-        self._link.close(together=True)
+        self._link.shutdown()
 
     def close(self, say_so: bool = True) -> None:
         """Leave at once, and end the connection. Idempotent.

@@ -175,12 +175,19 @@ class Link:
 
     # -- the end ------------------------------------------------------------------------------------------------------------
 
-    def close(self, say_so: bool = True, together: bool = False) -> None:
+    def shutdown(self) -> None:
+        """Wait until the others leave, too, where the keeper wants that; leave. Raises what it answers, after the end."""
+        try:
+            if self._state == UP:
+                self.ask("leave", self.who, True)  # as one that is there: the signs of life go on
+        finally:
+            self.close(say_so=False)
+
+    def close(self, say_so: bool = True) -> None:
         """Leave, and end the thread and the connection. Idempotent.
 
         Args:
           say_so: tell the keeper, if it is there; else the end of the connection does.
-          together: wait until the others leave, too, where the keeper wants that. Then what it answers is raised, after the end.
         """
         with self._changed:
             if self._state == ENDED:
@@ -189,12 +196,8 @@ class Link:
             self._changed.notify_all()
         try:
             if say_so and was_up:
-                due = inf if together else time.monotonic() + LEAVE_S
-                left = asking.start(self._client, PREFIX + "leave", self.who, together, due=due)
-                if together:
-                    left.get_value()
-                else:
-                    left.is_ok()
+                due = time.monotonic() + LEAVE_S
+                asking.start(self._client, PREFIX + "leave", self.who, False, due=due).is_ok()
         finally:
             self._join()
             self._client.close()
@@ -212,7 +215,8 @@ class Link:
             asking.start(self._client, PREFIX + "reset", *self.who[:2]).get_value()
         finally:
             self._state, self._refused = LOOKING, None
-            self._begin()
+            if self._thread is not threading.current_thread():  # from a callback: the thread goes on by itself
+                self._begin()
 
     def _join(self) -> None:
         with self._changed:
@@ -226,14 +230,14 @@ class Link:
 
     def _live(self) -> None:
         """Stay registered, until the end or until refused for good."""
-        keeper = 0
+        keeper = after = 0
         while self._state not in (ENDED, REFUSED):
             try:
-                after, incarnation = self._hear("register", self.who, os.getpid())
-                if incarnation != keeper:
+                errors_count, incarnation = self._hear("register", self.who, os.getpid())
+                if incarnation != keeper:  # another life of the keeper
+                    keeper, after = incarnation, errors_count
                     with self._changed:
-                        self._counters.clear()  # of another life of the keeper
-                keeper = incarnation
+                        self._counters.clear()
                 self._become(UP)
                 while self._state == UP:
                     for number, task, code, message in self._hear("poll", self.who, after):

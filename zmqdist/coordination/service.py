@@ -125,22 +125,22 @@ class CoordinationService:
         task, incarnation = _who(who)
         if type(pid) is not int or not 0 <= pid < 2**32:
             raise _wrong("a pid", pid)
-        self._heard_at(asked.peer, task, incarnation, pid)
         self._waits(asked)
         self._perform(self._tasks.registered(asked, task, incarnation, self._now()))
+        self._heard_at(asked.peer, task, incarnation, pid)
 
     def _poll(self, asked: Asked, who: Any, after: int) -> None:
         task, incarnation = _who(who)
         _number(after, "the number of an error")
-        self._heard_at(asked.peer, task, incarnation)
         self._waits(asked)
         now = self._now()
         self._perform(self._tasks.polled(asked, task, incarnation, after, now + self._beat_s, now))
+        self._heard_at(asked.peer, task, incarnation)
 
     def _beat(self, asked: Asked, who: Any) -> None:
         task, incarnation = _who(who)
-        self._heard_at(asked.peer, task, incarnation)
         self._perform(self._tasks.beaten(asked, task, incarnation, self._now()))
+        self._heard_at(asked.peer, task, incarnation)
 
     def _reset(self, asked: Asked, job: str, index: int) -> None:
         self._perform(self._tasks.reset(asked, _task((job, index)), self._now()))
@@ -257,7 +257,9 @@ class CoordinationService:
             self._stopped, self._keys = True, Keys()
 
     def _heard_at(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """This connection stands for that life from now on."""
+        """This connection stands for that life from now on, if it is the one that counts."""
+        if not self._tasks.holds(task, incarnation):
+            return
         before = self._at.get(task)
         if before is not None and before[1] == incarnation:
             pid = pid or before[2]

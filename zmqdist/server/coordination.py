@@ -113,7 +113,8 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
         ):
             text = f"config[{SECTION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
             raise InvalidArgumentError(None, None, text)
-    given = dict(section)
-    if "recoverable_jobs" in given:
-        given["recoverable_jobs"] = frozenset(given["recoverable_jobs"])
-    return CoordinationConfig(**given)
+    jobs = section.get("recoverable_jobs", ())
+    if not isinstance(jobs, list | tuple | set | frozenset) or not all(isinstance(job, str) for job in jobs):
+        text = f"config[{SECTION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
+        raise InvalidArgumentError(None, None, text)
+    return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})
