@@ -408,6 +408,15 @@ def test_a_keeper_that_stops_tells_all_who_wait(keep: Keep, join: Join) -> None:
     assert [type(caller.ended()) for caller in waiting[:2]] == [errors.CancelledError] * 2
 
 
+def test_DoNotAllowPollForErrorIfServiceHasStopped(keep: Keep) -> None:
+    """UNAVAILABLE here, INTERNAL in TensorFlow: it is nobody's bug."""
+    keeper = keep(1)
+    keeper.service.stop("the keeper stops")
+    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
+        code, text = asking.start(client, "coordination.poll", ("worker", 0, 1), 0).get_error()
+    assert (code, text) == (errors.UNAVAILABLE, "the service of barriers and keys has stopped here")
+
+
 # -- strangers and garbage ---------------------------------------------------------------------------------------------------
 
 WHO = ("worker", 0, 1)

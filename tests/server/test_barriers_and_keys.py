@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.coordination.kept import Caller, until
 from tests.server.conftest import free_addresses
 from zmqdist import errors
 from zmqdist.core.coordination import CoordinationConfig
+from zmqdist.net import keys
 from zmqdist.server.coordination import config_of
 from zmqdist.server.server import Server
 
@@ -88,6 +90,18 @@ def test_the_only_task_of_a_cluster_meets_itself(made: Made) -> None:
     server.barrier("b", timeout=30)
     server.kv.set("k", 1)
     assert server.kv.get("k") == 1
+
+
+def test_tasks_with_keys_meet_and_one_with_others_is_refused(made: Made, tmp_path: Path) -> None:
+    keys.keygen(tmp_path / "keys")
+    keys.keygen(tmp_path / "others")
+    spec = cluster(worker=2)
+    servers = [made(spec, "worker", index, keys_dir=tmp_path / "keys") for index in range(2)]
+    assert all_call(servers, "b", timeout=30) == [None] * 2
+    servers[1].stop()
+    stranger = made(spec, "worker", 1, keys_dir=tmp_path / "others")
+    with pytest.raises(errors.UnauthenticatedError):
+        stranger.barrier("b", timeout=30)
 
 
 def test_nobody_waits_for_an_evaluator_which_has_the_keys_all_the_same(made: Made) -> None:
