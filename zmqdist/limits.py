@@ -216,5 +216,5 @@ TASK_PROBE_S: Final = 1.0
 """A task that does not answer for so long counts as missing where somebody asks which tasks are there."""
 
 SERVER_DESCRIPTORS: Final = 32
-"""Descriptors that a task's server needs: twelve, six for its leader, and some for its first connections. Where there are none libzmq
+"""Descriptors that a task's server needs: twelve, as many to its leader, and some for others. Where there are none libzmq
 ends the process, or never gets to accept a connection."""

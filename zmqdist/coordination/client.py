@@ -74,7 +74,7 @@ class CoordinationClient:
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
         who = None if task is None else (*task_of(task), incarnation or new_incarnation())
         name = "" if who is None else named(who[:2])
-        self._link = Link(ZmqClient(address, name, security=security), who, keeper)
+        self._link = Link(lambda: ZmqClient(address, name, security=security), who, keeper)
         self.kv = KeyValues(self._link)
 
     # -- together -------------------------------------------------------------------------------------------------------------

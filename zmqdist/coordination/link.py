@@ -1,7 +1,8 @@
-"""The connection of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
+"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
 
 Rules
-    The connection is the task's own, and stands for its life. The thread asks for errors of tasks all the time: that is the sign of life.
+    One connection stands for the task's life. The thread asks for errors of tasks over it all the time: that is the sign of life.
+    Questions have another one, made at the first of them: an answer that a thread has to read for others takes twice as long.
     Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
     what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
     An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
@@ -65,17 +66,18 @@ class Wait:
 class Link:
     """See the module's docstring. Belongs to one client and to its thread; the client must `close` it."""
 
-    def __init__(self, client: ZmqClient, who: tuple[str, int, int] | None, keeper: str) -> None:
+    def __init__(self, connect: Callable[[], ZmqClient], who: tuple[str, int, int] | None, keeper: str) -> None:
         """Args:
+        connect: makes a connection to the keeper, which waits for nothing.
         who: (job, index, incarnation); None for somebody who is no task: then there is neither a registration nor a thread.
         keeper: its name, for errors; "" where only the address is known.
         """
         self.who = who
         self.name = "this client" if who is None else named(who[:2])
-        self.keeper = f"{keeper or 'the server'} at {client.address}, which keeps barriers and keys,"
+        self._life, self._questions = connect(), connect()
+        self.keeper = f"{keeper or 'the server'} at {self._life.address}, which keeps barriers and keys,"
         self.errors: list[tuple[str, OpError]] = []
         self.callbacks: list[OnError] = []
-        self._client = client
         self._changed = threading.Condition()
         self._state = LOOKING
         self._refused: OpError | None = None
@@ -109,7 +111,7 @@ class Link:
         if self.who is not None:
             self.ready(due)
             due = inf
-        started = asking.start(self._client, PREFIX + method, *args, due=due)
+        started = asking.start(self._questions, PREFIX + method, *args, due=due)
         with self._changed:
             self._asked.add(started)
         if self._state == LOST:  # meanwhile
@@ -197,10 +199,11 @@ class Link:
         try:
             if say_so and was_up:
                 due = time.monotonic() + LEAVE_S
-                asking.start(self._client, PREFIX + "leave", self.who, False, due=due).is_ok()
+                asking.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
         finally:
             self._join()
-            self._client.close()
+            self._life.close()
+            self._questions.close()
 
     def reset(self) -> None:
         """Have the keeper forget what this task was, and register again."""
@@ -212,7 +215,7 @@ class Link:
             self._changed.notify_all()
         self._join()
         try:
-            asking.start(self._client, PREFIX + "reset", *self.who[:2]).get_value()
+            asking.start(self._life, PREFIX + "reset", *self.who[:2]).get_value()
         finally:
             self._state, self._refused = LOOKING, None
             if self._thread is not threading.current_thread():  # from a callback: the thread goes on by itself
@@ -253,7 +256,7 @@ class Link:
                 self._become(REFUSED, error)
 
     def _hear(self, method: str, *args: Any) -> Any:
-        pending = asking.start(self._client, PREFIX + method, *args)
+        pending = asking.start(self._life, PREFIX + method, *args)
         with self._changed:
             self._pending = pending
             ended = self._state == ENDED

@@ -140,7 +140,6 @@ class CoordinationService:
     def _beat(self, asked: Asked, who: Any) -> None:
         task, incarnation = _who(who)
         self._perform(self._tasks.beaten(asked, task, incarnation, self._now()))
-        self._heard_at(asked.peer, task, incarnation)
 
     def _reset(self, asked: Asked, job: str, index: int) -> None:
         self._perform(self._tasks.reset(asked, _task((job, index)), self._now()))
