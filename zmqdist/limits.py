@@ -241,5 +241,5 @@ STREAMS_MAX: Final = 512
 """Streams of all clients."""
 
 SERVER_DESCRIPTORS: Final = 32
-"""Descriptors that a task's server needs: twelve, and some for its first connections. Where there are none libzmq ends the process, or
-never gets to accept a connection."""
+"""Descriptors that a task's server needs: twelve, as many to its leader, and some for others. Where there are none libzmq
+ends the process, or never gets to accept a connection."""

@@ -149,6 +149,13 @@ def test_what_an_earlier_life_still_says_does_not_harm_its_successor() -> None:
     assert there.state(A) == "up"
 
 
+def test_who_has_left_has_nothing_to_report() -> None:
+    there = cluster(2)
+    there.shut_down(A)
+    assert there.report(A, INTERNAL, "too late").code == FAILED_PRECONDITION
+    assert there.state(A) == "left"
+
+
 def test_a_cluster_without_a_list_takes_whoever_registers() -> None:
     there = cluster(None)
     assert there.register(A).code == there.register(("trainer", 3)).code == OK

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -228,6 +230,27 @@ def test_list_tasks_tells_address_state_and_incarnation_of_all(made: Made) -> No
     ]
 
 
+def test_a_task_whose_address_is_none_is_missing(made: Made) -> None:
+    server = made({"worker": ["localhost:0"], "ps": ["somewhere", "host.invalid:5"]}, "worker", 0)
+    with Session(server) as session:
+        assert [info.state for info in session.list_tasks()] == ["missing", "missing", "up"]
+        Session.reset(server.target)
+
+
+def test_who_waits_without_a_limit_says_for_whom(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zmqdist.net.line.WAIT_LOG_S", 0.01)
+    cluster = cluster_of(worker=1, ps=1)
+    with Session(made(cluster, "worker", 0)) as session:
+        waiting = threading.Thread(target=session.run, args=(where,), kwargs={"task": "ps:0"})
+        waiting.start()
+        while f"wait for a server at {cluster['ps'][0]}" not in caplog.text:
+            waiting.join(0.01)
+        made(cluster, "ps", 0)
+        waiting.join(20)
+
+
 def test_list_devices_of_any_target_are_those_of_every_task(made: Made) -> None:
     """N2"""
     servers = all_of(made, cluster_of(worker=2, ps=1))
@@ -246,8 +269,14 @@ def test_a_reset_clears_all_tasks_and_ends_the_sessions_of_that_master_alone(mad
     for job, index in (("worker", 0), ("worker", 1), ("ps", 0)):
         made(cluster, job, index)
     first, second = (f"zmq://{address}" for address in cluster["worker"])
-    with Session(first) as mine, Session(second) as others, Session(first, {"isolate_session_state": True}) as isolated:
-        for session in (mine, isolated):
+    own = {"isolate_session_state": True}
+    with (
+        Session(first) as mine,
+        Session(second) as others,
+        Session(first, own) as isolated,
+        Session(second, own) as others_isolated,
+    ):
+        for session in (mine, isolated, others_isolated):
             session.assign("v", 1, task="ps:0")
         others.assign("v", 2, task="worker:1")
         Session.reset(first)
@@ -257,6 +286,7 @@ def test_a_reset_clears_all_tasks_and_ends_the_sessions_of_that_master_alone(mad
         for task in ("ps:0", "worker:1"):
             with pytest.raises(FailedPreconditionError):
                 others.read("v", task=task)
+        assert others_isolated.read("v", task="ps:0") == 1
 
 
 def test_check_alive_of_a_server(made: Made) -> None:
@@ -274,8 +304,6 @@ def test_check_alive_of_a_server(made: Made) -> None:
 
 
 def start_child(child: Child, cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Popen[str]:
-    import json
-
     process = child(SERVE, json.dumps([cluster, job, index]))
     assert process.stdout is not None
     assert process.stdout.readline().startswith("zmq://")
@@ -283,12 +311,8 @@ def start_child(child: Child, cluster: dict[str, list[str]], job: str, index: in
 
 
 def block() -> None:
-    import sys
-    import threading as threads
-
-    sys.stdout.write("running\n")
-    sys.stdout.flush()
-    threads.Event().wait()
+    print("running", flush=True)
+    threading.Event().wait()
 
 
 def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(made: Made, child: Child) -> None:
@@ -321,7 +345,7 @@ def test_tasks_are_stopped_from_elsewhere(child: Child, how: str) -> None:
     processes = [start_child(child, cluster, job, 0) for job in cluster]
     if how == "command":
         done = subprocess.run(
-            ["python", "-m", "zmqdist_cli", "shutdown", cluster["worker"][0]],
+            [sys.executable, "-m", "zmqdist_cli", "shutdown", cluster["worker"][0]],
             capture_output=True,
             text=True,
             timeout=50,

@@ -74,7 +74,7 @@ class CoordinationClient:
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
         who = None if task is None else (*task_of(task), incarnation or new_incarnation())
         name = "" if who is None else named(who[:2])
-        self._link = Link(ZmqClient(address, name, security=security), who, keeper)
+        self._link = Link(lambda: ZmqClient(address, name, security=security), who, keeper)
         self.kv = KeyValues(self._link)
 
     # -- together -------------------------------------------------------------------------------------------------------------
@@ -206,11 +206,15 @@ class CoordinationClient:
         Raises:
           DeadlineExceededError: the others did not come in time; this task has left all the same.
         """
-        self._link.close(together=True)
+        self._link.shutdown()
 
-    def close(self) -> None:
-        """Leave at once, and end the connection. Idempotent."""
-        self._link.close()
+    def close(self, say_so: bool = True) -> None:
+        """Leave at once, and end the connection. Idempotent.
+
+        Args:
+          say_so: False: do not tell the keeper, which then takes this task for lost.
+        """
+        self._link.close(say_so)
 
     def __enter__(self) -> CoordinationClient:
         return self

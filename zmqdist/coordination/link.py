@@ -1,7 +1,8 @@
-"""The connection of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
+"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
 
 Rules
-    The connection is the task's own, and stands for its life. The thread asks for errors of tasks all the time: that is the sign of life.
+    One connection stands for the task's life. The thread asks for errors of tasks over it all the time: that is the sign of life.
+    Questions have another one, made at the first of them: an answer that a thread has to read for others takes twice as long.
     Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
     what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
     An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
@@ -65,22 +66,25 @@ class Wait:
 class Link:
     """See the module's docstring. Belongs to one client and to its thread; the client must `close` it."""
 
-    def __init__(self, client: ZmqClient, who: tuple[str, int, int] | None, keeper: str) -> None:
+    def __init__(self, connect: Callable[[], ZmqClient], who: tuple[str, int, int] | None, keeper: str) -> None:
         """Args:
+        connect: makes a connection to the keeper, which waits for nothing.
         who: (job, index, incarnation); None for somebody who is no task: then there is neither a registration nor a thread.
         keeper: its name, for errors; "" where only the address is known.
         """
         self.who = who
         self.name = "this client" if who is None else named(who[:2])
-        self.keeper = f"{keeper or 'the server'} at {client.address}, which keeps barriers and keys,"
+        self._life, self._questions = connect(), connect()
+        self.keeper = f"{keeper or 'the server'} at {self._life.address}, which keeps barriers and keys,"
         self.errors: list[tuple[str, OpError]] = []
         self.callbacks: list[OnError] = []
-        self._client = client
         self._changed = threading.Condition()
         self._state = LOOKING
         self._refused: OpError | None = None
         self._pending: StatusOrResult | None = None
         self._waits: set[Wait] = set()
+        self._asked: set[StatusOrResult] = set()
+        """Questions that wait; not those that were cut off."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
         if who is not None:
@@ -107,19 +111,29 @@ class Link:
         if self.who is not None:
             self.ready(due)
             due = inf
-        started = asking.start(self._client, PREFIX + method, *args, due=due)
+        started = asking.start(self._questions, PREFIX + method, *args, due=due)
+        with self._changed:
+            self._asked.add(started)
+        if self._state == LOST:  # meanwhile
+            self._cut_off()
         if wait is not None:
             self._waits.add(wait)
         try:
             return started.get_value()
         except UnavailableError as error:
             raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
-        except OpError:
-            raise
+        except OpError as error:
+            with self._changed:
+                own = started in self._asked
+            if own:
+                raise
+            raise UnavailableError(None, None, f"{self.keeper} has gone") from error
         except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
             started.cancel()
             raise
         finally:
+            with self._changed:
+                self._asked.discard(started)
             if wait is not None:
                 self._waits.discard(wait)
 
@@ -163,12 +177,19 @@ class Link:
 
     # -- the end ------------------------------------------------------------------------------------------------------------
 
-    def close(self, say_so: bool = True, together: bool = False) -> None:
+    def shutdown(self) -> None:
+        """Wait until the others leave, too, where the keeper wants that; leave. Raises what it answers, after the end."""
+        try:
+            if self._state == UP:
+                self.ask("leave", self.who, True)  # as one that is there: the signs of life go on
+        finally:
+            self.close(say_so=False)
+
+    def close(self, say_so: bool = True) -> None:
         """Leave, and end the thread and the connection. Idempotent.
 
         Args:
           say_so: tell the keeper, if it is there; else the end of the connection does.
-          together: wait until the others leave, too, where the keeper wants that. Then what it answers is raised, after the end.
         """
         with self._changed:
             if self._state == ENDED:
@@ -177,15 +198,12 @@ class Link:
             self._changed.notify_all()
         try:
             if say_so and was_up:
-                due = inf if together else time.monotonic() + LEAVE_S
-                left = asking.start(self._client, PREFIX + "leave", self.who, together, due=due)
-                if together:
-                    left.get_value()
-                else:
-                    left.is_ok()
+                due = time.monotonic() + LEAVE_S
+                asking.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
         finally:
             self._join()
-            self._client.close()
+            self._life.close()
+            self._questions.close()
 
     def reset(self) -> None:
         """Have the keeper forget what this task was, and register again."""
@@ -197,10 +215,11 @@ class Link:
             self._changed.notify_all()
         self._join()
         try:
-            asking.start(self._client, PREFIX + "reset", *self.who[:2]).get_value()
+            asking.start(self._life, PREFIX + "reset", *self.who[:2]).get_value()
         finally:
             self._state, self._refused = LOOKING, None
-            self._begin()
+            if self._thread is not threading.current_thread():  # from a callback: the thread goes on by itself
+                self._begin()
 
     def _join(self) -> None:
         with self._changed:
@@ -214,14 +233,14 @@ class Link:
 
     def _live(self) -> None:
         """Stay registered, until the end or until refused for good."""
-        keeper = 0
+        keeper = after = 0
         while self._state not in (ENDED, REFUSED):
             try:
-                after, incarnation = self._hear("register", self.who, os.getpid())
-                if incarnation != keeper:
+                errors_count, incarnation = self._hear("register", self.who, os.getpid())
+                if incarnation != keeper:  # another life of the keeper
+                    keeper, after = incarnation, errors_count
                     with self._changed:
-                        self._counters.clear()  # of another life of the keeper
-                keeper = incarnation
+                        self._counters.clear()
                 self._become(UP)
                 while self._state == UP:
                     for number, task, code, message in self._hear("poll", self.who, after):
@@ -230,19 +249,27 @@ class Link:
                     self._log_waits()
             except (UnavailableError, CancelledError):
                 self._become(LOST if keeper else LOOKING)
+                self._cut_off()
                 with self._changed:
                     self._changed.wait_for(lambda: self._state == ENDED, AGAIN_S)
             except OpError as error:
                 self._become(REFUSED, error)
 
     def _hear(self, method: str, *args: Any) -> Any:
-        pending = asking.start(self._client, PREFIX + method, *args)
+        pending = asking.start(self._life, PREFIX + method, *args)
         with self._changed:
             self._pending = pending
             ended = self._state == ENDED
         if ended:
             pending.cancel()
         return pending.get_value()
+
+    def _cut_off(self) -> None:
+        """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
+        with self._changed:
+            for started in list(self._asked):
+                if started.cancel():
+                    self._asked.discard(started)
 
     def _become(self, state: str, refused: OpError | None = None) -> None:
         with self._changed:
@@ -263,6 +290,6 @@ class Link:
         now = time.monotonic()
         for wait in [wait for wait in list(self._waits) if now - wait.logged_at >= WAIT_LOG_S]:
             wait.logged_at = now
-            tasks = asking.start(self._client, PREFIX + "missing", wait.missing).get_value() if wait.missing else []
+            tasks = self._hear("missing", wait.missing) if wait.missing else []
             missing = f", for {', '.join(map(named, tasks))}" if tasks else ""
             log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.what, missing)

@@ -125,21 +125,20 @@ class CoordinationService:
         task, incarnation = _who(who)
         if type(pid) is not int or not 0 <= pid < 2**32:
             raise _wrong("a pid", pid)
-        self._heard_at(asked.peer, task, incarnation, pid)
         self._waits(asked)
         self._perform(self._tasks.registered(asked, task, incarnation, self._now()))
+        self._heard_at(asked.peer, task, incarnation, pid)
 
     def _poll(self, asked: Asked, who: Any, after: int) -> None:
         task, incarnation = _who(who)
         _number(after, "the number of an error")
-        self._heard_at(asked.peer, task, incarnation)
         self._waits(asked)
         now = self._now()
         self._perform(self._tasks.polled(asked, task, incarnation, after, now + self._beat_s, now))
+        self._heard_at(asked.peer, task, incarnation)
 
     def _beat(self, asked: Asked, who: Any) -> None:
         task, incarnation = _who(who)
-        self._heard_at(asked.peer, task, incarnation)
         self._perform(self._tasks.beaten(asked, task, incarnation, self._now()))
 
     def _reset(self, asked: Asked, job: str, index: int) -> None:
@@ -254,10 +253,12 @@ class CoordinationService:
     def _stop(self, why: str) -> None:
         if not self._stopped:
             self._perform(self._tasks.stopped(why, self._loop.now()) + self._keys.stopped(why))
-            self._stopped = True
+            self._stopped, self._keys = True, Keys()
 
     def _heard_at(self, peer: Peer, task: Task, incarnation: int, pid: int = 0) -> None:
-        """This connection stands for that life from now on."""
+        """This connection stands for that life from now on, if it is the one that counts."""
+        if not self._tasks.holds(task, incarnation):
+            return
         before = self._at.get(task)
         if before is not None and before[1] == incarnation:
             pid = pid or before[2]

@@ -39,6 +39,7 @@ from zmqdist.errors import (
     INTERNAL,
     INVALID_ARGUMENT,
     OK,
+    RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
 
@@ -173,6 +174,10 @@ class Coordination:
         """A task says that it is there. The answer is a Welcome."""
         record = self._records.get(task)
         if record is None and self._open:
+            if len(self._records) >= limits.WORKERS_MAX:
+                return [
+                    Fail(ticket, RESOURCE_EXHAUSTED, f"{limits.WORKERS_MAX} tasks are known here: no room for more")
+                ]
             record = self._records[task] = _Record(task)
         if record is None:
             return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
@@ -242,7 +247,12 @@ class Coordination:
     def is_away(self, task: Task, incarnation: int) -> bool:
         """Whether it may still come back from an ended connection."""
         record = self._records.get(task)
-        return record is not None and record.incarnation == incarnation and record.away_until < inf
+        return self.holds(task, incarnation) and record is not None and record.away_until < inf
+
+    def holds(self, task: Task, incarnation: int) -> bool:
+        """Whether this is the life of the task that is registered, and not in error."""
+        record = self._records.get(task)
+        return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
 
     def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
         """Somebody who knows says that this life of a task is over."""
@@ -256,6 +266,8 @@ class Coordination:
     ) -> list[Effect]:
         """A task says that it has failed."""
         problem = self._problem(task, incarnation, now)
+        if problem is None and self._records[task].state != UP:
+            problem = FAILED_PRECONDITION, f"{named(task)} has disconnected"
         if problem is not None:
             return [Fail(ticket, *problem)]
         text = f"{named(task)} reported an error: {message}"
@@ -305,11 +317,8 @@ class Coordination:
         if problem is not None and not (task in self._records and self._records[task].state == ERROR):
             return [Fail(ticket, *problem)]
         if tasks is None and self._open:
-            return [
-                Fail(
-                    ticket, INVALID_ARGUMENT, f"barrier {name!r}: say for which tasks, this cluster has no list of them"
-                )
-            ]
+            text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
+            return [Fail(ticket, INVALID_ARGUMENT, text)]
         wanted = frozenset(self._records if tasks is None else tasks)
         effects = self._barriers.came(ticket, name, counter, task, wanted, due, self._hopeless(name, task, wanted))
         return self._told(effects, now)
@@ -530,6 +539,7 @@ class Coordination:
             effects.append(Fail(record.joining, CANCELLED, f"{named(record.task)} {how}"))
             record.joining = None
         record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
+        record.away_until = inf
         effects += self._told(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
         return effects + self._tell_alive()
 

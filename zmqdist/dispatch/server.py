@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from zmqdist import errors
+from zmqdist.coordination.service import CoordinationService
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
@@ -227,6 +228,7 @@ class _Shell:
         router.on_gone.append(self._gone)
         self._relay = Relay(loop, router, self.broker.holder)
         service = self._service()
+        CoordinationService(service, router, loop, self._incarnation, None)
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
         self.loop = loop

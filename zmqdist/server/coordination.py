@@ -91,10 +91,10 @@ class Together:
         with self._lock:
             self._closed = True
             client = self._client
-        if client is not None:
-            client.close()
         if self._service is not None and self._node.loop.running:
             self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
+        if client is not None:
+            client.close(say_so=not self.leads)
 
 
 def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
@@ -113,7 +113,8 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
         ):
             text = f"config[{SECTION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
             raise InvalidArgumentError(None, None, text)
-    given = dict(section)
-    if "recoverable_jobs" in given:
-        given["recoverable_jobs"] = frozenset(given["recoverable_jobs"])
-    return CoordinationConfig(**given)
+    jobs = section.get("recoverable_jobs", ())
+    if not isinstance(jobs, list | tuple | set | frozenset) or not all(isinstance(job, str) for job in jobs):
+        text = f"config[{SECTION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
+        raise InvalidArgumentError(None, None, text)
+    return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})

@@ -75,9 +75,17 @@ class Node:
     """
 
     def __init__(
-        self, spec: ClusterSpec, me: Task, address: str, credentials: Credentials, bind_host: str | None = None
+        self,
+        spec: ClusterSpec,
+        me: Task,
+        address: str,
+        credentials: Credentials,
+        bind_host: str | None = None,
+        listener: int | None = None,
     ) -> None:
         """Binds: `bind_host`, by default the host of `address` (definition.address_to_bind).
+
+        `listener`, in place of that, is a descriptor of a TCP socket that listens already; it is the node's from then on.
 
         Raises:
           UnknownError: the port is in use, or is not to be had.
@@ -110,7 +118,7 @@ class Node:
         try:
             hello = our_hello("server", self.incarnation, f"{named(me)} pid {os.getpid()}")
             self.router = Router(self.loop, security, hello)
-            _, port = split(self.router.bind(place))
+            _, port = split(self.router.bind(place) if listener is None else self.router.bind_fd(listener))
         except UnknownError as error:
             self.loop.stop()
             raise UnknownError(None, None, f"could not start the server of {named(me)}: {error.message}") from None
@@ -179,14 +187,16 @@ class Node:
             self._closed = True
             clients = list(self._clients.values())
         until = time.monotonic() + grace_s
-        if self.loop.running:
-            self.loop.run(self._say_goodbye)
-        for fn in self.on_close:
-            fn(until)
-        self.service.stop(max(0.0, until - time.monotonic()))
-        for client in clients:
-            client.close()
-        self.loop.stop()
+        try:
+            if self.loop.running:
+                self.loop.run(self._say_goodbye)
+            for fn in self.on_close:
+                fn(until)
+            self.service.stop(max(0.0, until - time.monotonic()))
+        finally:
+            for client in clients:
+                client.close()
+            self.loop.stop()
 
     def _say_goodbye(self) -> None:
         for peer in self.router.peers:

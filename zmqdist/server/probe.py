@@ -6,10 +6,12 @@ whose host does not answer after the probe's patience, all of them at the same t
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Final
 
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.net.greeting import GreetingProbe
 
 _LOOK_S: Final = 0.001
@@ -18,7 +20,10 @@ _LOOK_S: Final = 0.001
 
 def listening(addresses: Mapping[tuple[str, int], str]) -> set[tuple[str, int]]:
     """Those tasks at whose "host:port" something speaks ZeroMQ."""
-    probes = {task: GreetingProbe(address, time.monotonic()) for task, address in addresses.items()}
+    probes: dict[tuple[str, int], GreetingProbe] = {}
+    for task, address in addresses.items():
+        with contextlib.suppress(InvalidArgumentError):  # no address: a cluster may have such, and nobody listens there
+            probes[task] = GreetingProbe(address, time.monotonic())
     found = set()
     while probes:
         for task, probe in tuple(probes.items()):

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from zmqdist.errors import UnavailableError
+from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
+from zmqdist.rpc.service import Asked
 from zmqdist.server.node import TASKS, Node, named
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ class Remote:
         self._server = server
         node.service.register("server.about", self._about, inline=True, roles=TASKS)
         node.service.register("server.stop", self._stop, inline=True, roles=frozenset({"submit", "worker"}))
-        node.service.register("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
+        node.service.register_later("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
 
     def _about(self) -> dict[str, Any]:
         node = self._node
@@ -39,14 +41,21 @@ class Remote:
         if server is not None:
             threading.Thread(target=server.stop, args=(grace_s,), name="zmqdist-server-stop", daemon=True).start()
 
-    def _shutdown(self, grace_s: float) -> list[str]:
-        """Returns the names of those that end."""
-        due = time.monotonic() + GRACE_S
-        asked = [
-            (task, self._node.start(task, "server.stop", grace_s, due=due)) for task in self._node.up(self._node.others)
-        ]
-        problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in asked if result.get_error()[0]]
-        self._stop(grace_s)
-        if problems:
-            raise UnavailableError(None, None, f"{named(self._node.me)} ends, but not {'; '.join(problems)}")
-        return [named(task) for task, _ in asked] + [named(self._node.me)]
+    def _shutdown(self, asked: Asked, grace_s: float) -> None:
+        """Answered with the names of those that end."""
+        name = "zmqdist-server-shutdown"
+        threading.Thread(target=self._shut_down, args=(asked, float(grace_s)), name=name, daemon=True).start()
+
+    def _shut_down(self, asked: Asked, grace_s: float) -> None:
+        node = self._node
+        try:
+            due = time.monotonic() + GRACE_S
+            told = [(task, node.start(task, "server.stop", grace_s, due=due)) for task in node.up(node.others)]
+            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
+            if problems:
+                raise UnavailableError(None, None, f"{named(node.me)} ends, but not {'; '.join(problems)}")
+            asked.answer([named(task) for task, _ in told] + [named(node.me)])
+        except BaseException as error:
+            asked.fail(error)
+        with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
+            node.loop.call_soon(self._stop, grace_s)  # after the answer

@@ -46,6 +46,7 @@ class Server:
         start: bool = True,
         *,
         bind_host: str | None = None,
+        listener: int | None = None,
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
@@ -62,6 +63,8 @@ class Server:
           start: serve at once; else `start()` does.
           bind_host: where to listen, in place of the host in the cluster; that one is taken where it is of this machine, else
             every interface.
+          listener: the descriptor of a TCP socket that listens already, in place of binding: a port that was reserved without a race.
+            It is the server's from then on.
           keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
           insecure: without keys, let everybody in.
 
@@ -85,7 +88,7 @@ class Server:
         self._life = threading.Lock()
         self._started = False
         self._stopped = threading.Event()
-        self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
+        self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
         Reach(self._node)
         me_later = weakref.ref(self)
         Remote(self._node, me_later)

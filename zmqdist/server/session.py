@@ -27,6 +27,8 @@ import numpy as np
 from zmqdist.cluster.defs import ClusterDeviceFilters
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import (
+    CANCELLED,
+    FAILED_PRECONDITION,
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -137,6 +139,7 @@ class Session:
         self._lock = threading.Lock()
         self._closed = False
         self._pending: set[StatusOrResult] = set()
+        self._pickling = threading.Lock()
         self._functions = FunctionCache()
         self._master = _Connection(address, address, self._credentials)
         self._cluster: _Cluster | None = None
@@ -163,7 +166,7 @@ class Session:
           CancelledError: this session was closed meanwhile.
           AbortedError: the target was reset, or the task was started again.
         """
-        with self._lock:
+        with self._pickling:
             blob, is_constant = self._functions.lookup(fn)
         parts = sendable(trusted.pack_call(args, {}))
         answer = self._ask(trusted.describe(fn), task, timeout_in_ms, "session.run", blob, is_constant, *parts)
@@ -339,12 +342,14 @@ class Session:
         return answer
 
     def _wait(self, connection: _Connection, what: str, due: float, method: str, *args: Any) -> Any:
+        self._check_open()
         result = start(connection.client, method, *args, due=due)
         with self._lock:
             if not self._closed:
                 self._pending.add(result)
         try:
-            self._check_open()
+            if self._closed:  # between the check and now: `close` did not see this call
+                result.cancel()
             return result.get_value()
         except OpError as error:
             self._fail(error, connection, what)
@@ -355,7 +360,10 @@ class Session:
     def _fail(self, error: OpError, connection: _Connection, what: str) -> NoReturn:
         """The same error, with the names that a user knows."""
         name = connection.name
-        if isinstance(error, CancelledError) and self._closed:
+        if self._closed and error.error_code in (
+            CANCELLED,
+            FAILED_PRECONDITION,
+        ):  # the latter: its client was closed before the call
             raise CancelledError(None, None, f"{what} on {name}: the session was closed (Session.close)") from None
         if isinstance(error, UnavailableError):
             raise UnavailableError(None, None, f"{what} on {name}: {error.message}") from None

@@ -4,8 +4,8 @@ Rules
     A session is a number that its client has drawn; a task learns of it when the client uses that task for the first time. One of
     the tasks, the one that the client was given as its target, is its master.
     A session sees the variables that all share, or, isolated, its own, which go when it is closed or lost.
-    A reset clears containers on all tasks of the cluster that are up, and ends every session of that master: whatever it asks next, or has
-    asked, fails with ABORTED.
+    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master:
+    whatever it asks next, or has asked, fails with ABORTED.
     Functions run in threads of their own, many at a time, because one may wait for what another one does. Nobody can end a thread: a
     function whose caller has gone is asked to end (`zmqdist.cancelled()`).
     Pickles come only from roles that may send code.
@@ -31,7 +31,14 @@ from zmqdist import running
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of
 from zmqdist.errors import AbortedError, ResourceExhaustedError, UnavailableError
-from zmqdist.limits import FUNCTIONS_KEPT_MAX, GRACE_S, SESSION_LOST_S, SESSION_THREADS_MAX, SESSIONS_MAX
+from zmqdist.limits import (
+    FUNCTIONS_KEPT_MAX,
+    GRACE_S,
+    INLINE_BYTES_MAX,
+    SESSION_LOST_S,
+    SESSION_THREADS_MAX,
+    SESSIONS_MAX,
+)
 from zmqdist.net.router import Peer
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.service import Asked
@@ -105,8 +112,9 @@ class Sessions:
         service.register_later("session.reset", self._reset, roles=SENDS_CODE)
         service.register_later("session.clear", self._clear, roles=SENDS_CODE)
         service.register_later("session.run", self._run, roles=SENDS_CODE)
-        for name, fn in (("assign", _assign), ("read", _read), ("variables", _variables)):
-            service.register_later(f"session.{name}", self._on_variables(fn), roles=SENDS_CODE)
+        service.register_later("session.assign", self._assign, roles=SENDS_CODE)
+        service.register_later("session.read", self._read, roles=SENDS_CODE)
+        service.register_later("session.variables", self._variables, roles=SENDS_CODE)
         node.router.on_gone.append(self._gone)
         node.on_close.append(self.stop)
 
@@ -175,6 +183,8 @@ class Sessions:
 
     def _end(self, session: _Session, told: str) -> None:
         session.ended = told
+        if session.variables is not self.shared:
+            session.variables.clear()
         for asked in tuple(session.running):
             asked.fail(AbortedError(None, None, told))
 
@@ -214,21 +224,35 @@ class Sessions:
 
     def _clear_here(self, containers: list[str], sessions: list[int], told: str) -> None:
         self.shared.clear(containers)
-        for session in self._sessions.values():
-            if session.variables is not self.shared:
-                session.variables.clear(containers)
         for number in sessions:
             if number in self._sessions:
                 self._end(self._sessions[number], told)
 
     # -- variables ---------------------------------------------------------------------------------------------------------
 
-    def _on_variables(self, fn: Callable[..., Any]) -> Callable[..., None]:
-        def called(asked: Asked, session: int, *args: Any) -> None:
-            known = self._use(session, asked.peer)
-            self._begin(known, asked, lambda: asked.answer(fn(known.variables, *args)))
+    def _assign(self, asked: Asked, session: int, name: str, value: Any, container: str) -> None:
+        known = self._use(session, asked.peer)
 
-        return called
+        def act() -> None:
+            known.variables.assign(name, value, container)
+            asked.answer(None)
+
+        self._copy(known, asked, value, act)
+
+    def _read(self, asked: Asked, session: int, name: str, container: str) -> None:
+        known = self._use(session, asked.peer)
+        array = known.variables.stored(name, container)
+        self._copy(known, asked, array, lambda: asked.answer(array))
+
+    def _variables(self, asked: Asked, session: int, container: str) -> None:
+        asked.answer(self._use(session, asked.peer).variables.specs(container))
+
+    def _copy(self, session: _Session, asked: Asked, array: Any, act: Callable[[], None]) -> None:
+        """What is small is copied here: that takes no longer than to have a thread do it."""
+        if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
+            act()
+        else:
+            self._begin(session, asked, act)
 
     # -- functions ---------------------------------------------------------------------------------------------------------
 
@@ -273,7 +297,7 @@ class Sessions:
 
     def _load(self, pickled: bytes, is_constant: bool) -> Callable[..., Any]:
         """A function; the same object again where it captures nothing that can change."""
-        if not is_constant:
+        if not is_constant or len(pickled) > INLINE_BYTES_MAX:
             return trusted.unpack(pickled)  # type: ignore[no-any-return]
         with self._functions_lock:
             known = self._functions.get(pickled)
@@ -298,15 +322,3 @@ def sendable(packed: trusted.Packed) -> list[Any]:
 def unpacked(parts: list[Any]) -> Any:
     """The reverse of `sendable`, at the other side. Its arrays have the memory that arrived."""
     return trusted.unpack(parts[0]) if len(parts) == 1 else trusted.unpack_parts(parts)
-
-
-def _assign(variables: Variables, name: str, value: Any, container: str) -> None:
-    variables.assign(name, value, container)
-
-
-def _read(variables: Variables, name: str, container: str) -> Any:
-    return variables.stored(name, container)
-
-
-def _variables(variables: Variables, container: str) -> Any:
-    return variables.specs(container)
