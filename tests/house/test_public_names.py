@@ -37,7 +37,7 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
-    "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
+    "zmqdist.rpc": frozenset({"Client", "MethodInfo", "Server", "StatusOrResult", "Stream", "ZmqClient", "ZmqServer"}),
 }
 
 

@@ -17,6 +17,7 @@ from tests.rpc.polled import until
 from zmqdist import cancelled, errors
 from zmqdist.core.calls import ClientCall
 from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
+from zmqdist.net.line import Line
 from zmqdist.rpc import ZmqClient, ZmqServer, payload
 from zmqdist.specs import TensorSpec
 from zmqdist.specs import function as zd_function
@@ -188,6 +189,47 @@ def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: C
 
     asyncio.run(use())
     assert closed.wait(5)
+
+
+def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(
+    server: ZmqServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def three(asked: Any, *args: Any) -> None:
+        asked.answer_packed(encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ())
+
+    server._service._methods["zmqdist.open"].fn = three
+    client = connect(server.address)
+    sent: list[bytes] = []
+    put = Line._put
+    monkeypatch.setattr(Line, "_put", lambda self, *given: sent.append(given[0]) or put(self, *given))
+    assert list(client.upto(3)) == [0, 1, 2]
+    assert len(sent) == 1
+
+
+def test_a_forked_child_does_not_close_the_streams_of_its_parent(child: Child) -> None:
+    assert child(FORKED).communicate(timeout=30)[0] == "0 1 2 3 4\n"
+
+
+FORKED = """
+import os
+from zmqdist.rpc import Client, Server
+def upto(count):
+    yield from range(count)
+server = Server.create("zmq", "127.0.0.1:0")
+server.register("upto", upto)
+server.start()
+client = Client.create("zmq", server.address)
+stream = client.upto(5)
+got = [next(stream)]
+pid = os.fork()
+if not pid:
+    stream.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print(*got, *stream, flush=True)
+client.close()
+server.stop()
+"""
 
 
 # -- credit ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from zmqdist import errors
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import (
-    BATCH_BYTES_MAX,
+    CHUNK_BYTES,
     FRAMES_MAX,
     STREAM_BYTES_AHEAD,
     STREAM_ITEMS_AHEAD,
@@ -251,7 +251,7 @@ class _Stream:
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):
             byte_count += len(body)
             parts += len(sources)
-            if count and (byte_count > BATCH_BYTES_MAX or parts >= FRAMES_MAX):
+            if count and (byte_count > CHUNK_BYTES or parts >= FRAMES_MAX):
                 return count
         return len(self._bodies)
 
