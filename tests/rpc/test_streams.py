@@ -7,6 +7,7 @@ import gc
 import itertools
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -310,6 +311,25 @@ def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
         ):  # what was asked; what would be asked next
             list(stream)
     assert source.closed.wait(5)
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")  # pyzmq's own finalizers come in any order, too
+def test_a_stream_that_is_collected_with_its_client_harms_nobody(server: ZmqServer, source: Source) -> None:
+    """The collector calls their finalizers in any order."""
+    for _ in range(5):
+        client = ZmqClient(server.address, "", True, 5000)
+        stream = client.count()
+        next(stream)
+        box: list[Any] = [client._channel, stream]  # in either order
+        box.append(box)
+        stream._box = box
+        client._channel._box = box
+        gone = weakref.ref(client._channel)
+        del client, stream, box
+        gc.collect()
+        until(lambda gone=gone: gone() is None)
+        assert source.closed.wait(5)
+        source.closed.clear()
 
 
 def test_the_time_of_a_stream_is_for_the_whole_of_it(server: ZmqServer, connect: Connect, source: Source) -> None:

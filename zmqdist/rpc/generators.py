@@ -92,9 +92,9 @@ class Generators:
         if len(self._running) >= STREAMS_MAX:
             raise ResourceExhaustedError(None, None, f"{STREAMS_MAX} streams run at this server")
         stream = _Stream(self, self._service, number, method, asked)
+        stream.start(args, named)
         self._of.setdefault(asked.peer, {})[number] = stream
         self._running.add(stream)
-        stream.start(args, named)
 
     def _next(self, asked: Asked, number: Any) -> None:
         stream = self._find(asked.peer, number)

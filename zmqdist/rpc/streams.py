@@ -151,9 +151,11 @@ class Stream:
 
 
 def _close(channel: Channel, call: ClientCall, number: int) -> None:
+    told = _told(CLOSE, number, inf)
     try:
-        channel.cancel(call)
-        channel.call(_told(CLOSE, number, inf))
+        channel.call(told)
+        if told.code != errors.FAILED_PRECONDITION:  # else the channel was closed, and has ended the call
+            channel.cancel(call)
     except FailedPreconditionError:  # in a forked child: the stream is the parent's
         pass
 
