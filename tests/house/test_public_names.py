@@ -75,6 +75,7 @@ PINNED: dict[str, frozenset[str]] = {
             "simulate",
         }
     ),
+    "zmqdist.rpc": frozenset({"Client", "MethodInfo", "Server", "StatusOrResult", "Stream", "ZmqClient", "ZmqServer"}),
 }
 
 

@@ -233,6 +233,39 @@ def test_a_client_without_a_list_has_attributes_after_a_refresh(serve: Serve, co
     assert client.m_blocking() == 1
 
 
+class Model:
+    """Functions with signatures as methods of an object."""
+
+    factor = 3
+
+    @function(input_signature=[INT])
+    def times(self, value: Any) -> Any:
+        return value * self.factor
+
+    @function(input_signature=[INT])
+    def upto(self, count: Any) -> Iterator[int]:
+        yield from range(count * self.factor)
+
+    @function
+    def unsigned(self, value: Any) -> Any:
+        return value
+
+
+def test_a_method_of_an_object_keeps_its_signature(serve: Serve, connect: Connect) -> None:
+    model = Model()
+    client = connect(serve(times=model.times, upto=model.upto).address)
+    assert [str(info) for info in client.methods().values()] == [
+        "times(value: int32[])",
+        "upto(count: int32[]) -> stream",
+    ]
+    assert (client.times_blocking(5), client.times_blocking(5).dtype) == (15, np.int32)
+    assert list(client.upto(1)) == [0, 1, 2]
+    with pytest.raises(errors.InvalidArgumentError, match="expected int32"):
+        client.times_blocking(1.5)
+    with pytest.raises(ValueError, match="Input signature not specified for m"):
+        ZmqServer("127.0.0.1:0").register("m", model.unsigned)
+
+
 @pytest.mark.parametrize("kind", ["coroutine", "generator"])
 def test_an_async_function_is_refused(kind: str) -> None:
     async def coroutine() -> int:

@@ -7,6 +7,7 @@ import gc
 import itertools
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.rpc.polled import until
 from zmqdist import cancelled, errors
 from zmqdist.core.calls import ClientCall
 from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
+from zmqdist.net.line import Line
 from zmqdist.rpc import ZmqClient, ZmqServer, payload
 from zmqdist.specs import TensorSpec
 from zmqdist.specs import function as zd_function
@@ -190,6 +192,47 @@ def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: C
     assert closed.wait(5)
 
 
+def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(
+    server: ZmqServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def three(asked: Any, *args: Any) -> None:
+        asked.answer_packed(encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ())
+
+    server._service._methods["zmqdist.open"].fn = three
+    client = connect(server.address)
+    sent: list[bytes] = []
+    put = Line._put
+    monkeypatch.setattr(Line, "_put", lambda self, *given: sent.append(given[0]) or put(self, *given))
+    assert list(client.upto(3)) == [0, 1, 2]
+    assert len(sent) == 1
+
+
+def test_a_forked_child_does_not_close_the_streams_of_its_parent(child: Child) -> None:
+    assert child(FORKED).communicate(timeout=30)[0] == "0 1 2 3 4\n"
+
+
+FORKED = """
+import os
+from zmqdist.rpc import Client, Server
+def upto(count):
+    yield from range(count)
+server = Server.create("zmq", "127.0.0.1:0")
+server.register("upto", upto)
+server.start()
+client = Client.create("zmq", server.address)
+stream = client.upto(5)
+got = [next(stream)]
+pid = os.fork()
+if not pid:
+    stream.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print(*got, *stream, flush=True)
+client.close()
+server.stop()
+"""
+
+
 # -- credit ------------------------------------------------------------------------------------------------------------
 
 
@@ -263,9 +306,30 @@ def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
         stream = client.count()
         next(stream)
         client.close()
-        with pytest.raises(errors.CancelledError):
+        with pytest.raises(
+            (errors.CancelledError, errors.FailedPreconditionError)
+        ):  # what was asked; what would be asked next
             list(stream)
     assert source.closed.wait(5)
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")  # pyzmq's own finalizers come in any order, too
+def test_a_stream_that_is_collected_with_its_client_harms_nobody(server: ZmqServer, source: Source) -> None:
+    """The collector calls their finalizers in any order."""
+    for _ in range(5):
+        client = ZmqClient(server.address, "", True, 5000)
+        stream = client.count()
+        next(stream)
+        box: list[Any] = [client._channel, stream]  # in either order
+        box.append(box)
+        stream._box = box
+        client._channel._box = box
+        gone = weakref.ref(client._channel)
+        del client, stream, box
+        gc.collect()
+        until(lambda gone=gone: gone() is None)
+        assert source.closed.wait(5)
+        source.closed.clear()
 
 
 def test_the_time_of_a_stream_is_for_the_whole_of_it(server: ZmqServer, connect: Connect, source: Source) -> None:

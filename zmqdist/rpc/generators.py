@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from zmqdist import errors
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import (
-    BATCH_BYTES_MAX,
+    CHUNK_BYTES,
     FRAMES_MAX,
     STREAM_BYTES_AHEAD,
     STREAM_ITEMS_AHEAD,
@@ -92,9 +92,9 @@ class Generators:
         if len(self._running) >= STREAMS_MAX:
             raise ResourceExhaustedError(None, None, f"{STREAMS_MAX} streams run at this server")
         stream = _Stream(self, self._service, number, method, asked)
+        stream.start(args, named)
         self._of.setdefault(asked.peer, {})[number] = stream
         self._running.add(stream)
-        stream.start(args, named)
 
     def _next(self, asked: Asked, number: Any) -> None:
         stream = self._find(asked.peer, number)
@@ -251,7 +251,7 @@ class _Stream:
         for count, (body, sources) in enumerate(zip(self._bodies, self._sources, strict=True)):
             byte_count += len(body)
             parts += len(sources)
-            if count and (byte_count > BATCH_BYTES_MAX or parts >= FRAMES_MAX):
+            if count and (byte_count > CHUNK_BYTES or parts >= FRAMES_MAX):
                 return count
         return len(self._bodies)
 

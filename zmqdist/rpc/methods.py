@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError, WireError
@@ -138,13 +139,14 @@ def method_for(
     """A method for `fn`, if it can be one; the errors are those of `RpcService.register`."""
     if not callable(fn):
         raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
-    plain = fn.__wrapped__ if isinstance(fn, Function) else fn
+    own = fn.__func__ if isinstance(fn, MethodType) else fn
+    given = own if isinstance(own, Function) else None
+    plain = fn if given is None else given.__wrapped__
     if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
         raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
     streaming = inspect.isgeneratorfunction(plain)
     if streaming and inline:
         raise ValueError(f"{name}: a generator function has a thread of its own, it cannot be inline")
-    given = fn if isinstance(fn, Function) else None
     if given is not None:
         input_signature = given.input_signature if input_signature is None else input_signature
         output_signature = given.output_signature if output_signature is None else output_signature

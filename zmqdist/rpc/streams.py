@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.calls import ClientCall
-from zmqdist.errors import OpError, from_code
+from zmqdist.errors import FailedPreconditionError, OpError, from_code
 from zmqdist.net.channel import Channel
 from zmqdist.rpc import payload
 from zmqdist.rpc.result import ended
@@ -151,8 +151,13 @@ class Stream:
 
 
 def _close(channel: Channel, call: ClientCall, number: int) -> None:
-    channel.cancel(call)
-    channel.call(_told(CLOSE, number, inf))
+    told = _told(CLOSE, number, inf)
+    try:
+        channel.call(told)
+        if told.code != errors.FAILED_PRECONDITION:  # else the channel was closed, and has ended the call
+            channel.cancel(call)
+    except FailedPreconditionError:  # in a forked child: the stream is the parent's
+        pass
 
 
 def _told(method: str, number: int, due: float) -> ClientCall:
