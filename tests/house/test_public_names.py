@@ -54,7 +54,6 @@ PINNED: dict[str, frozenset[str]] = {
             "UnionResolver",
         }
     ),
-    "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
     "zmqdist.testing": frozenset(
         {
             "MultiProcessPoolRunner",
