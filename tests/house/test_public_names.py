@@ -55,6 +55,25 @@ PINNED: dict[str, frozenset[str]] = {
         }
     ),
     "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
+    "zmqdist.testing": frozenset(
+        {
+            "MultiProcessPoolRunner",
+            "MultiProcessRunner",
+            "MultiProcessRunnerResult",
+            "SimClock",
+            "SimCluster",
+            "SimConnection",
+            "SimProcess",
+            "SubprocessTimeoutError",
+            "UnexpectedSubprocessExitError",
+            "create_cluster_spec",
+            "create_in_process_cluster",
+            "get_barrier",
+            "manager",
+            "run",
+            "simulate",
+        }
+    ),
 }
 
 

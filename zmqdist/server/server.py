@@ -183,10 +183,6 @@ class Server:
         """What is known of every task, by name: see `CoordinationClient.task_states`."""
         return self._together.client.task_states()
 
-    def check_alive(self, task: TaskName) -> bool:
-        """Whether a task is registered, and neither lost nor in error: see `CoordinationClient.check_alive`."""
-        return self._together.client.check_alive(task)
-
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
