@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 FOREVER_MS: Final = 1_000_000_000
 """Without --timeout a call lasts as long as its server lives; the client's own default is for meeting the server."""
 
+CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
+"""What a client's attributes keep for themselves."""
+
 ROLES: Final = ("client", "submit", "worker", "admin")
 
 
@@ -118,8 +121,12 @@ def _call(
     if info.streaming and output is not None:
         raise click.UsageError(f"{info.name} streams, and --output takes one answer")
     args, named = values.arguments(words)
-    if info.input_signature is not None:
-        args = [*map(values.as_given, info.input_signature, args), *args[len(info.input_signature) :]]
+    for name in CLIENTS_OWN & named.keys():
+        raise click.UsageError(f"{name}= belongs to the client: give that argument of {info.name} by its place")
+    specs = info.input_signature or ()
+    places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
+    args = [*map(values.as_given, specs, args), *args[len(specs) :]]
+    named = {name: values.as_given(places.get(name), value) for name, value in named.items()}
     timeout_in_ms = FOREVER_MS if timeout_s is None else max(1, round(timeout_s * 1000))
     start = client.stubs(info)[0]
     try:

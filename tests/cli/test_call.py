@@ -248,6 +248,7 @@ def test_lists_become_arrays_by_the_signature(ask: Any) -> None:
     assert ask("scale", "[1, 2.5]", "2") == (0, "[2., 5.]\nfloat32[2]\n", "")
     assert ask("scale", "[1, NaN]", "by=2", "--json") == (0, '[2.0, "nan"]\n', "")
     assert ask("shape", "[1, 2]", "--json") == (0, '["tuple", 1, 2]\n', "")
+    assert ask("shape", "pair=[1, 2]", "--json") == (0, '["tuple", 1, 2]\n', "")
 
 
 def test_without_a_signature_values_arrive_as_they_were_written(ask: Any, tmp_path: Path) -> None:
@@ -293,6 +294,7 @@ def test_an_answer_can_be_saved(ask: Any, tmp_path: Path) -> None:
         ("scale [1] bye=2", "scale: got an unexpected keyword argument 'bye'"),
         ("echo a=1 a=2", "a is given twice"),
         ("echo a=1 2", "'2' comes after an argument by name: put those last"),
+        ("echo out=1", "out= belongs to the client: give that argument of echo by its place"),
         ("echo [1", "'[1' is no JSON"),
         ("echo --jsn", "no such option: '--jsn'; as a text it is written in JSON"),
         ("echo 1 --timeout -1", "Invalid value for '--timeout'"),

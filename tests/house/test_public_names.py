@@ -67,6 +67,7 @@ PINNED: dict[str, frozenset[str]] = {
             "UnexpectedSubprocessExitError",
             "check_resolver",
             "create_cluster_spec",
+            "check_resolver",
             "create_in_process_cluster",
             "get_barrier",
             "manager",
