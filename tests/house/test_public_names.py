@@ -67,7 +67,6 @@ PINNED: dict[str, frozenset[str]] = {
             "UnexpectedSubprocessExitError",
             "check_resolver",
             "create_cluster_spec",
-            "check_resolver",
             "create_in_process_cluster",
             "get_barrier",
             "manager",

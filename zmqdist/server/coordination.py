@@ -1,12 +1,14 @@
 """Coordination as a part of a task's server: the leader keeps it, every task takes part.
 
+A task registers with the leader when it first uses a barrier or a key, not before: a server contacts nobody by itself, and a process may
+have a hundred of them.
+
 The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are not among those whom
 a barrier waits for: they have the keys, and see who is there.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import fields
@@ -16,10 +18,8 @@ from zmqdist.cluster.rules import coordination_leader
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.core.coordination import CoordinationConfig
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.server.node import Node, named
-
-log = logging.getLogger("zmqdist.server")
 
 APART: Final = ("evaluator", "dispatcher")
 """Jobs that take no part in barriers."""
@@ -50,14 +50,6 @@ class Together:
             given = (node.service, node.router, node.loop, node.incarnation, self._members, checked)
             self._service = CoordinationService(*given)
         node.on_close.append(self._close)
-
-    def begin(self) -> None:
-        """Register with the leader, in the background: so that the others learn of it when this task is lost."""
-        if len(self._members) > 1:
-            try:
-                _ = self.client
-            except OpError as error:  # whoever uses it gets it, too
-                log.info("%s does not take part in coordination: %s", named(self._node.me), error)
 
     @property
     def client(self) -> CoordinationClient:

@@ -200,7 +200,6 @@ class Server:
             if not self._started:
                 self._started = True
                 self._node.serve()
-                self._together.begin()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it was stopped: by `stop`, or from elsewhere.
