@@ -36,16 +36,20 @@ def given(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
     """A function that raises TypeError or ValueError for arguments that this client knows to be wrong. It sends nothing."""
     parameters, specs = Parameters(info.signature), info.input_signature
-    count = -1 if specs is None or not is_flat(specs) else len(specs)
 
     def check(args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         if specs is None:
-            if named:
-                parameters.check_names(len(args), named)
-        elif named or len(args) != count:
+            parameters.check_names(len(args), named)
+        else:
             parameters.fit(specs, args, named, lambda value, spec: None)
 
     return check
+
+
+def _count(info: MethodInfo) -> int | None:
+    """So many positional arguments, and no others, need no check; None: any number."""
+    specs = info.input_signature
+    return None if specs is None else len(specs) if is_flat(specs) else -1
 
 
 def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
@@ -58,12 +62,13 @@ def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Cal
 
 
 def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
-    name, check = info.name, _check(info)
+    name, check, count = info.name, _check(info), _count(info)
 
     def asked(args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, still: bool) -> ClientCall:
         due = due_after(timeout_in_ms, default_in_ms)
-        check(args, named)
-        body, parts = payload.pack(given(args, named))
+        if named or (count is not None and len(args) != count):
+            check(args, named)
+        body, parts = payload.pack(given(args, named) if named else args)
         return ClientCall(name, body, snapshot(parts, lends=channel.lends, still=still) if parts else (), due)
 
     def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
