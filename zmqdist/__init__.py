@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from zmqdist._version import __version__
 
 if TYPE_CHECKING:
-    from zmqdist import cluster, coordinator, data, errors, nest, rpc, testing
+    from zmqdist import cluster, collectives, coordinator, data, errors, nest, rpc, testing
     from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
     from zmqdist.coordinator.executor import Executor
     from zmqdist.dispatch.server import DispatchServer
     from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.running import cancelled
@@ -28,6 +29,7 @@ _WHERE = {
     "ClusterSpec": "zmqdist.cluster",
     "DispatchServer": "zmqdist.dispatch.server",
     "Executor": "zmqdist.coordinator.executor",
+    "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
@@ -40,7 +42,7 @@ _WHERE = {
     "function": "zmqdist.specs",
     "local_cluster": "zmqdist.launch.local_cluster",
 }
-_MODULES = ("cluster", "coordinator", "data", "errors", "nest", "rpc", "testing")
+_MODULES = ("cluster", "collectives", "coordinator", "data", "errors", "nest", "rpc", "testing")
 
 
 def __getattr__(name: str) -> Any:
@@ -64,6 +66,7 @@ __all__ = [
     "ClusterSpec",
     "DispatchServer",
     "Executor",
+    "IndexedSlices",
     "JobDef",
     "Server",
     "ServerDef",
@@ -72,6 +75,7 @@ __all__ = [
     "__version__",
     "cancelled",
     "cluster",
+    "collectives",
     "coordinator",
     "data",
     "empty",

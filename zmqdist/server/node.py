@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import TypeAlias
 
 from zmqdist.cluster.spec import ClusterSpec
@@ -42,6 +43,7 @@ class Node:
       loop, router: of its port; nothing runs in the loop before `serve`.
       incarnation: of this life, as its hello says.
       credentials: where its secrets are.
+      on_close: called when it begins to close, in the thread that closes it: parts end the waits of their callers there.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Node:
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self.on_close: list[Callable[[], object]] = []
         place = address_to_bind(address, bind_host)
         host, _ = split(place)
         try:
@@ -85,6 +88,11 @@ class Node:
             self.loop.stop()
             raise
         self.address = f"{address.rpartition(':')[0]}:{port}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is about to be."""
+        return self._closed
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -130,6 +138,8 @@ class Node:
                 return
             self._closed = True
             clients = list(self._clients.values())
+        for fn in self.on_close:
+            fn()
         if self.loop.running:
             self.loop.run(self._say_goodbye)
         self.service.stop(grace_s)
