@@ -21,6 +21,7 @@ TINY = Plan(
     count_max=8,
     sizes=(2**10, 2**20),
     fanout_bytes=2**17,
+    ring_bytes=2**21,
     queued=50,
     queued_each=40,
     workers=(2, 5, 10),

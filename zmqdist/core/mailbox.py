@@ -10,8 +10,9 @@ Theory of operation
     that a task may send and end.
 
     Letters of one channel may overtake each other on the way (a large one travels in pieces). Each has a number, counted by its sender
-    for each receiver, and names the letter of the same channel that was on the way before it (`after`); it is held until that one has
-    come or was given up. `low` says that everything below has: so nothing is ever waited for that cannot come.
+    for each receiver. While another one of its channel is on the way it names the one that was sent right before it (`after`), and is
+    held until that one had its turn; a letter that was given up has its turn, too. `low` says that everything below has arrived or was
+    given up: so nothing is ever waited for that cannot come.
 
 Promises, checked by tests/core/test_mailbox.py
     P1  a letter is given to one waiter, once; letters of a channel in the order of sending, waiters in the order of asking
@@ -120,7 +121,7 @@ class _Source:
     Attributes:
       life: the present one, 0 for none.
       low, seen: numbers that were delivered or given up: all below `low`, and those of `seen`.
-      held: letters that wait for another one, by its number.
+      held: what waits for another letter, by the number of that: a letter, or one that was given up (without a key).
     """
 
     __slots__ = ("held", "life", "low", "past", "seen")
@@ -133,7 +134,7 @@ class _Source:
     def begin(self) -> None:
         self.low = 0
         self.seen: set[int] = set()
-        self.held: dict[int, list[tuple[int, Key, Any, int]]] = {}
+        self.held: dict[int, tuple[int, Key | None, Any, int]] = {}
 
     def has(self, number: int) -> bool:
         return number < self.low or number in self.seen
@@ -168,7 +169,7 @@ class Mailbox:
         Args:
           number: counted by its sender, from 1; 0 where letters cannot overtake each other.
           low: everything below was delivered or given up.
-          after: the letter of this channel that was on the way before this one; 0 for none.
+          after: the letter of this channel that has its turn right before this one; 0 for none that was on the way.
 
         Returns:
           The waits that have ended, and why the letter was not taken: the status of the abort, RESOURCE_EXHAUSTED (P5), or UNAVAILABLE
@@ -187,20 +188,20 @@ class Mailbox:
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
             told = f"{key.target} has {self.items} messages of {self.nbytes} bytes that nobody has received: receive some first"
             refusal = ResourceExhaustedError(None, None, told)
-            return [*ended, *self._settled(source, number)], refusal  # those behind it must not wait
+            return [*ended, *self._skip(source, number, after)], refusal  # those behind it must not wait
         if held:
             self._count(1, nbytes)
-            source.held.setdefault(after, []).append((number, key, letter, nbytes))
+            source.held[after] = number, key, letter, nbytes
             return ended, None
         ended += self._deliver(key, letter, nbytes)
         return [*ended, *self._settled(source, number)], None
 
-    def skipped(self, source: str, life: int, number: int) -> list[Wait]:
-        """A letter was given up by its sender, or lost on the way: those behind it need not wait."""
+    def skipped(self, source: str, life: int, number: int, after: int = 0) -> list[Wait]:
+        """A letter was given up by its sender, or lost on the way: those behind it need not wait. Numbers as in `sent`."""
         known = self._source(source)
         if known.life != life or known.has(number):
             return []
-        return self._settled(known, number)
+        return self._skip(known, number, after)
 
     def returned(self, wait: Wait) -> list[Wait]:
         """Whoever got this letter could not take it: it is the first of its channel again."""
@@ -275,9 +276,8 @@ class Mailbox:
                 wait.life = life
             return []
         source.past.append(former)
-        for held in source.held.values():
-            for _, _, _, nbytes in held:
-                self._count(-1, -nbytes)
+        for _, key, _, nbytes in source.held.values():
+            self._count(-1 if key is not None else 0, -nbytes)
         source.begin()
         for place in [place for place in self._letters if place[0] == name]:
             for _, nbytes in self._letters.pop(place):
@@ -342,18 +342,26 @@ class Mailbox:
         return ended
 
     def _settled(self, source: _Source, number: int) -> list[Wait]:
-        """A letter has come, or will not: those that waited for it are delivered."""
+        """A letter has had its turn: the one that waited for it has its own."""
         ended: list[Wait] = []
         settled = [number] if number else []
         while settled:
             number = settled.pop()
             if number >= source.low:
                 source.seen.add(number)
-            for held, key, letter, nbytes in source.held.pop(number, ()):
-                self._count(-1, -nbytes)
-                ended += self._deliver(key, letter, nbytes)
+            if number in source.held:
+                held, key, letter, nbytes = source.held.pop(number)
+                if key is not None:
+                    self._count(-1, -nbytes)
+                    ended += self._deliver(key, letter, nbytes)
                 settled.append(held)
         return ended
+
+    def _skip(self, source: _Source, number: int, after: int) -> list[Wait]:
+        if number and after and not source.has(after):
+            source.held[after] = number, None, None, 0
+            return []
+        return self._settled(source, number)
 
     def _waits_for(self, name: str) -> list[Wait]:
         return [wait for place, waits in self._waits.items() if place[0] == name for wait in waits]

@@ -10,8 +10,9 @@ Theory of operation
     error at once: so each member meets each round once, and the next one fits again.
 
     Members count their announcements, and that number says which round is meant. A member that has begun a new life counts from 1: it
-    is taken into the round that is open. The first announcement that a leader hears of at all tells it where the others are (it may be the
-    leader that has begun a new life). A member that is ahead has given up a round that the others still wait for: that one ends for them.
+    is taken into the round that is open. The first announcement that a leader hears of at all tells it where the others are (it may be
+    the leader that has begun a new life). A member that is ahead has given up a round that the others still wait for: that one ends for
+    them. One that is behind gets the errors of the rounds that it has missed, one for each of its calls.
 
 Promises, checked by tests/core/test_rounds.py
     P1  a verdict goes to all members or an error to each, the same one to all that meet the round, and each is told once
@@ -152,6 +153,8 @@ class Rounds:
 
     def gone(self, rank: int, message: str) -> list[Verdict]:
         """A member has ended: who has come waits in vain. Without anybody nothing happens."""
+        if not self._members[rank].life:
+            self._members[rank].welcome = True
         return self._fail(UNAVAILABLE, message) if self.come else []
 
     def ticked(self, now: float) -> list[Verdict]:
@@ -182,8 +185,7 @@ class Rounds:
     def _shift_of(self, one: Announcement) -> int:
         member = self._members[one.rank]
         if member.life != one.life or member.shift is None:
-            begun = member.life not in (0, one.life) or one.number == 1
-            if member.welcome or self._shift is None or (begun and self.round > 1):
+            if member.welcome or self._shift is None or member.life not in (0, one.life):
                 member.shift = self.round - one.number
             else:
                 member.shift = self._shift

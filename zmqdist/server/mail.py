@@ -93,15 +93,15 @@ class _Outgoing:
 
     Attributes:
       number: of the letter that was sent last.
-      tags: of the letters that are on the way, by number.
-      last: the one of each tag that was sent last, while it is on the way.
+      tags: of the letters that are on the way, by number, with the one of the tag that was sent right before it.
+      last: how many of each tag are on the way, and the one that was sent last.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.number = 0
-        self.tags: dict[int, str] = {}
-        self.last: dict[str, int] = {}
+        self.tags: dict[int, tuple[str, int]] = {}
+        self.last: dict[str, tuple[int, int]] = {}
 
 
 class Mail:
@@ -131,11 +131,13 @@ class Mail:
         outgoing = self._outgoing(task)
         with outgoing.lock:
             number = outgoing.number + 1
-            low, after = next(iter(outgoing.tags), number), outgoing.last.get(tag, 0)
+            low = next(iter(outgoing.tags), number)
+            count, after = outgoing.last.get(tag, (0, 0))
             args = (str(key), number, low, after, value)
             result = ask(client, "mail.put", args, inf if timeout is None else timeout)
-            outgoing.number = outgoing.last[tag] = number
-            outgoing.tags[number] = tag
+            outgoing.number = number
+            outgoing.last[tag] = count + 1, number
+            outgoing.tags[number] = tag, after
         result.add_done_callback(partial(self._arrived, task, number))
         return result
 
@@ -148,12 +150,14 @@ class Mail:
         outgoing = self._outgoing(task)
         code, _ = result.get_error()
         with outgoing.lock:
-            tag = outgoing.tags.pop(number)
-            behind = outgoing.last[tag] != number
-            if not behind:
+            tag, after = outgoing.tags.pop(number)
+            count, last = outgoing.last[tag]
+            if count > 1:
+                outgoing.last[tag] = count - 1, last
+            else:
                 del outgoing.last[tag]
-        if code and behind and not self._node.closed:
-            ask(self._node.client(task), "mail.skip", (self._me, self._node.incarnation, number))
+        if code and (count > 1 or last != number) and not self._node.closed:
+            ask(self._node.client(task), "mail.skip", (self._me, self._node.incarnation, number, after))
 
     def _to_self(self, key: Key, value: Any) -> StatusOrResult:
         box = [value]
@@ -202,8 +206,8 @@ class Mail:
         if refusal is not None:
             raise refusal
 
-    def _skip(self, source: str, life: int, number: int) -> None:
-        self._in.tell(self._in.box.skipped, source, life, number)
+    def _skip(self, source: str, life: int, number: int, after: int) -> None:
+        self._in.tell(self._in.box.skipped, source, life, number, after)
 
     # -- others -----------------------------------------------------------------------------------------------------------
 
