@@ -187,13 +187,17 @@ class World:
         member.number += 1
         failure = (CANCELLED, "cancelled") if what == "cancel" else None
         told = "max" if what == "mismatch" else "sum"
-        member.waits = Announcement(member.rank, member.life, member.number, told, told, self.now + 5.0, failure=failure)
+        member.waits = Announcement(
+            member.rank, member.life, member.number, told, told, self.now + 5.0, failure=failure
+        )
         self._tell(self.rounds.announced(member.waits))
 
     def _tell(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             waited = [self.members[each.rank].waits for each in verdict.members]
-            assert all(one is each for one, each in zip(waited, verdict.members, strict=True) if one is not None), "told twice"
+            assert all(one is each for one, each in zip(waited, verdict.members, strict=True) if one is not None), (
+                "told twice"
+            )
             if isinstance(verdict, Agreed):
                 self.agreed += 1
                 assert [each.rank for each in verdict.members] == list(range(self.size)), "agreed without all"

@@ -36,6 +36,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     OpError,
     UnavailableError,
+    from_code,
 )
 from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
 from zmqdist.net.lent import lendable
@@ -62,6 +63,7 @@ class Members:
       tasks: the members; their order is that of the ranks.
       rank: the own one.
       number: of the operations announced so far.
+      aborted: (code, message), if the present one was aborted from elsewhere.
       lock: held by whoever does one.
     """
 
@@ -75,6 +77,7 @@ class Members:
             raise InvalidArgumentError(None, None, f"{named(me)} is not a member of the group {told}")
         self.rank = self.tasks.index(me)
         self.number = 0
+        self.aborted: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
     @property
@@ -136,6 +139,8 @@ class Collectives:
         """
         with self._lock:  # nobody can be ahead of us: what is left is of operations that failed
             self._boxes.pop(group.name, None)
+            group.aborted = None
+            self._running[group.name] = group, ""
         group.number += 1
         status = None if failure is None else (failure.error_code, failure.message)
         args = (
@@ -201,6 +206,8 @@ class Collectives:
         with self._lock:
             self._running[group.name] = group, name
         try:
+            if group.aborted is not None:
+                raise from_code(*group.aborted)
             self._run(group, name, box, schedules, timeout_s)
         except BaseException as error:
             code = error.error_code if isinstance(error, OpError) else CANCELLED
@@ -214,7 +221,6 @@ class Collectives:
             raise
         finally:
             with self._lock:
-                del self._running[group.name]
                 self._boxes.get(group.name, {}).pop(name, None)
 
     def _run(
@@ -255,10 +261,12 @@ class Collectives:
     def _receive(self, group: Members, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
         task = group.tasks[source]
         self._watches.watch(task)
-        key = Key(str(source), 1, "", str(index))
+        key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s
         try:
-            piece: Array = box.receive(key, monotonic() + timeout_s, partial(self._watches.gone, task)).letter
+            piece: Array = box.receive(key, due, partial(self._watches.gone, task)).letter
         except DeadlineExceededError:
+            if monotonic() < due:  # another member's, who has told us
+                raise
             told = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had come"
             raise DeadlineExceededError(None, None, told) from None
         return piece
@@ -279,7 +287,9 @@ class Collectives:
 
     def _aborted(self, group: str, code: int, message: str) -> None:
         with self._lock:
-            _, name = self._running.get(group, (None, ""))
+            running, name = self._running.get(group, (None, ""))
+            if running is not None:
+                running.aborted = code, message
         if name:
             self._failed(group, name, code, message)
 

@@ -17,7 +17,15 @@ import numpy as np
 
 from zmqdist.core import collectives as core
 from zmqdist.core.rounds import Agreed, Announcement, Rounds, Verdict
-from zmqdist.errors import CANCELLED, CancelledError, InvalidArgumentError, OpError, UnavailableError, from_code
+from zmqdist.errors import (
+    CANCELLED,
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
 from zmqdist.rpc.service import Asked
 from zmqdist.server.node import TASKS, Node, Task, named
 from zmqdist.server.watch import Watches
@@ -83,6 +91,8 @@ class Leader:
         members = [self._node.task(tuple(task)) for task in tasks]
         one = Announcement(rank, life, number, what, what, monotonic() + timeout_s, Brought(*brought), failure, token)
         with self._lock:
+            if self._node.closed:
+                raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
             known, rounds = self._groups.setdefault(group, (members, Rounds([named(task) for task in members])))
             if known != members:
                 told = f"group {group} has the members {', '.join(map(named, known))}"
@@ -96,6 +106,13 @@ class Leader:
         self._tell(group, verdicts)
         if verdicts or deadline == inf:
             return
+        try:
+            self._attend(group, members, deadline)
+        except FailedPreconditionError:  # stopped meanwhile, and its members were told
+            pass
+
+    def _attend(self, group: str, members: Sequence[Task], deadline: float) -> None:
+        """Somebody waits for the others."""
         for task in members:
             self._watches.watch(task)
         self._node.loop.call_soon(
