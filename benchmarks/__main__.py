@@ -23,13 +23,14 @@ from benchmarks import (
     results,
     roundtrip,
     scale,
+    servers,
     startup,
     tasks,
 )
 from benchmarks.measuring import FULL, QUICK, Question, measure, to_stderr
 from benchmarks.systems import SYSTEMS
 
-MODULES = (latency, calls, tasks, roundtrip, bandwidth, fanout, startup, imports, memory, scale, collectives)
+MODULES = (latency, calls, tasks, roundtrip, bandwidth, fanout, startup, imports, memory, scale, servers, collectives)
 QUESTIONS: dict[str, Question] = {module.QUESTION.name: module.QUESTION for module in MODULES}
 PAGE = "performance.md"
 

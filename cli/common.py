@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from zmqdist.net.credentials import Credentials
     from zmqdist.rpc.client import ZmqClient
 
+IS_NO_DISPATCHER: Final = "is no dispatcher"
+
 ANSWER_S: Final = 3.0
 """Seconds that a command waits for an answer unless it is told otherwise."""
 
@@ -119,7 +121,7 @@ class Dispatcher:
             raise self._silent() from None
         if not hasattr(self._client, "status_blocking"):
             self._client.close()
-            problem = f"what listens at {address} is no dispatcher: ask the address that `zmqdist dispatcher` printed"
+            problem = f"what listens at {address} {IS_NO_DISPATCHER}: ask the address that `zmqdist dispatcher` printed"
             raise errors.FailedPreconditionError(None, None, problem)
 
     def ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from zmqdist import limits
-from zmqdist_cli.common import Dispatcher, Seconds, place, target_options
+from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, Seconds, place, target_options
 from zmqdist_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from zmqdist.net.credentials import Credentials
 
 LOOK_S: Final = 0.1
 """Between two looks whether it has ended."""
@@ -52,7 +56,7 @@ def drain(target_and_worker: tuple[str, ...], *, grace_s: float, timeout_s: floa
     click.echo(f"{name} leaves; what it runs has {grace_s:g} s to end")
 
 
-@click.command(short_help="End a dispatcher and its workers.")
+@click.command(short_help="End a dispatcher and its workers, or a cluster of servers.")
 @click.argument("target", required=False)
 @_grace
 @target_options
@@ -62,17 +66,34 @@ def shutdown(
 ) -> None:
     """End the dispatcher TARGET and its workers; returns when the dispatcher has ended.
 
-    Work that waits is not waited for: its coordinators see the cluster go.
+    Work that waits is not waited for: its coordinators see the cluster go. Where TARGET is a task of a cluster of servers, all tasks of
+    it that are up end.
     """
+    from zmqdist.errors import FailedPreconditionError
     from zmqdist.observe.status import plural
 
-    with Dispatcher(*place(target, **secrets), "submit", timeout_s) as asked:
+    address, credentials = place(target, **secrets)
+    try:
+        dispatcher = Dispatcher(address, credentials, "submit", timeout_s)
+    except FailedPreconditionError as error:
+        if IS_NO_DISPATCHER not in error.message:
+            raise
+        click.echo(f"the server at {address} ends: {', '.join(_end_tasks(address, credentials, grace_s, timeout_s))}")
+        return
+    with dispatcher as asked:
         pid = asked.ask("status")["pid"]
         count = asked.ask("shutdown", grace_s)
         click.echo(f"dispatcher at {asked.address} ends, with {plural(count, 'worker')}")
         if not _ended(asked, pid, grace_s + ENDS_WITHIN_S):
             click.echo(f"zmqdist shutdown: the dispatcher (pid {pid}) still answers after its grace", err=True)
             context.exit(int(ExitCode.PROGRAM_FAILED))
+
+
+def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s: float) -> list[str]:
+    from zmqdist.server.session import Session
+
+    with Session(SimpleNamespace(target=address, credentials=credentials)) as session:
+        return session.shutdown(grace_s, timeout_in_ms=timeout_s * 1000)
 
 
 def _ended(asked: Dispatcher, pid: int, within_s: float) -> bool:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.running import cancelled
+    from zmqdist.server.connect import check_alive, connect_to_cluster, connect_to_host
     from zmqdist.server.server import Server
+    from zmqdist.server.session import Session
     from zmqdist.specs import TensorSpec, function
 
 _WHERE = {
@@ -33,9 +35,13 @@ _WHERE = {
     "JobDef": "zmqdist.cluster",
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
+    "Session": "zmqdist.server.session",
     "TensorSpec": "zmqdist.specs",
     "WorkerServer": "zmqdist.dispatch.worker",
     "cancelled": "zmqdist.running",
+    "check_alive": "zmqdist.server.connect",
+    "connect_to_cluster": "zmqdist.server.connect",
+    "connect_to_host": "zmqdist.server.connect",
     "empty": "zmqdist.net.arrays",
     "empty_like": "zmqdist.net.arrays",
     "freeze": "zmqdist.net.arrays",
@@ -70,12 +76,16 @@ __all__ = [
     "JobDef",
     "Server",
     "ServerDef",
+    "Session",
     "TensorSpec",
     "WorkerServer",
     "__version__",
     "cancelled",
+    "check_alive",
     "cluster",
     "collectives",
+    "connect_to_cluster",
+    "connect_to_host",
     "coordinator",
     "data",
     "empty",

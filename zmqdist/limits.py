@@ -183,6 +183,22 @@ CONFIG_NODES_MAX: Final = 100_000
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, besides the inline ones; further calls wait (CALLS_PENDING_MAX a peer)."""
 
+SESSION_THREADS_MAX: Final = 512
+"""Functions and accesses of sessions that one task runs at a time; further ones wait. Many, because a function may wait for another."""
+
+SESSION_LOST_S: Final = 60.0
+"""A session whose connection went has this long to come back; then the task forgets it, and frees what only it could see."""
+
+SESSIONS_MAX: Final = 65_536
+"""Sessions of one task."""
+
+TASK_PROBE_S: Final = 1.0
+"""A task that does not answer for so long counts as missing where somebody asks which tasks are there."""
+
+SERVER_DESCRIPTORS: Final = 32
+"""Descriptors that a task's server needs: twelve, and some for its first connections. Where there are none libzmq ends the process, or
+never gets to accept a connection."""
+
 # -- messages and collectives between tasks -------------------------------------------------------------------------
 
 MAIL_ITEMS_MAX: Final = 65_536

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import crowd, measuring, memory, results, simulated, systems
+from benchmarks import crowd, measuring, memory, results, servers, simulated, systems
 from benchmarks.measuring import Answers, Case, Figure, Plan, Question, Side, measure
 from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
 
@@ -95,6 +95,16 @@ def test_the_cost_as_it_grows_is_measured_and_drawn_and_written_into_the_page(
     assert "[scale.json](benchmarks/scale.json)" in text
     figures = json.loads((folder / "scale.json").read_text())[0]["figures"]
     assert {figure["unit"] for figure in figures} == {"us", "bytes", "%"}
+
+
+def test_a_cluster_of_servers_in_one_process_is_measured(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "PARTS", 6)
+    monkeypatch.setattr(servers, "SERVERS", 2)
+    figures = asked(tmp_path, "servers", "--against", "none")["servers"]["figures"]
+    assert [figure["at"] for figure in figures] == [None, *servers.FLOATS[:3]]
+    assert all(figure["median"] > 0 for figure in figures)
 
 
 def test_what_is_measured_is_drawn(tmp_path: Path) -> None:

@@ -146,3 +146,11 @@ def test_a_host_that_others_reach_needs_keys_and_has_its_name_in_the_target(made
     keys.keygen(tmp_path / "keys")
     assert made(cluster, keys_dir=tmp_path / "keys").target.startswith("zmq://some.other.host.invalid:")
     assert made(cluster, bind_host="127.0.0.1").target.startswith("zmq://some.other.host.invalid:")
+
+
+def test_a_socket_that_listens_already_is_taken_over(made: Made) -> None:
+    reserved = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{reserved.getsockname()[1]}"
+    server = made({"local": [address]}, listener=reserved.detach())
+    with zd.Session(server) as session:
+        assert (server.address, session.run(len, "abc")) == (address, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import subprocess
 import threading
 from collections.abc import Callable
 
@@ -107,3 +108,26 @@ def test_many_servers_of_one_cluster_live_in_one_process(made: Made) -> None:
     servers = [made(cluster, "ps", index) for index in range(100)]
     worker = made(cluster, "worker", 0)
     assert len({server.target for server in servers} | {worker.target}) == 101
+
+
+def test_too_few_descriptors_are_an_error_and_not_the_end_of_the_process(
+    child: Callable[..., subprocess.Popen[str]],
+) -> None:
+    program = """
+import resource
+import zmqdist
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+servers = []
+try:
+    while True:
+        servers.append(zmqdist.Server.create_local_server())
+except zmqdist.errors.ResourceExhaustedError as error:
+    print(error)
+with zmqdist.Session(servers[-1]) as session:
+    print(session.run(len, "abc"))
+for server in servers:
+    server.stop()
+"""
+    told = child(program).communicate(timeout=30)[0].splitlines()
+    assert "of 128: raise `ulimit -n`" in told[0]
+    assert told[1:] == ["3"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from zmqdist.dispatch.references import KEEP, Reference, decode_reference, is_reference
-from zmqdist.errors import InternalError, UnknownError
+from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, KEPT, VALUE
 from zmqdist.wire import trusted
 
@@ -75,13 +75,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     except Exception as error:
         return ERROR, trusted.pack_error(error)
     except BaseException as error:
-        return ERROR, trusted.pack_error(_tamed(error))
+        return ERROR, trusted.pack_error(trusted.tamed(error))
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)
-
-
-def _tamed(error: BaseException) -> UnknownError:
-    """SystemExit and KeyboardInterrupt end the one who raises them; they must not end the coordinator that fetches the result."""
-    tamed = UnknownError(None, None, f"the function raised {type(error).__name__}({error})")
-    return tamed.with_traceback(error.__traceback__)

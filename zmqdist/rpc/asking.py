@@ -1,13 +1,12 @@
-"""Calls by name whose arguments keep their structure: how the parts of zmqdist talk to each other.
+"""Calls between the parts of zmqdist themselves: by a method's name, with the structure of the arguments, up to a point in time.
 
-`Client.call` sends the leaves of its arguments and gives the leaves of the answer, as TensorFlow's does; here both arrive as they were.
+What users have instead: `Client.call` (which flattens the arguments) and a client's own attributes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from time import monotonic
 from typing import Any
 
 from zmqdist.core.calls import ClientCall
@@ -19,21 +18,19 @@ from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.snapshots import snapshot
 
 
-def ask(
+def start(
     client: ZmqClient,
     method: str,
-    args: tuple[Any, ...],
-    timeout_s: float = inf,
-    *,
+    *args: Any,
+    due: float = inf,
     still: bool = False,
     block: Block | None = None,
 ) -> StatusOrResult:
-    """Call any method, and wait for nothing.
+    """Call a method, and do not wait. The arguments are as they are now.
 
     Args:
-      args: given to the method one by one.
-      timeout_s: the call's deadline; `inf` for none.
-      still: nobody changes the arrays in `args` before the call has ended; by default they are copied where somebody could.
+      due: when the caller stops waiting, on `time.monotonic`.
+      still: nobody changes the arrays in `args` before the call has ended: they are not copied where they need not be.
       block: shared memory that shows the one large array in `args`, which nobody changes.
 
     Raises:
@@ -44,6 +41,6 @@ def ask(
     sources: Sequence[Source] = ()
     if parts:
         sources = snapshot(parts, lends=channel.lends, still=still) if block is None else [block]
-    call = ClientCall(method, body, sources, monotonic() + timeout_s)
+    call = ClientCall(method, body, sources, due)
     channel.call(call)
     return StatusOrResult(channel, call, as_returned)

@@ -41,7 +41,7 @@ from zmqdist.errors import (
 from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
 from zmqdist.net.lent import lendable
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.asking import ask
+from zmqdist.rpc.asking import start
 from zmqdist.server.leading import Leader
 from zmqdist.server.mail import LockedMailbox
 from zmqdist.server.node import TASKS, Node, Task, named
@@ -160,7 +160,9 @@ class Collectives:
             answer = _Answer()
             self._leader.announce(*args, token=answer)
         else:
-            answer = ask(self._node.client(leader), "collective.announce", args, timeout_s + GRACE_S)
+            answer = start(
+                self._node.client(leader), "collective.announce", *args, due=monotonic() + timeout_s + GRACE_S
+            )
         if failure is not None:
             return ()
         try:
@@ -183,11 +185,15 @@ class Collectives:
             if task == self._node.me:
                 self._aborted(group.name, code, message)
             else:
-                calls.append(ask(self._node.client(task), "collective.stop", (group.name, code, message), GRACE_S))
+                calls.append(
+                    start(
+                        self._node.client(task), "collective.stop", group.name, code, message, due=monotonic() + GRACE_S
+                    )
+                )
         if tasks[0] == self._node.me:
             self._leader.abort(group.name, tasks, code, message)
         else:
-            ask(self._node.client(tasks[0]), "collective.abort", (group.name, tasks, code, message)).get_value()
+            start(self._node.client(tasks[0]), "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
             call.is_ok()  # who cannot be told has no part in it any more
 
@@ -196,7 +202,7 @@ class Collectives:
         if group.tasks[0] == self._node.me:
             self._leader.reset(group.name)
         else:
-            ask(self._node.client(group.tasks[0]), "collective.reset", (group.name,)).get_value()
+            start(self._node.client(group.tasks[0]), "collective.reset", group.name).get_value()
 
     # -- the exchange -----------------------------------------------------------------------------------------------------
 
@@ -217,7 +223,15 @@ class Collectives:
             code = code if isinstance(error, (OpError, KeyboardInterrupt)) else UNKNOWN
             for task in group.tasks:
                 if task != self._node.me and not self._node.closed:
-                    ask(self._node.client(task), "collective.fail", (group.name, name, code, told), GRACE_S)
+                    start(
+                        self._node.client(task),
+                        "collective.fail",
+                        group.name,
+                        name,
+                        code,
+                        told,
+                        due=monotonic() + GRACE_S,
+                    )
             raise
         finally:
             with self._lock:
@@ -256,7 +270,7 @@ class Collectives:
         client = self._node.client(group.tasks[to])
         block = lendable(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
-        return ask(client, "collective.piece", args, timeout_s, still=True, block=block)
+        return start(client, "collective.piece", *args, due=monotonic() + timeout_s, still=True, block=block)
 
     def _receive(self, group: Members, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
         task = group.tasks[source]
@@ -301,7 +315,7 @@ class Collectives:
                 box = self._box(group.name, name)
                 box.tell(box.box.gone, str(group.tasks.index(task)), message)
 
-    def _stopped(self) -> None:
+    def _stopped(self, until: float) -> None:
         told = f"the server of {named(self._node.me)} was stopped"
         with self._lock:
             running = list(self._running.values())

@@ -28,7 +28,7 @@ from zmqdist.errors import CANCELLED, UNAVAILABLE, InvalidArgumentError, from_co
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.net.arena import Block
 from zmqdist.rpc import StatusOrResult, payload
-from zmqdist.rpc.asking import ask
+from zmqdist.rpc.asking import start
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.server.node import TASKS, Node, Task, named
 from zmqdist.server.watch import Watches
@@ -133,8 +133,8 @@ class Mail:
             number = outgoing.number + 1
             low = next(iter(outgoing.tags), number)
             count, after = outgoing.last.get(tag, (0, 0))
-            args = (str(key), number, low, after, value)
-            result = ask(client, "mail.put", args, inf if timeout is None else timeout)
+            due = inf if timeout is None else monotonic() + timeout
+            result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             outgoing.number = number
             outgoing.last[tag] = count + 1, number
             outgoing.tags[number] = tag, after
@@ -157,7 +157,7 @@ class Mail:
             else:
                 del outgoing.last[tag]
         if code and (count > 1 or last != number) and not self._node.closed:
-            ask(self._node.client(task), "mail.skip", (self._me, self._node.incarnation, number, after))
+            start(self._node.client(task), "mail.skip", self._me, self._node.incarnation, number, after)
 
     def _to_self(self, key: Key, value: Any) -> StatusOrResult:
         box = [value]
@@ -217,7 +217,7 @@ class Mail:
     def _gone(self, task: Task, message: str) -> None:
         self._in.tell(self._in.box.gone, named(task), message)
 
-    def _stopped(self) -> None:
+    def _stopped(self, until: float) -> None:
         self._in.tell(self._in.box.aborted, CANCELLED, f"the server of {self._me} was stopped")
 
 

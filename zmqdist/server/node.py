@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
-from collections.abc import Callable
-from typing import TypeAlias
+import time
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Any, TypeAlias
 
+from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnknownError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnknownError
+from zmqdist.limits import SERVER_DESCRIPTORS
 from zmqdist.messages import Goodbye
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Router
-from zmqdist.rpc import ZmqClient
+from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
 from zmqdist.server.definition import EVERYWHERE, address_to_bind
+from zmqdist.server.probe import listening
 from zmqdist.wire.hello import our_hello
 
 Task: TypeAlias = tuple[str, int]
@@ -32,6 +38,28 @@ def named(task: Task) -> str:
     return f"{task[0]}:{task[1]}"
 
 
+def task_named(name: Any, me: Task) -> Task | None:
+    """ "worker:1", ("worker", 1), or the name of a device ("/job:worker/task:1") as a Task, which may not exist; None for anything else.
+
+    Of a device, what is not said is as in `me`; task 0 of another job.
+    """
+    if isinstance(name, tuple) and len(name) == 2 and isinstance(name[0], str) and type(name[1]) is int:
+        return name
+    if not isinstance(name, str):
+        return None
+    if not name.startswith("/"):
+        job, _, index = name.rpartition(":")
+        return (job, int(index)) if index.isascii() and index.isdecimal() else None
+    try:
+        device = Device.parse(name).canonical()
+    except ValueError:
+        return None
+    if (device.replica, device.type, device.index) != (0, "CPU", 0):
+        return None
+    job = device.job or me[0]
+    return job, device.task if device.task is not None else me[1] if job == me[0] else 0
+
+
 class Node:
     """One task with its port.
 
@@ -43,28 +71,38 @@ class Node:
       loop, router: of its port; nothing runs in the loop before `serve`.
       incarnation: of this life, as its hello says.
       credentials: where its secrets are.
-      on_close: called when it begins to close, in the thread that closes it: parts end the waits of their callers there.
+      on_close: called when it is to end, with the time (`time.monotonic`) up to which what runs may go on; before the port closes.
     """
 
     def __init__(
-        self, spec: ClusterSpec, me: Task, address: str, credentials: Credentials, bind_host: str | None = None
+        self,
+        spec: ClusterSpec,
+        me: Task,
+        address: str,
+        credentials: Credentials,
+        bind_host: str | None = None,
+        listener: int | None = None,
     ) -> None:
         """Binds: `bind_host`, by default the host of `address` (definition.address_to_bind).
+
+        `listener`, in place of that, is a descriptor of a TCP socket that listens already; it is the node's from then on.
 
         Raises:
           UnknownError: the port is in use, or is not to be had.
           InvalidArgumentError: not an address.
           FailedPreconditionError: others can reach it, and there are no keys.
+          ResourceExhaustedError: the process may not have enough descriptors.
         """
         self.spec = spec
         self.me = me
         self.incarnation = new_incarnation()
         self.credentials = credentials
         self.service = RpcService(f"server-{named(me)}")
+        self.on_close: list[Callable[[float], object]] = []
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self.on_close: list[Callable[[], object]] = []
+        _check_descriptors(named(me))
         place = address_to_bind(address, bind_host)
         host, _ = split(place)
         try:
@@ -80,7 +118,7 @@ class Node:
         try:
             hello = our_hello("server", self.incarnation, f"{named(me)} pid {os.getpid()}")
             self.router = Router(self.loop, security, hello)
-            _, port = split(self.router.bind(place))
+            _, port = split(self.router.bind(place) if listener is None else self.router.bind_fd(listener))
         except UnknownError as error:
             self.loop.stop()
             raise UnknownError(None, None, f"could not start the server of {named(me)}: {error.message}") from None
@@ -101,10 +139,10 @@ class Node:
         self.loop.start()
 
     def task(self, name: str | tuple[str, int]) -> Task:
-        """ "worker:1" or ("worker", 1) as a Task of this cluster. Raises InvalidArgumentError, with those that there are."""
-        job, index = name if isinstance(name, tuple) else (name.rpartition(":")[0], name.rpartition(":")[2])
-        if job in self.spec.jobs and str(index).isdecimal() and int(index) in self.spec.task_indices(job):
-            return job, int(index)
+        """A task of this cluster by its name (see `task_named`). Raises InvalidArgumentError, with those that there are."""
+        task = task_named(name, self.me)
+        if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
+            return task
         known = ", ".join(map(named, self.tasks))
         raise InvalidArgumentError(None, None, f"no task {name!r} in this cluster; it has {known}")
 
@@ -128,6 +166,21 @@ class Node:
                 client = self._clients[task] = ZmqClient(address, named(self.me), security=security)
             return client
 
+    def start(self, task: Task, method: str, *args: Any, due: float = inf) -> StatusOrResult:
+        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and rpc/asking.py."""
+        return asking.start(self.client(task), method, *args, due=due)
+
+    def up(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those that listen now. Not to be called in the loop: it may take a second."""
+        addresses = {task: self.address if task == self.me else self.spec.task_address(*task) for task in tasks}
+        found = listening(addresses)
+        return [task for task in addresses if task in found]
+
+    @property
+    def others(self) -> list[Task]:
+        """All tasks but this one."""
+        return [task for task in self.tasks if task != self.me]
+
     def close(self, grace_s: float) -> None:
         """Answer what runs, at most for `grace_s`; then free the port and end all connections. Idempotent.
 
@@ -138,11 +191,12 @@ class Node:
                 return
             self._closed = True
             clients = list(self._clients.values())
-        for fn in self.on_close:
-            fn()
+        until = time.monotonic() + grace_s
         if self.loop.running:
             self.loop.run(self._say_goodbye)
-        self.service.stop(grace_s)
+        for fn in self.on_close:
+            fn(until)
+        self.service.stop(max(0.0, until - time.monotonic()))
         for client in clients:
             client.close()
         self.loop.stop()
@@ -150,3 +204,11 @@ class Node:
     def _say_goodbye(self) -> None:
         for peer in self.router.peers:
             self.router.send(peer, Goodbye(f"the server of {named(self.me)} stops"))
+
+
+def _check_descriptors(name: str) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
+        told = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
+        raise ResourceExhaustedError(None, None, told)

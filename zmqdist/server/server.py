@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +20,7 @@ from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CommunicationOptions
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.limits import GRACE_S
+from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult
 from zmqdist.server.collectives import Collectives
@@ -26,6 +28,9 @@ from zmqdist.server.definition import effective, written_address
 from zmqdist.server.grouping import Group, Tasks, Together
 from zmqdist.server.mail import Mail
 from zmqdist.server.node import Node, Task, named
+from zmqdist.server.remote import Remote
+from zmqdist.server.sessions import Sessions, current_server, current_variables
+from zmqdist.server.variables import Variables
 from zmqdist.server.watch import Watches
 
 
@@ -46,6 +51,7 @@ class Server:
         start: bool = True,
         *,
         bind_host: str | None = None,
+        listener: int | None = None,
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
         insecure: bool = False,
@@ -62,6 +68,8 @@ class Server:
           start: serve at once; else `start()` does.
           bind_host: where to listen, in place of the host in the cluster; that one is taken where it is of this machine, else
             every interface.
+          listener: the descriptor of a TCP socket that listens already, in place of binding: a port that was reserved without a race.
+            It is the server's from then on.
           keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
           insecure: without keys, let everybody in.
 
@@ -72,6 +80,7 @@ class Server:
           NotFoundError: no such protocol.
           UnknownError: the port is in use, or cannot be bound.
           FailedPreconditionError: other machines can reach the address, and there are no keys.
+          ResourceExhaustedError: the process may not have enough descriptors.
         """
         self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
         me = self._definition.job_name, self._definition.task_index
@@ -84,10 +93,13 @@ class Server:
         self._life = threading.Lock()
         self._started = False
         self._stopped = threading.Event()
-        self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host)
-        watches = Watches(self._node)
+        self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
+        watches = Watches(self._node)  # these end their waits first when it stops
         self._mail = Mail(self._node, watches)
         self._together = Together(self._node, Collectives(self._node, watches))
+        me_later = weakref.ref(self)
+        Remote(self._node, me_later)
+        self._sessions = Sessions(self._node, self._definition, me_later)
         if start:
             self.start()
 
@@ -126,6 +138,40 @@ class Server:
         """Where its secrets are, for a Session that is given this server as its target."""
         return self._node.credentials
 
+    # -- the others --------------------------------------------------------------------------------------------------------
+
+    def check_alive(self, task: str | tuple[str, int]) -> bool:
+        """Whether a task answers now: "ps:0", ("ps", 0) or "/job:ps/replica:0/task:0". Takes TASK_PROBE_S where it does not.
+
+        Raises:
+          InvalidArgumentError: the cluster has no such task.
+        """
+        found = self._node.task(task)
+        if found not in self._node.up([found]):
+            return False
+        return self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
+
+    # -- for functions that a session runs here -----------------------------------------------------------------------------
+
+    @staticmethod
+    def current() -> Server:
+        """Inside a function that `Session.run` runs on a task: the server of that task.
+
+        Raises:
+          FailedPreconditionError: called elsewhere, also in a thread that such a function has started.
+        """
+        server = current_server()
+        if server is None:
+            raise FailedPreconditionError(
+                None, None, "Server.current() is for functions that Session.run runs on a task"
+            )
+        return server
+
+    @property
+    def variables(self) -> Variables:
+        """The named variables that live here: inside a function of an isolated session its own, else those that all share."""
+        return current_variables(self._sessions)
+
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -158,6 +204,8 @@ class Server:
 
     def stop(self, grace: float | None = None) -> None:
         """End it: take no new calls, wait for those that run, answer them, free the port. Idempotent.
+
+        Not to be called by a function that runs on it, which would wait for itself: `Session.stop_task` is for those.
 
         Args:
           grace: seconds that running calls have; None: GRACE_S. After that their callers get UNAVAILABLE.

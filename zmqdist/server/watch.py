@@ -15,7 +15,7 @@ from typing import Any
 
 from zmqdist.errors import UNAVAILABLE, OpError
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.asking import ask
+from zmqdist.rpc.asking import start
 from zmqdist.rpc.service import Asked
 from zmqdist.server.node import TASKS, Node, Task, named
 
@@ -66,7 +66,7 @@ class Watches:
             asked.answer(self._node.incarnation)
 
     def _ask(self, task: Task, life: int) -> None:
-        result = ask(self._node.client(task), METHOD, (life,))
+        result = start(self._node.client(task), METHOD, life)
         result.add_done_callback(partial(self._answered, task, life))
 
     def _answered(self, task: Task, life: int, result: StatusOrResult) -> None:

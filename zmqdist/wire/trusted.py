@@ -407,6 +407,15 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     return error
 
 
+def tamed(error: BaseException) -> BaseException:
+    """An error that a function raised, for whoever asked: SystemExit and KeyboardInterrupt end the one who raises them, and must not end
+    the one who gets the result, so they become an UnknownError."""
+    if isinstance(error, Exception):
+        return error
+    mild = UnknownError(None, None, f"the function raised {type(error).__name__}({error})")
+    return mild.with_traceback(error.__traceback__)
+
+
 class _Bare:
     """An exception that is rebuilt without its constructor, whose arguments `args` often are not."""
 

@@ -1,0 +1,61 @@
+"""What anybody who may send code can ask of a task besides its sessions: who it is, and that it ends.
+
+"server.shutdown" ends every task of the cluster that is up, the asked one last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.errors import FailedPreconditionError, UnavailableError
+from zmqdist.limits import GRACE_S
+from zmqdist.rpc.service import Asked
+from zmqdist.server.node import TASKS, Node, named
+
+if TYPE_CHECKING:
+    from zmqdist.server.server import Server
+
+
+class Remote:
+    """A part of one server. `server` gives it, as long as it is there."""
+
+    def __init__(self, node: Node, server: weakref.ReferenceType[Server]) -> None:
+        self._node = node
+        self._server = server
+        node.service.register("server.about", self._about, inline=True, roles=TASKS)
+        node.service.register("server.stop", self._stop, inline=True, roles=frozenset({"submit", "worker"}))
+        node.service.register_later("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
+
+    def _about(self) -> dict[str, Any]:
+        node = self._node
+        return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
+
+    def _stop(self, grace_s: float) -> None:
+        """Answered before it happens."""
+        server = self._server()
+        if server is not None:
+            threading.Thread(target=server.stop, args=(grace_s,), name="zmqdist-server-stop", daemon=True).start()
+
+    def _shutdown(self, asked: Asked, grace_s: float) -> None:
+        """Answered with the names of those that end."""
+        name = "zmqdist-server-shutdown"
+        threading.Thread(target=self._shut_down, args=(asked, float(grace_s)), name=name, daemon=True).start()
+
+    def _shut_down(self, asked: Asked, grace_s: float) -> None:
+        node = self._node
+        try:
+            due = time.monotonic() + GRACE_S
+            told = [(task, node.start(task, "server.stop", grace_s, due=due)) for task in node.up(node.others)]
+            problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
+            if problems:
+                raise UnavailableError(None, None, f"{named(node.me)} ends, but not {'; '.join(problems)}")
+            asked.answer([named(task) for task, _ in told] + [named(node.me)])
+        except BaseException as error:
+            asked.fail(error)
+        with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
+            node.loop.call_soon(self._stop, grace_s)  # after the answer
