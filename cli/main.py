@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
-    "shutdown": ("control", "End a dispatcher and its workers."),
+    "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
     "bench": ("bench", "Measure this machine against bare pyzmq."),
 }
 """Name of the command: its module and what `zmqdist --help` says about it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -302,8 +304,6 @@ def test_check_alive_of_a_server(made: Made) -> None:
 
 
 def start_child(child: Child, cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Popen[str]:
-    import json
-
     process = child(SERVE, json.dumps([cluster, job, index]))
     assert process.stdout is not None
     assert process.stdout.readline().startswith("zmq://")
@@ -311,12 +311,8 @@ def start_child(child: Child, cluster: dict[str, list[str]], job: str, index: in
 
 
 def block() -> None:
-    import sys
-    import threading as threads
-
-    sys.stdout.write("running\n")
-    sys.stdout.flush()
-    threads.Event().wait()
+    print("running", flush=True)
+    threading.Event().wait()
 
 
 def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(made: Made, child: Child) -> None:
@@ -349,7 +345,7 @@ def test_tasks_are_stopped_from_elsewhere(child: Child, how: str) -> None:
     processes = [start_child(child, cluster, job, 0) for job in cluster]
     if how == "command":
         done = subprocess.run(
-            ["python", "-m", "zmqdist_cli", "shutdown", cluster["worker"][0]],
+            [sys.executable, "-m", "zmqdist_cli", "shutdown", cluster["worker"][0]],
             capture_output=True,
             text=True,
             timeout=50,

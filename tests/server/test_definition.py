@@ -1,4 +1,7 @@
-"""Which task a Server is: contract S1.1 to S1.11, S2.1, C15."""
+"""Which task a Server is: contract S1.1 to S1.11, S2.1, S4.2, S4.3, C15.
+
+There is one protocol: on one host "zmq" uses shared memory, which ipc and inproc would not make faster (S1.5).
+"""
 
 from __future__ import annotations
 

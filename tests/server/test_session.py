@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -165,6 +167,23 @@ def test_close_cancels_blocking_operation(opened: Opened, slot: str) -> None:
 def _tell_and_dequeue(name: str) -> Any:
     QUEUES["began"].set()  # type: ignore[attr-defined]
     return dequeue(name)
+
+
+def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot: str) -> None:
+    session = opened()
+    began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
+
+    def interrupt() -> None:
+        assert began.wait(10)  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        session.run(_tell_and_dequeue, slot)
+    thread.join(10)
+    assert QUEUES[slot].get(timeout=10) == "gave up"
+    assert session.run(len, "abc") == 3
 
 
 def test_interactive_session(opened: Opened, server: Server) -> None:
@@ -454,6 +473,16 @@ def until(condition: Callable[[], Any]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)  # the pause of a poll with a deadline
+
+
+def test_sessions_have_a_bound(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.server.sessions.SESSIONS_MAX", 1)
+    first, second = opened(), opened()
+    first.assign("v", 1)
+    with pytest.raises(zd.errors.ResourceExhaustedError, match="has its 1 sessions already"):
+        second.read("v")
+    first.close()
+    assert second.read("v") == 1
 
 
 def test_a_session_of_a_task_that_was_started_again_is_aborted(opened: Opened) -> None:

@@ -192,14 +192,16 @@ class Node:
             self._closed = True
             clients = list(self._clients.values())
         until = time.monotonic() + grace_s
-        if self.loop.running:
-            self.loop.run(self._say_goodbye)
-        for fn in self.on_close:
-            fn(until)
-        self.service.stop(max(0.0, until - time.monotonic()))
-        for client in clients:
-            client.close()
-        self.loop.stop()
+        try:
+            if self.loop.running:
+                self.loop.run(self._say_goodbye)
+            for fn in self.on_close:
+                fn(until)
+            self.service.stop(max(0.0, until - time.monotonic()))
+        finally:
+            for client in clients:
+                client.close()
+            self.loop.stop()
 
     def _say_goodbye(self) -> None:
         for peer in self.router.peers:

@@ -139,6 +139,7 @@ class Session:
         self._lock = threading.Lock()
         self._closed = False
         self._pending: set[StatusOrResult] = set()
+        self._pickling = threading.Lock()
         self._functions = FunctionCache()
         self._master = _Connection(address, address, self._credentials)
         self._cluster: _Cluster | None = None
@@ -165,7 +166,7 @@ class Session:
           CancelledError: this session was closed meanwhile.
           AbortedError: the target was reset, or the task was started again.
         """
-        with self._lock:
+        with self._pickling:
             blob, is_constant = self._functions.lookup(fn)
         parts = sendable(trusted.pack_call(args, {}))
         answer = self._ask(trusted.describe(fn), task, timeout_in_ms, "session.run", blob, is_constant, *parts)
