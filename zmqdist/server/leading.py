@@ -58,6 +58,7 @@ class Leader:
         self._node = node
         self._watches = watches
         self._lock = threading.Lock()
+        self._stopped = False
         self._groups: dict[str, tuple[list[Task], Rounds]] = {}
         node.service.register_later("collective.announce", self._asked, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
@@ -88,10 +89,15 @@ class Leader:
           what: what must be equal for all, for people, too.
           token: has `answer` and `fail`, as Asked.
         """
+        if self._node.closed:
+            raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
         members = [self._node.task(tuple(task)) for task in tasks]
+        for task in members:
+            self._watches.watch(task)
+        self._watches.speaks(members[rank])
         one = Announcement(rank, life, number, what, what, monotonic() + timeout_s, Brought(*brought), failure, token)
         with self._lock:
-            if self._node.closed:
+            if self._stopped:
                 raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
             known, rounds = self._groups.setdefault(group, (members, Rounds([named(task) for task in members])))
             if known != members:
@@ -106,18 +112,11 @@ class Leader:
         self._tell(group, verdicts)
         if verdicts or deadline == inf:
             return
+        loop = self._node.loop
         try:
-            self._attend(group, members, deadline)
+            loop.call_soon(loop.set_timer, ("collective", group), deadline, partial(self._tick, group))
         except FailedPreconditionError:  # stopped meanwhile, and its members were told
             pass
-
-    def _attend(self, group: str, members: Sequence[Task], deadline: float) -> None:
-        """Somebody waits for the others."""
-        for task in members:
-            self._watches.watch(task)
-        self._node.loop.call_soon(
-            self._node.loop.set_timer, ("collective", group), deadline, partial(self._tick, group)
-        )
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
         """Everything of this group fails from now on."""
@@ -156,6 +155,7 @@ class Leader:
         """The own server stops: its members get no more answers from it, and no more are expected."""
         with self._lock:
             groups, self._groups = self._groups, {}
+            self._stopped = True
         for _, rounds in groups.values():
             told = f"the server of {named(self._node.me)} was stopped"
             for verdict in rounds.aborted(CANCELLED, told):

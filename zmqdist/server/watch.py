@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from zmqdist.errors import UNAVAILABLE, OpError
+from zmqdist.net.router import Peer
 from zmqdist.rpc import StatusOrResult
 from zmqdist.rpc.asking import start
 from zmqdist.rpc.service import Asked
@@ -36,6 +37,7 @@ class Watches:
         self._on_life: list[Callable[[Task, int], object]] = []
         self._on_gone: list[Callable[[Task, str], object]] = []
         node.service.register_later(METHOD, self._asked, roles=TASKS)
+        node.router.on_gone.append(self._left)
 
     def listen(self, on_life: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
         """Have these called, in a thread of zmqdist, with each new life of a watched task and with its end. Before `serve`."""
@@ -59,6 +61,21 @@ class Watches:
     def gone(self, task: Task) -> str:
         """What is to be said of a task that was there and has gone; empty for one that is there or was never seen."""
         return self._gone.get(task, "")
+
+    def speaks(self, task: Task) -> None:
+        """Something has come from a task just now: it is there, also where its watch has not noticed yet."""
+        self._gone.pop(task, None)
+
+    def _left(self, peer: Peer) -> None:
+        """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone."""
+        for task in self._watched.copy():
+            if (
+                peer.role == "worker"
+                and peer.hello is not None
+                and peer.hello.name == named(task)
+                and task not in self._lives
+            ):
+                self._has_gone(task, UNAVAILABLE, "")
 
     def _asked(self, asked: Asked, life: int) -> None:
         """A task watches us: who knows our life learns no more until it ends."""
@@ -91,7 +108,8 @@ class Watches:
 
     def _has_gone(self, task: Task, code: int, message: str) -> None:
         life = self._lives.get(task, 0)
-        told = f"its life {life:016x} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
+        which = f"its life {life:016x}" if life else "it"
+        told = f"{which} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
         self._gone[task] = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {told}"
         log.info("%s", self._gone[task])
         for fn in self._on_gone:
