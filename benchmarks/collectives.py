@@ -30,7 +30,7 @@ class Ring:
         for rank in range(MEMBERS):
             command = [sys.executable, "-m", "benchmarks.ring_member", str(rank), *addresses]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.callback(process.wait)
+            stack.enter_context(process)
             stack.callback(process.terminate)
             self._members.append(process)
         for process in self._members:

@@ -77,6 +77,13 @@ def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -
     assert [figure["unit"] for figure in found["memory"]["figures"]][2:] == ["bytes", "MB", "MB", "MB", "tasks/s", "s"]
 
 
+def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:
+    found = asked(tmp_path, "collectives", "--against", "none")["collectives"]["figures"]
+    assert [figure["unit"] for figure in found] == ["GB/s"] * 3 + ["us"]
+    assert [figure["ratio"] is None for figure in found] == [True, False, False, True]
+    assert all(figure["median"] > 0 for figure in found)
+
+
 def test_the_cost_as_it_grows_is_measured_and_drawn_and_written_into_the_page(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
