@@ -6,7 +6,7 @@ SETUP  := setup.py setup.cfg pyproject.toml
 SEEDS  ?= 5000
 
 .DELETE_ON_ERROR:
-.PHONY: help run test lint types layers wheel-check sim protocol clean
+.PHONY: help run test slow lint types layers wheel-check sim protocol clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -16,6 +16,9 @@ run: $(VENV)/ready-run ## the main job: train on the digits, on a cluster of thi
 
 test: $(VENV)/ready-dev ## all tests, and the code blocks of README.md and docs/
 	$(BIN)/python -m pytest
+
+slow: $(VENV)/ready-dev ## the tests that take tens of seconds or gigabytes, and are no part of `make test`
+	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/ready-dev ## ruff's rules and its format
 	$(BIN)/ruff check .

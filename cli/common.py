@@ -6,12 +6,15 @@ Nothing heavy is imported here before it is needed: `zmqdist --help` has to be i
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 if TYPE_CHECKING:
+    from zmqdist.cluster import ClusterConfig
     from zmqdist.net.credentials import Credentials
     from zmqdist.rpc.client import ZmqClient
 
@@ -74,7 +77,8 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
       click.UsageError: there is none, or it is not an address.
       ConfigError: the file that ZMQDIST_CONFIG names is wrong.
     """
-    from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
+    from zmqdist.cluster.config import ClusterConfig
+    from zmqdist.cluster.environment import CONFIG_ENV
     from zmqdist.errors import InvalidArgumentError
     from zmqdist.net.address import split
     from zmqdist.net.credentials import Credentials
@@ -93,6 +97,13 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
     except InvalidArgumentError as error:
         raise click.UsageError(error.message) from None
     return address, given
+
+
+def check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
+    """A file that wants CURVE must not end up with the token because nobody has named the keys."""
+    if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
+        problem = f"{Path(file).name} wants CURVE and names no keys: make some (zmqdist keygen DIR) and say --keys DIR"
+        raise click.UsageError(problem)
 
 
 class Dispatcher:

@@ -22,12 +22,16 @@ COMMANDS: Final = {
     "launch": ("launch", "Start all jobs of a cluster file and run its program."),
     "dispatcher": ("roles", "Run a dispatcher in the foreground."),
     "worker": ("roles", "Run a worker in the foreground."),
+    "server": ("server", "Run one task of a cluster in the foreground."),
     "status": ("status", "Show workers, queues and losses, once."),
     "top": ("top", "Show workers, queues and losses, live."),
+    "methods": ("call", "List the methods of a server."),
+    "call": ("call", "Call a method of a server."),
     "validate": ("validate", "Check a cluster file."),
     "keygen": ("keygen", "Make the CURVE keys of a cluster."),
     "drain": ("control", "Have a worker finish what it runs, and leave."),
     "shutdown": ("control", "End a dispatcher and its workers, or a cluster of servers."),
+    "doctor": ("doctor", "Look for what is wrong, and say what to do."),
     "bench": ("bench", "Measure this machine against bare pyzmq."),
 }
 """Name of the command: its module and what `zmqdist --help` says about it."""
@@ -67,11 +71,19 @@ class Commands(click.Group):
         except (OpError, ConfigError, NotImplementedError) as error:
             told(f"{ctx.command_path} {ctx.invoked_subcommand}: {error}")
             ctx.exit(int(exit_code(error)))
+        except BrokenPipeError:  # here, before click makes a failure of it
+            _nobody_reads()
+            ctx.exit(int(ExitCode.OK))
 
 
 def told(message: str) -> None:
     """One line on stderr, whatever is in the message."""
     click.echo(" ".join(message.split()), err=True)
+
+
+def _nobody_reads() -> None:
+    """`zmqdist status | head`: whoever read has enough."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def exit_code(error: Exception) -> ExitCode:
@@ -122,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return int(ExitCode.INTERRUPTED)
-    except BrokenPipeError:  # `zmqdist status | head`: whoever read has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except BrokenPipeError:
+        _nobody_reads()
         return int(ExitCode.OK)
     return code if isinstance(code, int) else int(ExitCode.OK)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zmqdist import limits
-from zmqdist_cli.common import Seconds, place, secret_options
+from zmqdist_cli.common import Seconds, check_keys, place, secret_options
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
@@ -126,7 +126,7 @@ def worker(
     section = WorkerJob()
     if file is not None:
         cluster = _load(file)
-        _check_keys(cluster, file, keys_dir)
+        check_keys(cluster, file, keys_dir)
         section = cluster.jobs.worker or section
         os.environ.update(section.env)
         target = target or _dispatcher_address(cluster, file)
@@ -153,20 +153,13 @@ def _load(file: str) -> ClusterConfig:
     return ClusterConfig.load(file)
 
 
-def _check_keys(config: ClusterConfig, file: str, keys_dir: str | None) -> None:
-    """A file that wants CURVE must not end up with the token because nobody has named the keys."""
-    if config.security.curve is True and not (config.security.keys or keys_dir or os.environ.get("ZMQDIST_KEYS_DIR")):
-        problem = f"{Path(file).name} wants CURVE and names no keys: make some (zmqdist keygen DIR) and say --keys DIR"
-        raise click.UsageError(problem)
-
-
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     """The fields of DispatcherConfig that a cluster file decides."""
     from zmqdist.cluster.sections import DispatcherJob, WorkerJob
     from zmqdist.net.address import split
 
     config = _load(file)
-    _check_keys(config, file, options["keys_dir"])
+    check_keys(config, file, options["keys_dir"])
     section = config.jobs.dispatcher or DispatcherJob()
     if section.work_dir is not None:
         raise NotImplementedError("jobs.dispatcher.work_dir is not there yet: this dispatcher keeps nothing on disk")

@@ -354,6 +354,11 @@ _BY_CODE: dict[int, type[_Coded]] = {
 }
 
 
+def name_of(error_code: int) -> str:
+    """A code as people write it: "INVALID_ARGUMENT"; its number where it is none of ours."""
+    return next((name for name, code in globals().items() if name.isupper() and code == error_code), str(error_code))
+
+
 def exception_type_from_error_code(error_code: int) -> type[OpError]:
     """The class for a code. Raises KeyError for one that does not exist."""
     return _BY_CODE[error_code]

@@ -43,6 +43,10 @@ ARRAY_BYTES_MAX: Final = 2**40
 PEERS_MAX: Final = 20_000
 """Authenticated connections of one server; each costs about 30 KiB in libzmq and one file descriptor."""
 
+HANDSHAKE_S: Final = 10.0
+"""Seconds in which a connection must have shown who it is. Until then it has a descriptor of the server, and a thousand that say nothing
+would take all there are; but thousands of CURVE handshakes at once take seconds."""
+
 CALLS_PENDING_MAX: Final = 65_536
 """Calls of one peer that a server holds unanswered; the next is answered RESOURCE_EXHAUSTED."""
 
@@ -137,6 +141,23 @@ WORKERS_MAX: Final = 10_000
 COORDINATORS_MAX: Final = 10_000
 """Coordinators of one dispatcher."""
 
+# -- what tasks agree on ------------------------------------------------------------------------------------------
+
+BARRIERS_MAX: Final = 16_384
+"""Names of barriers that are known; the longest unused is forgotten. A name costs about a kilobyte while its tasks wait."""
+
+KEYS_MAX: Final = 2**20
+"""Keys of the key-value store."""
+
+KEY_CHARS_MAX: Final = 1024
+"""Characters of a key, and of the name of a barrier."""
+
+KEYS_BYTES_MAX: Final = 2**30
+"""Bytes of all keys and values together: what is larger than a configuration belongs into messages, not into the leader's memory."""
+
+TASK_ERRORS_KEPT: Final = 100
+"""Errors of tasks that those who ask later are told; older ones show in the task's state only."""
+
 # -- time, in seconds ---------------------------------------------------------------------------------------------
 
 LEASE_S: Final = 10.0
@@ -157,6 +178,9 @@ ORPHAN_LIMIT_S: Final = 60.0
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
 
+LEADER_WAIT_S: Final = 60.0
+"""Questions about barriers and keys that have no time-out of their own wait so long for the leader's first appearance."""
+
 HEARTBEAT_IVL_S: Final = 0.3
 """ZeroMQ's own PING, sent by the side that connects; it runs outside the GIL."""
 
@@ -169,6 +193,15 @@ has told this side to expect more would else never be missed."""
 
 WAIT_LOG_S: Final = 10.0
 """A wait without a deadline says every so often whom it waits for."""
+
+NVIDIA_SMI_S: Final = 20.0
+"""Seconds for nvidia-smi to list the GPUs of this host; with a broken driver it hangs."""
+
+POD_LIST_S: Final = 30.0
+"""Seconds for one answer of a Kubernetes API server."""
+
+POD_LOOK_S: Final = 1.0
+"""Who waits for pods looks at them this often."""
 
 # -- files that people write --------------------------------------------------------------------------------------
 
@@ -195,9 +228,21 @@ SESSIONS_MAX: Final = 65_536
 TASK_PROBE_S: Final = 1.0
 """A task that does not answer for so long counts as missing where somebody asks which tasks are there."""
 
+STREAM_ITEMS_AHEAD: Final = 512
+"""Items that a generator makes before they are asked for; as many may be on their way. A round trip's worth of small ones."""
+
+STREAM_BYTES_AHEAD: Final = BATCH_BYTES_MAX
+"""And their bytes: an item may exceed it, then it is the only one."""
+
+STREAMS_OF_PEER_MAX: Final = 64
+"""Streams of one client at one server: a thread of the server each."""
+
+STREAMS_MAX: Final = 512
+"""Streams of all clients."""
+
 SERVER_DESCRIPTORS: Final = 32
-"""Descriptors that a task's server needs: twelve, and some for its first connections. Where there are none libzmq ends the process, or
-never gets to accept a connection."""
+"""Descriptors that a task's server needs: twelve, as many to its leader, and some for others. Where there are none libzmq
+ends the process, or never gets to accept a connection."""
 
 # -- messages and collectives between tasks -------------------------------------------------------------------------
 

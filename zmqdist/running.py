@@ -31,6 +31,8 @@ def enter_process(cancelled: Callable[[], bool]) -> None:
 def cancelled() -> bool:
     """Whether somebody wants the running function to end: its RemoteValue was cancelled, or its round has ended.
 
+    In a method of an RPC server: nobody waits for its answer any more - cancelled, gone, or out of time.
+
     A function that runs for long may look now and then and return early; what it returns is dropped. In a slot process
     it is otherwise cut off after `cancel_grace_s`; in a thread nobody can end it, so there the others wait for it.
 

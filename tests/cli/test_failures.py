@@ -86,6 +86,9 @@ USAGE: list[tuple[str, str]] = [
     ("launch launcher.yaml", "zmqdist launch: launcher: slurm is not there yet"),
     ("launch program.yaml", "zmqdist launch: program.yaml: program: 'no-such-program-here' is not found"),
     ("validate", "zmqdist validate: which CONFIG?"),
+    ("doctor nowhere", "zmqdist doctor: 'nowhere' is not an address"),
+    ("doctor nofile.yaml", "zmqdist doctor: nofile.yaml:1: (file): cannot be read"),
+    ("doctor key.yaml", "key.yaml:4: jobs.worker.cuont:"),
     ("bench --serve 127.0.0.1:0 --quick", "zmqdist bench: --serve goes alone"),
 ]
 

@@ -7,6 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
+import yaml
 
 from zmqdist.cluster import ClusterDef, ClusterDeviceFilters, ClusterSpec, JobDef, ServerDef
 from zmqdist.errors import InvalidArgumentError
@@ -57,13 +58,20 @@ def test_string_conversion() -> None:
     assert (str(spec), repr(spec)) == (told, told)
 
 
-@pytest.mark.parametrize("workers", [["worker0:2222", "worker1:2222"], []], ids=["some workers", "zero workers"])
-def test_proto_dict_def_equivalences(workers: list[str]) -> None:
-    spec = ClusterSpec({"ps": ["ps0:2222", "ps1:2222"], "worker": workers})
+def four_ways_are_one(given: dict[str, Any]) -> bool:
+    """Whether a dict, its spec, the spec's def and the spec's dict are the same cluster."""
+    spec = ClusterSpec(given)
     cluster = spec.as_cluster_def()
-    for same in (spec, cluster, spec.as_dict()):
-        assert ClusterSpec(same).as_cluster_def() == cluster
-        assert ClusterSpec(same) == spec
+    ways = [ClusterSpec(same) for same in (given, spec, cluster, spec.as_dict())]
+    return all(way == spec and way.as_cluster_def() == cluster for way in ways)
+
+
+def test_proto_dict_def_equivalences() -> None:
+    assert four_ways_are_one({"ps": ["ps0:2222", "ps1:2222"], "worker": ["worker0:2222", "worker1:2222"]})
+
+
+def test_proto_dict_def_equivalences_with_zero_worker() -> None:
+    assert four_ways_are_one({"ps": ["ps0:2222", "ps1:2222"], "worker": []})
 
 
 def test_cluster_spec_accessors() -> None:
@@ -255,6 +263,10 @@ def test_a_server_def_survives_dict_bytes_and_copy() -> None:
     twin = SERVER.copy()
     twin.cluster.job[0].tasks[3] = "new:1"
     assert twin != SERVER
+
+
+def test_a_server_def_survives_yaml() -> None:
+    assert ServerDef.from_dict(yaml.safe_load(yaml.safe_dump(SERVER.to_dict()))) == SERVER
 
 
 def test_equal_content_gives_equal_bytes() -> None:

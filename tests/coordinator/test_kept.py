@@ -61,7 +61,7 @@ def kept(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> RemoteValue:
 
 def held(cluster: zd.local_cluster) -> int:
     """Parts in the stores of workers that are threads."""
-    return sum(len(worker._store) for worker in cluster._threads)
+    return sum(len(worker._shell._store) for worker in cluster._threads)
 
 
 # -- use -----------------------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def test_large_results_are_freed_at_the_worker_when_they_have_arrived() -> None:
         for value in coordinator.map(lambda number: np.full(MIB, number), range(4)):
             assert len(value.get(20)) == MIB
         coordinator.join(20)
-        until(lambda: not len(worker._store))
+        until(lambda: not len(worker._shell._store))
         until(lambda: dispatcher.snapshot().coordinators[0].held == 0)
 
 

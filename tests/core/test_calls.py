@@ -185,6 +185,30 @@ def test_a_call_made_while_the_server_is_away_waits_for_its_next_life() -> None:
     assert requests(table) == [Call(1, "m", LIFE + 1, 0, b"args")]
 
 
+def impatient() -> ClientCall:
+    call = ClientCall("m", b"")
+    call.waits_for_server = False
+    return call
+
+
+def test_a_call_that_waits_for_no_server_ends_where_there_is_none() -> None:
+    table = client(up=False)
+    call = impatient()
+    assert not table.asked(call)
+    assert (call.ended, call.code) == (True, errors.UNAVAILABLE)
+    assert "was not sent" in call.message
+    assert empty(table)
+
+
+def test_a_call_that_waits_for_no_server_ends_when_its_server_goes_before_it_was_sent() -> None:
+    table = client()
+    flying, other, call = fly(table), ask(table), impatient()
+    assert not table.asked(call)
+    assert not call.ended
+    assert table.connection_lost() == [flying, call]
+    assert (call.code, list(table.waiting.values())) == (errors.UNAVAILABLE, [other])
+
+
 def test_calls_that_could_not_be_sent_wait_instead_before_those_that_came_later() -> None:
     table = client()
     ask(table)

@@ -382,6 +382,15 @@ def test_more_coordinators_than_there_is_room_for_are_refused(broker: Broker, mo
     assert [row.coordinator for row in broker.snapshot().coordinators] == [1]
 
 
+def test_a_coordinator_that_is_back_before_it_was_missed_takes_its_own_room(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
+    coordinator(broker, "c", 1)
+    assert hear(broker, "d", Enlist(1, 10, 1, False)) == [Send("d", Enlisted(3, 0))]
+    assert list(broker.dispatch.sessions) == ["d"]
+
+
 def test_a_beat_is_echoed(broker: Broker) -> None:
     worker(broker, "w")
     assert hear(broker, "w", Beat(), 4.0) == [Send("w", Beat())]

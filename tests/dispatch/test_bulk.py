@@ -418,7 +418,7 @@ def test_a_coordinator_that_workers_cannot_reach_is_read_by_the_dispatcher(two: 
 @pytest.mark.timeout(60)
 def test_a_worker_that_the_coordinator_cannot_reach_is_read_by_the_dispatcher(monkeypatch: pytest.MonkeyPatch) -> None:
     with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
-        store = cluster._threads[0]._store
+        store = cluster._threads[0]._shell._store
         store.memory, store.address = None, "127.0.0.1:13"
         assert np.array_equal(coordinator.schedule(np.arange, (MIB,)).fetch(), np.arange(MIB))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +18,7 @@ import zmqdist as zd
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors, limits
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator.target import resolve
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.messages import Beat
 from zmqdist.rpc import Client
@@ -35,6 +40,13 @@ def server(request: pytest.FixtureRequest, dispatcher: zd.DispatchServer) -> Ite
     )
     yield made
     made.stop()
+
+
+def listened(address: str) -> bool:
+    """Whether anybody takes a connection there."""
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
 
 
 def test_a_server_serves_from_start_to_stop(server: Any) -> None:
@@ -65,6 +77,47 @@ def test_a_with_statement_starts_and_stops(server: Any) -> None:
         assert same is server
         assert server.address
     assert server.join(0) is True
+
+
+def test_a_server_that_is_dropped_stops(dispatcher: zd.DispatchServer) -> None:
+    """Also one that holds on to itself, by a cycle: then the collector finds it."""
+    first: Any = zd.DispatchServer()
+    second: Any = zd.DispatchServer()
+    worker: Any = zd.WorkerServer(WorkerConfig(dispatcher.address))
+    second.itself = second
+    addresses = [first.address, second.address, worker.address]
+    del first, second, worker
+    gc.collect()
+    until(lambda: not dispatcher.num_workers and not any(map(listened, addresses)))
+    assert dispatcher.snapshot().losses_count == 0  # it has left in good order
+
+
+def test_a_dropped_server_of_the_parent_goes_on_when_a_forked_child_drops_it(dispatcher: zd.DispatchServer) -> None:
+    program = (
+        "import gc, os, time, warnings\n"
+        "import zmqdist as zd\n"
+        "server = zd.DispatchServer()\n"
+        "address = server.address\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"  # of fork beside threads, since Python 3.12
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    del server\n"
+        "    gc.collect()\n"
+        "    import threading\n"
+        "    os._exit(any(thread.name == 'zmqdist-dispatcher-stop' for thread in threading.enumerate()))\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+        "zd.rpc.Client.create('zmq', address, timeout_in_ms=20_000).close()\n"
+        "server.stop()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_dispatcher_of_a_coordinator_lives_as_long_as_that() -> None:
+    with ClusterCoordinator(zd.DispatchServer()) as coordinator:
+        gc.collect()
+        with zd.WorkerServer(WorkerConfig(coordinator.target)):
+            assert coordinator.schedule(int, ("7",)).get(20) == 7
 
 
 def test_join_returns_when_another_thread_stops(server: Any) -> None:
@@ -178,7 +231,7 @@ def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
     with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
-        (member,) = dispatcher._broker.membership.members.values()
+        (member,) = dispatcher._shell.broker.membership.members.values()
         until(lambda: dispatcher.snapshot().workers[0].running)
         found: list[bool] = []
 
@@ -186,11 +239,11 @@ def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
             go(tmp_path)
             until(lambda: worker.num_tasks == 0)
             worker.stop()
-            until(lambda: not dispatcher._router.send(member.peer, Beat()))  # type: ignore[arg-type]
+            until(lambda: not dispatcher._shell._router.send(member.peer, Beat()))  # type: ignore[arg-type]
             found.append(True)
 
-        assert dispatcher._loop is not None
-        dispatcher._loop.call_soon(busy)
+        assert dispatcher._shell.loop is not None
+        dispatcher._shell.loop.call_soon(busy)
         assert value.get(20) == "x"
         assert found
         until(lambda: dispatcher.num_workers == 0)
@@ -247,7 +300,7 @@ def test_a_worker_that_drains_can_be_told_to_end_sooner(
         coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
         ask("drain", "worker", 0, 100.0)
-        until(lambda: worker._machine is not None and worker._machine.leaving)
+        until(lambda: worker._shell.machine is not None and worker._shell.machine.leaving)
         worker.stop()  # logs an error where it takes too long
         assert worker.join(0)
         go(tmp_path)
@@ -342,3 +395,23 @@ def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, 
 def test_queue_max_has_to_be_positive(dispatcher: zd.DispatchServer) -> None:
     with pytest.raises(ValueError, match="queue_max is 0, wants 1 or more"):
         ClusterCoordinator(dispatcher, queue_max=0)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+@pytest.mark.parametrize("name", ["cluster_lost_limit_s", "cancel_grace_s"])
+def test_a_duration_of_a_coordinator_has_to_be_one(dispatcher: zd.DispatchServer, name: str, seconds: float) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=f"{name} is {seconds}, wants 0 s or more"):
+        ClusterCoordinator(dispatcher, **{name: seconds})
+
+
+def test_a_target_that_is_given_wins_over_whatever_the_environment_says(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZMQDIST_CONFIG", "gone.yaml")
+    monkeypatch.setenv("TF_CONFIG", "junk")
+    for target in (dispatcher, dispatcher.address, dispatcher.target):
+        with ClusterCoordinator(target) as coordinator:
+            assert resolve(target).address == dispatcher.address
+            coordinator.join(timeout=20.0)
+    with pytest.raises(errors.ConfigError, match=r"gone\.yaml"):
+        ClusterCoordinator()

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from zmqdist.cluster import ClusterConfig
+from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import COMMANDS, cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +110,16 @@ def test_cluster_files_in_pages_are_valid(page: Path, tmp_path: Path) -> None:
         file = tmp_path / "cluster.yaml"
         file.write_text(text)
         ClusterConfig.load(str(file))
+
+
+def test_the_page_of_the_command_has_every_command_with_an_example_and_every_exit_code() -> None:
+    page = (ROOT / "docs" / "command.md").read_text()
+    sections = dict(re.findall(r"^### zmqdist (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    assert sorted(sections) == sorted(COMMANDS)
+    assert not [
+        name for name, text in sections.items() if f"\nzmqdist {name}" not in "\n" + "\n".join(blocks(text, "bash"))
+    ]
+    assert re.findall(r"^\| (\d+) \|", page, re.MULTILINE) == [str(int(code)) for code in ExitCode]
 
 
 def test_the_texts_of_errors_are_those_of_the_code() -> None:

@@ -38,13 +38,45 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "resolvers",
             "rpc",
             "testing",
         }
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
-    "zmqdist.rpc": frozenset({"Client", "Server", "StatusOrResult", "ZmqClient", "ZmqServer"}),
+    "zmqdist.resolvers": frozenset(
+        {
+            "ClusterResolver",
+            "ExecutableLocation",
+            "KubernetesClusterResolver",
+            "SimpleClusterResolver",
+            "SlurmClusterResolver",
+            "TFConfigClusterResolver",
+            "UnionResolver",
+        }
+    ),
+    "zmqdist.testing": frozenset(
+        {
+            "MultiProcessPoolRunner",
+            "MultiProcessRunner",
+            "MultiProcessRunnerResult",
+            "SimClock",
+            "SimCluster",
+            "SimConnection",
+            "SimProcess",
+            "SubprocessTimeoutError",
+            "UnexpectedSubprocessExitError",
+            "check_resolver",
+            "create_cluster_spec",
+            "create_in_process_cluster",
+            "get_barrier",
+            "manager",
+            "run",
+            "simulate",
+        }
+    ),
+    "zmqdist.rpc": frozenset({"Client", "MethodInfo", "Server", "StatusOrResult", "Stream", "ZmqClient", "ZmqServer"}),
 }
 
 

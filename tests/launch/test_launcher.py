@@ -60,6 +60,30 @@ def test_a_program_has_its_arguments_and_finds_the_cluster(launch: Launcher) -> 
     assert job.lines == ["3", "['--epochs', '3'] {'type': 'chief', 'index': 0}"]
 
 
+def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
+    launch: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what stands in the environment of the launcher, which may be of another cluster."""
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["elsewhere:1"]}, "task": {"type": "worker", "index": 7}}')
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    program = """
+        import zmqdist as zd
+
+        def found():
+            resolver = zd.resolvers.TFConfigClusterResolver()
+            assert resolver.validate() == []
+            return resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id
+
+        with zd.coordinator.ClusterCoordinator() as coordinator:
+            print(*found(), *coordinator.schedule(found).get())
+    """
+    job = launch(program, file=FILE.replace("{count: 2}", f"{{tasks: {{4: '{place}'}}}}"))
+    assert job.ends() == 0, job.text
+    cluster = {"worker": {4: place}}
+    assert job.lines == [f"{cluster} chief 0 {cluster} worker 4"]
+
+
 def test_functions_import_modules_beside_the_script_and_see_the_environment_of_their_job(
     launch: Launcher, tmp_path: Path
 ) -> None:
@@ -121,7 +145,7 @@ def test_a_program_that_does_not_listen_to_a_signal_is_killed_after_the_grace(la
 
 
 def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher) -> None:
-    """The folder with the token stays: nobody is left to remove it."""
+    """The folder with the token stays until the next start, see test_folders.py."""
     job = launch(BUSY)
     workers = [job.worker(0), job.worker(1)]
     job.saw("a function runs")

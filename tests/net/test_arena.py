@@ -634,6 +634,19 @@ def test_the_bound_can_be_set(without_arena: None, monkeypatch: pytest.MonkeyPat
     assert pool.bytes_max == 64 * MIB
 
 
+@pytest.mark.parametrize("junk", ["junk", "64 MiB", "-1", "\N{SUPERSCRIPT TWO}", "Off"])
+def test_a_bound_that_is_none_is_told_once_and_the_default_is_used(
+    junk: str, without_arena: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setenv(arena_module.VARIABLE, junk)
+    for _ in range(2):
+        pool = this_arena()
+        assert pool is not None
+        assert pool.bytes_max == memory.usable_bytes() // 4
+    (record,) = caplog.records
+    assert record.getMessage() == f'ZMQDIST_ARENA is {junk!r}, wants "off" or a number of MiB: the default is used'
+
+
 def test_a_lock_ends_with_its_description() -> None:
     fd = memory.make_memfd(4096)
     other = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.rpc.polled import until
 from zmqdist import errors
+from zmqdist.net.security import client_security
 from zmqdist.rpc import Client, Server, StatusOrResult, ZmqClient, ZmqServer
 from zmqdist.specs import TensorSpec, function
 
@@ -325,8 +326,7 @@ def test_tf_function_register_without_input_signature() -> None:
     server.register("none", function(lambda: 1))
 
 
-@pytest.mark.parametrize("inline", [frozenset(), frozenset({"fill"})], ids=["pool", "inline"])
-def test_multi_device_resource_and_queue_resource(serve: Serve, connect: Connect, inline: frozenset[str]) -> None:
+def _filled_here_drained_there(serve: Serve, connect: Connect, inline: frozenset[str]) -> None:
     items: queue.Queue[int] = queue.Queue(maxsize=200)
 
     def fill() -> None:
@@ -338,6 +338,15 @@ def test_multi_device_resource_and_queue_resource(serve: Serve, connect: Connect
     assert [client.take_blocking() for _ in range(200)] == list(range(200))
 
 
+def test_multi_device_resource(serve: Serve, connect: Connect) -> None:
+    """There are no devices here: another thread than the one that answers, instead."""
+    _filled_here_drained_there(serve, connect, frozenset())
+
+
+def test_queue_resource(serve: Serve, connect: Connect) -> None:
+    _filled_here_drained_there(serve, connect, frozenset({"fill"}))
+
+
 def test_multi_device_resource_cpu(serve: Serve, connect: Connect) -> None:
     cell = Cell(1)
     outcome = connect(serve(add=adder(cell)).address).add(1)
@@ -345,3 +354,86 @@ def test_multi_device_resource_cpu(serve: Serve, connect: Connect) -> None:
     assert isinstance(outcome, StatusOrResult)
     assert outcome
     assert cell.value == 2
+
+
+# -- rules that TensorFlow documents, or breaks, without a test -------------------------------------------------------
+
+
+def test_servers_of_one_address_are_independent_and_the_second_cannot_start(serve: Serve, connect: Connect) -> None:
+    first = serve(m=lambda: "first")
+    second = Server.create("zmq", first.address)  # opens no port
+    second.register("m", lambda: "second")
+    with pytest.raises(errors.UnknownError, match="could not bind"):
+        second.start()
+    assert connect(first.address).m_blocking() == "first"
+    first.stop()
+    second.start()
+    assert connect(second.address).m_blocking() == "second"
+    second.stop()
+
+
+def test_a_server_that_is_dropped_answers_what_runs_and_frees_its_port(connect: Connect) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def slow() -> str:
+        running.set()
+        release.wait(10)
+        return "answered"
+
+    server = Server.create("zmq", "127.0.0.1:0")
+    server.register("slow", slow)
+    server.start()
+    address = server.address
+    client = connect(address)
+    outcome = client.slow()
+    assert running.wait(5)
+    del server
+    release.set()
+    assert outcome.get_value() == "answered"
+    until(lambda: not [t for t in threading.enumerate() if t.name == "zmqdist-rpc-stop"])
+    with Server.create("zmq", address) as other:
+        assert other.address == address
+
+
+def test_a_host_that_does_not_exist_is_not_up_yet() -> None:
+    address = "no-such-host.invalid:4711"
+    with pytest.raises(errors.DeadlineExceededError):
+        ZmqClient(address, "", True, 50, security=client_security(address, "client", insecure=True))
+
+
+def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(serve: Serve, connect: Connect) -> None:
+    server = serve(m=lambda: 1)
+    address = server.address
+    first, second = connect(address, name="same"), connect(address, name="same")
+    assert (first.m_blocking(), second.m_blocking()) == (1, 1)
+    server.stop()
+    with pytest.raises(errors.DeadlineExceededError):
+        Client.create("zmq", address, "same", 20)
+    serve(address, m=lambda: 2)
+    assert (first.m_blocking(), connect(address, name="same").m_blocking()) == (2, 2)
+
+
+def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: Connect) -> None:
+    release = threading.Event()
+    client = connect(serve(slow=lambda: release.wait(10)).address, timeout_in_ms=30)
+    for timeout_in_ms in (0, -1):
+        assert client.slow(timeout_in_ms=timeout_in_ms).get_error()[0] == errors.DEADLINE_EXCEEDED
+    kept = client.slow(timeout_in_ms=5000)
+    release.set()
+    assert kept.is_ok()
+
+
+def test_a_long_message_of_an_error_arrives_whole(serve: Serve, connect: Connect) -> None:
+    def fail() -> None:
+        raise ValueError("x" * 100_000)
+
+    _, message = connect(serve(fail=fail).address).fail().get_error()
+    assert type(message) is str
+    assert "x" * 100_000 in message
+
+
+def test_code_does_not_travel(serve: Serve, connect: Connect) -> None:
+    client = connect(serve(m=lambda value: None).address)
+    for value in (print, lambda: 1, Cell, object()):
+        with pytest.raises(errors.InvalidArgumentError, match="only None, bool, int"):
+            client.m(value)

@@ -56,10 +56,11 @@ def test_a_method_whose_name_is_taken_by_the_client_is_reached_by_call(serve: Se
 
 def test_the_listing_has_names_and_signatures(serve: Serve, connect: Connect) -> None:
     server = serve(plain=lambda a, b=1: a, typed=(lambda a: a, [{"x": INT}], INT))
-    assert connect(server.address, listing=False).methods() == {
-        "plain": (None, None),
-        "typed": ([{"x": INT}], INT),
-    }
+    methods = connect(server.address, listing=False).methods()
+    assert list(methods) == ["plain", "typed"]
+    assert str(methods["plain"].signature) == "(a, b=1)"
+    assert (methods["plain"].input_signature, methods["plain"].output_signature) == (None, None)
+    assert (methods["typed"].input_signature, methods["typed"].output_signature) == ([{"x": INT}], INT)
 
 
 @pytest.mark.parametrize(

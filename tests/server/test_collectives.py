@@ -197,7 +197,7 @@ def test_abort_instance_params_resolution(pair: list[Server]) -> None:
 
 def test_abort_communication(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a ring, whose pieces one member does not send."""
-    collectives = pair[1]._together._collectives
+    collectives = pair[1]._operations._collectives
     with monkeypatch.context() as held:
         begun = threading.Event()
         held.setattr(collectives, "_send", lambda *args: begun.set() or threading.Event().wait(30))
@@ -270,7 +270,7 @@ def test_param_resolution_after_timeout(pair: list[Server], late: int) -> None:
 
 def test_execution_after_timeout(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     """All have come, and one sends nothing: the text is another one. It reaches the one that hangs as well."""
-    collectives = pair[1]._together._collectives
+    collectives = pair[1]._operations._collectives
     real = collectives._send
     held = threading.Event()
     monkeypatch.setattr(collectives, "_send", lambda *args: held.wait(30) and real(*args))
@@ -700,7 +700,7 @@ with Server({"worker": addresses}, "worker", rank) as server:
     for line in sys.stdin:
         value = np.ones(int(line))
         if rank == 2 and len(value) > 1000:  # dies in the middle: it has come, and sends nothing
-            server._together._collectives._send = lambda *args: print("silent", flush=True) or sys.stdin.readline()
+            server._operations._collectives._send = lambda *args: print("silent", flush=True) or sys.stdin.readline()
         try:
             print(server.all_reduce(value).sum(), flush=True)
         except Exception as error:
@@ -768,7 +768,7 @@ def test_a_member_that_dies_in_the_middle_is_named_to_all_and_its_next_life_is_w
     assert "worker:2" in str(error)
     assert processes.said(processes.ranks[1]).startswith("UnavailableError")
     processes.ranks[2] = processes.start(2)
-    until(lambda: not processes.server._together._collectives._watches.gone(("worker", 2)))
+    until(lambda: not processes.server._operations._collectives._watches.gone(("worker", 2)))
     processes.all()
     processes.all()
 
@@ -796,7 +796,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 def until_announced(leader: Server, count: int = 1) -> None:
     """So many have come to the open round of a group."""
-    groups = leader._together._collectives._leader._groups
+    groups = leader._operations._collectives._leader._groups
     until(lambda: any(len(rounds.come) == count for _, rounds in list(groups.values())))
 
 

@@ -266,7 +266,7 @@ def test_whoever_waits_for_a_task_that_is_killed_is_told_at_once(made: Made, chi
     assert tell(process, "send left behind") == "0"
     receiving = Side(server.recv, "worker:1", "never")
     until_it_waits(server)
-    while ("worker", 1) not in server._together._collectives._watches._lives:
+    while ("worker", 1) not in server._operations._collectives._watches._lives:
         threading.Event().wait(0.002)
     process.kill()
     error = receiving.wait().error
@@ -302,7 +302,7 @@ def test_a_task_that_is_stopped_is_missed_by_its_heartbeats(made: Made, child: C
     assert server.recv("worker:1", "tag") == "first"
     receiving = Side(server.recv, "worker:1", "tag")
     until_it_waits(server)
-    while ("worker", 1) not in server._together._collectives._watches._lives:
+    while ("worker", 1) not in server._operations._collectives._watches._lives:
         threading.Event().wait(0.002)
     os.kill(process.pid, signal.SIGSTOP)
     try:

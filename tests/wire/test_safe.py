@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 import tracemalloc
+import weakref
 from collections import OrderedDict, defaultdict, namedtuple
 from decimal import Decimal
 from enum import IntEnum
@@ -189,6 +191,22 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     cycle.append({"again": cycle})
     with pytest.raises(InvalidArgumentError, match="contains itself"):
         safe.encode(cycle)
+
+
+def test_a_refusal_keeps_nothing_alive() -> None:
+    class Odd:
+        pass
+
+    odd = Odd()
+    gone = weakref.ref(odd)
+    gc.disable()
+    try:
+        with pytest.raises(InvalidArgumentError):
+            safe.encode([1, {"a": odd}])
+        del odd
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_value_that_is_too_long_for_its_message_is_refused() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.cluster.defs import ClusterDef, ClusterDeviceFilters, JobDef, ServerDef
+from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, Job, JobsConfig, RuntimeConfig, SecurityConfig, WorkerJob
 from zmqdist.cluster.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig, schema
+    from zmqdist.cluster.config import ClusterConfig, schema
 
 __all__ = [
     "ClusterSpec",
@@ -31,7 +32,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The module of cluster files loads on first use: most programs never read one, and YAML takes 20 ms to import."""
-    if name in ("CONFIG_ENV", "ClusterConfig", "schema"):
+    if name in ("ClusterConfig", "schema"):
         from zmqdist.cluster import config
 
         return getattr(config, name)

@@ -6,7 +6,8 @@ Rules
     A config is read once, at the edge; nothing below looks anything up in the environment.
 
 A parent process hands its resolved config (addresses filled in, `runtime` set) to its children as a file whose path is in
-the environment variable `CONFIG_ENV`.
+the environment variable `CONFIG_ENV`. A person may put JSON in the form of TF_CONFIG there instead, which is no cluster file:
+`zmqdist.resolvers` reads that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import yaml  # type: ignore[import-untyped,unused-ignore]
@@ -26,12 +27,10 @@ from yaml.constructor import SafeConstructor  # type: ignore[import-untyped,unus
 from zmqdist import limits
 from zmqdist.cluster.addresses import split_address
 from zmqdist.cluster.check import Mistake, Path, build, dotted, problems, shown, split_command
+from zmqdist.cluster.environment import CONFIG_ENV, is_json
 from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, told
-from zmqdist.cluster.spec import ClusterSpec, Tasks
+from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
-
-CONFIG_ENV: Final = "ZMQDIST_CONFIG"
-"""Environment variable with the path of the cluster file that this process belongs to."""
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same nodes, ten times faster, where libyaml is there
 _TAG = "tag:yaml.org,2002:"
@@ -77,13 +76,13 @@ class ClusterConfig(Section, frozen=True):
 
     @classmethod
     def from_environment(cls) -> ClusterConfig | None:
-        """The config that `launch` handed to this process, or None where there is none.
+        """The config that `launch` handed to this process, or None where there is none (or JSON, see the module).
 
         Raises:
           ConfigError: the variable names a file that cannot be read or says something wrong.
         """
         path = os.environ.get(CONFIG_ENV)
-        return _load(path, runtime_allowed=True) if path else None
+        return _load(path, runtime_allowed=True) if path and not is_json(path) else None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ClusterConfig:
@@ -118,11 +117,19 @@ class ClusterConfig(Section, frozen=True):
         jobs: dict[str, dict[int, str]] = {}
         if self.jobs.dispatcher is not None and split_address(self.jobs.dispatcher.address)[1]:
             jobs["dispatcher"] = {0: self.jobs.dispatcher.address}
-        jobs.update({name: job.addresses() for name, job in self.jobs.task_jobs().items() if job.tasks is not None})
+        jobs.update(self._placed())
         return ClusterSpec(jobs)
 
+    @property
+    def task_spec(self) -> ClusterSpec:
+        """`spec` without the dispatcher, which TensorFlow's strategies do not know: the cluster of TF_CONFIG."""
+        return ClusterSpec(self._placed())
+
+    def _placed(self) -> dict[str, dict[int, str]]:
+        return {name: job.addresses() for name, job in self.jobs.task_jobs().items() if job.tasks is not None}
+
     def tf_config(self, task_type: str, task_index: int) -> str:
-        """The text of TF_CONFIG for one task. The dispatcher is left out: TensorFlow's strategies do not know that job.
+        """The text of TF_CONFIG for one task.
 
         The chief need not be a job of the file: the program runs as it in any case.
 
@@ -132,9 +139,8 @@ class ClusterConfig(Section, frozen=True):
         job = self.jobs.task_jobs().get(task_type, Job(count=1) if task_type == "chief" else Job())
         if task_index not in job.indices():
             raise ValueError(f"cluster {self.name!r} has no task {task_index} of job {task_type!r}")
-        cluster: dict[str, Tasks] = {name: tasks for name, tasks in self.spec.as_dict().items() if name != "dispatcher"}
         task = {"type": task_type, "index": task_index}
-        return json.dumps({"cluster": cluster, "task": task, "rpc_layer": "zmq"})
+        return json.dumps({"cluster": self.task_spec.as_dict(), "task": task, "rpc_layer": "zmq"})
 
 
 def schema() -> dict[str, Any]:

@@ -42,6 +42,7 @@ class ClusterCoordinator:
 
     Raises:
       ValueError: `target` is none of these.
+      InvalidArgumentError: a duration is negative or no number.
       FailedPreconditionError: the secrets for the target cannot be read.
     """
 
@@ -60,12 +61,17 @@ class ClusterCoordinator:
         queue_max = found.queue_max if queue_max is None else queue_max
         if queue_max < 1:
             raise ValueError(f"queue_max is {queue_max}, wants 1 or more")
+        cancel_grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
+        for name, seconds in (("cancel_grace_s", cancel_grace_s), ("cluster_lost_limit_s", cluster_lost_limit_s)):
+            if not seconds >= 0:  # so that NaN is refused, too
+                raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
         self._turn = threading.Lock()
         self._works = itertools.count(1)
+        self._scheduled_on = target  # a server stops when nobody refers to it any more
         self._shell = Shell(
             found,
             queue_max=queue_max,
-            cancel_grace_s=found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s,
+            cancel_grace_s=cancel_grace_s,
             lost_limit_s=cluster_lost_limit_s,
             rounds=self._rounds,
         )

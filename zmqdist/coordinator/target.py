@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqdist import limits
-from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
+from zmqdist.cluster.config import ClusterConfig
+from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 

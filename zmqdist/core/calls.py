@@ -56,11 +56,25 @@ class ClientCall:
       due: when the caller stops waiting, on the shell's clock in seconds; `inf` for never.
       id: number in the table, 0 before `asked`.
       ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
+      waits_for_server: False: it ends with UNAVAILABLE where it would have to wait for a server to appear.
       room: where large parts of the answer are received; None for wherever the shell likes.
       waiters, callbacks: the shell's own; empty until it needs them.
     """
 
-    __slots__ = ("body", "callbacks", "code", "due", "ended", "frames", "id", "message", "method", "room", "waiters")
+    __slots__ = (
+        "body",
+        "callbacks",
+        "code",
+        "due",
+        "ended",
+        "frames",
+        "id",
+        "message",
+        "method",
+        "room",
+        "waiters",
+        "waits_for_server",
+    )
 
     def __init__(self, method: str, body: bytes, frames: Frames = (), due: float = inf) -> None:
         self.id = 0
@@ -71,6 +85,7 @@ class ClientCall:
         self.ended = False
         self.code = 0
         self.message = ""
+        self.waits_for_server = True
         self.room: Any = None
         self.waiters: Any = None
         self.callbacks: Any = None
@@ -104,7 +119,7 @@ class ClientCalls:
         self.waiting: dict[int, ClientCall] = {}
 
     def asked(self, call: ClientCall) -> bool:
-        """A new call. It waits, or has ended here (then `ended` is set) because there are too many.
+        """A new call. It waits, or has ended here (then `ended` is set): there are too many, or no server for one that waits for none.
 
         Returns:
           Whether what waits should leave now, although nobody wants an answer yet (P8).
@@ -114,6 +129,9 @@ class ClientCalls:
             call.end(
                 RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
             )
+            return False
+        if not self.incarnation and not call.waits_for_server:
+            call.end(UNAVAILABLE, f"the server at {self._address} has gone; the call of {call.method!r} was not sent")
             return False
         self._last_id = call.id = self._last_id + 1
         if call.due < self.deadline:
@@ -184,6 +202,10 @@ class ClientCalls:
                 UNAVAILABLE,
                 f"the connection to {self._address} went while the call of {call.method!r} was in flight; it may have been carried out",
             )
+        for call in [call for call in self.waiting.values() if not call.waits_for_server]:
+            self._forget(call)
+            call.end(UNAVAILABLE, f"the server at {self._address} has gone; the call of {call.method!r} was not sent")
+            ended.append(call)
         return ended
 
     def answered(self, reply: Reply, frames: Frames) -> ClientCall | None:

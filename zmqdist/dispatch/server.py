@@ -1,18 +1,22 @@
 """The dispatcher: one socket, the broker machine, and what can be asked of it by RPC.
 
 The shell of core/dispatch/broker.py: messages go in, what comes out is sent. It decides nothing and never looks into a payload.
+
+The loop's thread knows the shell alone, so that a server which nobody refers to any more is collected, and stops.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from zmqdist import errors
+from zmqdist.coordination.service import CoordinationService
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
@@ -20,7 +24,6 @@ from zmqdist.core.membership import Member
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.fetch import RELAY
 from zmqdist.dispatch.memory import MemoryKeeper
-from zmqdist.dispatch.processes import is_alive
 from zmqdist.dispatch.relay import Relay
 from zmqdist.messages import (
     Beat,
@@ -42,6 +45,7 @@ from zmqdist.messages import (
 from zmqdist.net.address import join
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
+from zmqdist.net.processes import is_alive
 from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import host_identity, our_hello
@@ -60,6 +64,8 @@ class DispatchServer:
       start: begin at once; else `start()` does.
       listener: descriptor of a TCP socket that listens already, in place of the config's address; it is the server's from then on.
 
+    Stop it, use it in a with-statement, or drop it: that stops it in the background.
+
     Raises (from `start`):
       UnknownError: the port could not be bound (in use, not an address of this machine).
       FailedPreconditionError: the address needs keys; or it was stopped before.
@@ -68,25 +74,8 @@ class DispatchServer:
     def __init__(
         self, config: DispatcherConfig | None = None, start: bool = True, *, listener: int | None = None
     ) -> None:
-        self._config = config or DispatcherConfig()
-        self._listener = listener
+        self._shell = _Shell(config or DispatcherConfig(), listener)
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._loop: Loop | None = None
-        self._address = ""
-        self._incarnation = secrets.randbits(62) | 1
-        rules = BrokerRules(
-            lease_s=self._config.lease_s,
-            reconnect_grace_s=self._config.reconnect_grace_s,
-            cancel_grace_s=self._config.cancel_grace_s,
-            attempts_max=self._config.attempts_max,
-        )
-        # Lease numbers of two lives must not meet: a worker may still name one of the life before.
-        self._broker = Broker(rules, first_lease=(self._incarnation & 0xFFFFF) << 40)
-        self.undelivered = 0
-        self._memory = MemoryKeeper()
-        self._watchers: list[Callable[[], None]] = []
-        self._due: float | None = None
         if start:
             self.start()
 
@@ -95,46 +84,44 @@ class DispatchServer:
     def start(self) -> None:
         """Bind and serve; returns when workers and coordinators can connect. A second start does nothing."""
         with self._lock:
-            if self._stopped.is_set():
+            if self._shell.stopped.is_set():
                 raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
-            if self._loop is None:
-                self._open()
+            if self._shell.loop is None:
+                self._shell.open()
 
     def stop(self, grace_s: float = 0.0) -> None:
         """End it; workers go on for half a lease and look for another dispatcher at its address. Idempotent."""
         with self._lock:
-            self._stopped.set()
-            if self._loop is not None:
-                self._loop.stop()
+            self._shell.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has been stopped. False when `timeout` seconds passed first."""
-        return self._stopped.wait(timeout)
+        return self._shell.stopped.wait(timeout)
 
     @property
     def address(self) -> str:
         """ "host:port", the real one."""
-        return self._address
+        return self._shell.address
 
     @property
     def target(self) -> str:
         """ "zmq://host:port", what coordinators and workers are given."""
-        return f"zmq://{self._address}"
+        return f"zmq://{self._shell.address}"
 
     @property
     def credentials(self) -> Credentials:
         """Where its secret is, for a coordinator that is given this server as its target."""
-        return Credentials(self._config.token_file, self._config.keys_dir, self._config.insecure)
+        return self._shell.credentials
 
     @property
     def num_workers(self) -> int:
         """Workers that are registered and not lost."""
-        return len(self._broker.membership.members)
+        return self._shell.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
         """An immutable record of workers, coordinators and queues; what `zmqdist status` shows."""
-        assert self._loop is not None
-        return self._loop.run(self._broker.snapshot)
+        assert self._shell.loop is not None
+        return self._shell.loop.run(self._shell.broker.snapshot)
 
     def wait_for(self, ready: Callable[[frozenset[tuple[str, int]]], bool], timeout_s: float) -> bool:
         """Wait until `ready` says so of the (job, index) of the registered workers; it is asked after each event.
@@ -142,25 +129,26 @@ class DispatchServer:
         Returns:
           False when `timeout_s` passed first.
         """
-        assert self._loop is not None
+        shell = self._shell
+        assert shell.loop is not None
         answered = threading.Event()
 
         def look() -> None:
-            if ready(frozenset(self._broker.membership.members)):
+            if ready(frozenset(shell.broker.membership.members)):
                 answered.set()
 
-        self._loop.call_soon(self._watchers.append, look)
-        self._loop.call_soon(look)
+        shell.loop.call_soon(shell.watchers.append, look)
+        shell.loop.call_soon(look)
         try:
             return answered.wait(timeout_s)
         finally:
-            self._loop.call_soon(self._watchers.remove, look)
+            shell.loop.call_soon(shell.watchers.remove, look)
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Somebody saw a worker's process end, and says so before its connection does. From any thread."""
-        if self._loop is not None:
+        if self._shell.loop is not None:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
-            self._loop.call_soon(self._handle, event)
+            self._shell.loop.call_soon(self._shell.handle, event)
 
     def __enter__(self) -> DispatchServer:
         self.start()
@@ -169,18 +157,67 @@ class DispatchServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- the shell ----------------------------------------------------------------------------------------------
+    def __del__(self) -> None:
+        shell = self.__dict__.get("_shell")
+        if shell is not None and shell.abandoned and not sys.is_finalizing():
+            # In a thread: this may be the loop's own, or any that the garbage collector has borrowed.
+            threading.Thread(target=shell.stop, name="zmqdist-dispatcher-stop", daemon=True).start()
 
-    def _open(self) -> None:
+
+class _Shell:
+    """What the loop's thread knows of a DispatchServer.
+
+    Attributes:
+      loop: None before `open`.
+      stopped: set by `stop`, or because somebody asked for it by RPC.
+      watchers: called in the loop after each event.
+    """
+
+    def __init__(self, config: DispatcherConfig, listener: int | None) -> None:
+        self._config = config
+        self._listener = listener
+        self._pid = os.getpid()
+        self.stopped = threading.Event()
+        self.loop: Loop | None = None
+        self.address = ""
+        self._incarnation = secrets.randbits(62) | 1
+        rules = BrokerRules(
+            lease_s=config.lease_s,
+            reconnect_grace_s=config.reconnect_grace_s,
+            cancel_grace_s=config.cancel_grace_s,
+            attempts_max=config.attempts_max,
+        )
+        # Lease numbers of two lives must not meet: a worker may still name one of the life before.
+        self.broker = Broker(rules, first_lease=(self._incarnation & 0xFFFFF) << 40)
+        self.undelivered = 0
+        self._memory = MemoryKeeper()
+        self.watchers: list[Callable[[], None]] = []
+        self._due: float | None = None
+
+    @property
+    def credentials(self) -> Credentials:
+        return Credentials(self._config.token_file, self._config.keys_dir, self._config.insecure)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.broker.membership.members)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it runs, in this process: nothing of it does in a child that was forked from it."""
+        return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
+
+    def open(self) -> None:
+        """Bind and serve."""
         config = self._config
         loop = Loop("zmqdist-dispatcher")
         try:
             hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             router = self._router = Router(loop, self.credentials.server(config.host), hello)
             if self._listener is None:
-                self._address = router.bind(join(config.host, config.port))
+                self.address = router.bind(join(config.host, config.port))
             else:
-                self._address = router.bind_fd(self._listener)
+                self.address = router.bind_fd(self._listener)
         except BaseException:
             loop.stop()
             raise
@@ -189,60 +226,67 @@ class DispatchServer:
                 router.on(kind, self._heard, frozenset(roles))
         router.on(Goodbye, self._heard)
         router.on_gone.append(self._gone)
-        self._relay = Relay(loop, router, self._broker.holder)
+        self._relay = Relay(loop, router, self.broker.holder)
         service = self._service()
+        CoordinationService(service, router, loop, self._incarnation, None)
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
-        self._loop = loop
+        self.loop = loop
         loop.start()
 
+    def stop(self) -> None:
+        self.stopped.set()
+        if self.loop is not None:
+            self.loop.stop()
+
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
-        self._handle(Heard(peer, message), watched=peer.fd >= 0)
+        self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _gone(self, peer: Peer) -> None:
         """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
-        member = self._broker.membership.by_peer.get(peer)
-        self._handle(PeerGone(peer))
+        member = self.broker.membership.by_peer.get(peer)
+        self.handle(PeerGone(peer))
         if member is not None and peer.hello is not None and peer.hello.host == host_identity():
             self._look_for_its_end(member, LOOK_FOR_END_S)
 
     def _look_for_its_end(self, member: Member, pause_s: float) -> None:
         """When a process is killed its connections go first; that it has ended is seen a little later."""
-        if self._broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
+        if self.broker.membership.members.get((member.job, member.index)) is not member or member.peer is not None:
             return  # lost, or back
         if not is_alive(member.pid):
-            self._handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
+            self.handle(ProcessExited(pid=member.pid, exit_code=None, job=member.job, index=member.index))
             return
-        assert self._loop is not None
-        again = self._loop.now() + pause_s
-        self._loop.set_timer((self, member), again, lambda: self._look_for_its_end(member, 2 * pause_s))
+        assert self.loop is not None
+        again = self.loop.now() + pause_s
+        self.loop.set_timer((self, member), again, lambda: self._look_for_its_end(member, 2 * pause_s))
 
-    def _handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
-        loop = self._loop
+    def handle(self, event: BrokerEvent, *, watched: bool = True) -> None:
+        """Have the broker decide. In the loop."""
+        loop = self.loop
         if loop is None:
             return
-        self._perform(self._broker.handle(event, loop.now(), watched=watched))
-        self._memory.look(self._broker.dispatch.queued, self._nothing_out)
-        for look in self._watchers:
+        self._perform(self.broker.handle(event, loop.now(), watched=watched))
+        self._memory.look(self.broker.dispatch.queued, self._nothing_out)
+        for look in self.watchers:
             look()
 
     def _nothing_out(self) -> bool:
-        return not any(hands.leases for hands in self._broker.dispatch.hands.values())
+        return not any(hands.leases for hands in self.broker.dispatch.hands.values())
 
     def _perform(self, effects: list[Send]) -> None:
         for effect in effects:
             # Not sent: the peer has gone, which comes as an event of its own and is decided about there.
             if not self._router.send(effect.to, effect.message):  # type: ignore[arg-type]
                 self.undelivered += 1
-        due = self._broker.deadline
+        due = self.broker.deadline
         if due != self._due:
-            assert self._loop is not None
+            assert self.loop is not None
             self._due = due
-            self._loop.set_timer(self, due, self._tick)
+            self.loop.set_timer(self, due, self._tick)
 
     def _tick(self) -> None:
         self._due = None
-        self._handle(Ticked())
+        self.handle(Ticked())
 
     # -- what can be asked by RPC -------------------------------------------------------------------------------
 
@@ -256,11 +300,11 @@ class DispatchServer:
         return service
 
     def _status(self) -> dict[str, Any]:
-        assert self._loop is not None
-        now = self._loop.now()
-        snapshot = self._broker.snapshot()
+        assert self.loop is not None
+        now = self.loop.now()
+        snapshot = self.broker.snapshot()
         return {
-            "address": self._address,
+            "address": self.address,
             "pid": os.getpid(),
             "queued": snapshot.queued,
             "workers": [
@@ -278,33 +322,33 @@ class DispatchServer:
 
     def _shutdown(self, grace_s: float) -> int:
         """Tell all workers to leave and stop when they have, or after the grace. Returns how many there are."""
-        members = list(self._broker.membership.members.values())
-        assert self._loop is not None
-        now = self._loop.now()
+        members = list(self.broker.membership.members.values())
+        assert self.loop is not None
+        now = self.loop.now()
         for member in members:
-            self._perform(self._broker.leave(member.job, member.index, grace_s, now) or [])
+            self._perform(self.broker.leave(member.job, member.index, grace_s, now) or [])
         self._stop_when_empty(now + grace_s + 1.0)
         return len(members)
 
     def _stop_when_empty(self, until: float) -> None:
-        assert self._loop is not None
-        now = self._loop.now()
+        assert self.loop is not None
+        now = self.loop.now()
         if self.num_workers and now < until:
-            self._loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
+            self.loop.set_timer((self, "shutdown"), now + 0.05, lambda: self._stop_when_empty(until))
             return
-        self._stopped.set()
-        self._loop.set_timer((self, "shutdown"), now + 0.2, self._loop.stop)  # the answer has to leave first
+        self.stopped.set()
+        self.loop.set_timer((self, "shutdown"), now + 0.2, self.loop.stop)  # the answer has to leave first
 
     def _drain(self, job: str, index: int, grace_s: float) -> None:
-        assert self._loop is not None
-        effects = self._broker.leave(job, index, grace_s, self._loop.now())
+        assert self.loop is not None
+        effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
-            names = ", ".join(row.name for row in self._broker.snapshot().workers) or "none"
+            names = ", ".join(row.name for row in self.broker.snapshot().workers) or "none"
             raise errors.NotFoundError(None, None, f"no worker {job}:{index} here; there are: {names}")
         self._perform(effects)
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:
-        self._handle(ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index))
+        self.handle(ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index))
 
 
 def _row(row: Any) -> dict[str, Any]:

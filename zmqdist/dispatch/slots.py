@@ -30,7 +30,6 @@ from zmqdist.core.worker_events import (
     SlotSeen,
 )
 from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
-from zmqdist.dispatch.processes import is_alive
 from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES, POSITION
 from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError
@@ -39,6 +38,7 @@ from zmqdist.messages import BULK, ERROR
 from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.net.loop import Loop
+from zmqdist.net.processes import is_alive
 from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.dispatch")

@@ -1,6 +1,8 @@
 """The worker: a connection to the dispatcher, slots that run functions, and the results that wait to be fetched.
 
 The shell of core/worker.py: messages and what happens to slots go in, what comes out is done. It decides nothing.
+
+The loop's thread knows the shell alone, so that a server which nobody refers to any more is collected, and stops.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 from typing import Any
 
@@ -66,6 +69,8 @@ class WorkerServer:
     The dispatcher may be started later: `start` waits for it, and says so in the log. In a program slots are threads unless the
     config asks for processes; the `zmqdist worker` command has processes.
 
+    Stop it, use it in a with-statement, or drop it: that stops it in the background, and cuts off what it runs.
+
     Raises (from `start`):
       UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
       AlreadyExistsError: a living worker has this job and index.
@@ -75,20 +80,8 @@ class WorkerServer:
     """
 
     def __init__(self, config: WorkerConfig, start: bool = True, *, template: TemplateProcess | None = None) -> None:
-        self._config = config
-        self._template = template
-        self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
-        split(self._dispatcher)
-        self._started = False
-        self._stopped = threading.Event()
-        self._registered = threading.Event()
-        self._ended: Exit | None = None
+        self._shell = _Shell(config, template)
         self._lock = threading.Lock()
-        self._machine: Worker | None = None
-        self._loop: Loop | None = None
-        self._address = ""
-        self._bulk_leases: dict[int, list[int]] = {}
-        self._due: float | None = None
         if start:
             self.start()
 
@@ -99,16 +92,14 @@ class WorkerServer:
 
         Raises: see the class. FailedPreconditionError after `stop`.
         """
+        shell = self._shell
         with self._lock:
-            if self._stopped.is_set():
+            if shell.stopped.is_set():
                 raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
-            if not self._started:
-                self._started = True
-                self._open()
-        while not self._registered.wait(FIRST_CONTACT_LOG_S):
-            log.info("worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer")
-        if self._ended is not None and self._ended.code:
-            raise errors.from_code(self._ended.code, f"worker of {self._dispatcher}: {self._ended.error}")
+            if not shell.started:
+                shell.started = True
+                shell.open()
+        shell.wait_registered()
 
     def stop(self, grace_s: float = 0.0) -> None:
         """Leave the dispatcher and end the slots; idempotent.
@@ -117,46 +108,40 @@ class WorkerServer:
           grace_s: running functions may end within so long; what is not started goes back at once.
         """
         with self._lock:
-            loop = self._loop
-            if loop is None:
-                self._stopped.set()
+            if self._shell.loop is None:
+                self._shell.stopped.set()
                 return
-        try:
-            loop.call_soon(self._handle, LeaveAsked(grace_s))
-        except errors.FailedPreconditionError:
-            pass
-        if not self._stopped.wait(grace_s + 10.0):
-            log.error("the worker did not stop in good order within %g s", grace_s + 10)
-        loop.stop()
+        self._shell.stop(grace_s)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the worker has ended, for whatever reason. False when `timeout` seconds passed first."""
-        return self._stopped.wait(timeout)
+        return self._shell.stopped.wait(timeout)
 
     @property
     def ended(self) -> Exit | None:
         """Why it ended; None while it has not."""
-        return self._ended
+        return self._shell.ended
 
     @property
     def address(self) -> str:
         """ "host:port" of its own server."""
-        return self._address
+        return self._shell.address
 
     @property
     def target(self) -> str:
-        return f"zmq://{self._address}"
+        return f"zmq://{self._shell.address}"
 
     @property
     def name(self) -> str:
         """ "job:index", as the dispatcher knows it."""
-        assert self._machine is not None
-        return f"{self._machine.job}:{self._machine.index}"
+        machine = self._shell.machine
+        assert machine is not None
+        return f"{machine.job}:{machine.index}"
 
     @property
     def num_tasks(self) -> int:
         """Functions that it runs or has waiting."""
-        machine = self._machine
+        machine = self._shell.machine
         return 0 if machine is None else machine.running
 
     def __enter__(self) -> WorkerServer:
@@ -166,15 +151,70 @@ class WorkerServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- the shell ----------------------------------------------------------------------------------------------
+    def __del__(self) -> None:
+        shell = self.__dict__.get("_shell")
+        if shell is not None and shell.abandoned and not sys.is_finalizing():
+            # In a thread: this may be the loop's own, or any that the garbage collector has borrowed.
+            threading.Thread(target=shell.stop, args=(0.0,), name="zmqdist-worker-stop", daemon=True).start()
 
-    def _open(self) -> None:
+
+class _Shell:
+    """What the loop's thread knows of a WorkerServer.
+
+    Attributes:
+      loop, machine: None before `open`.
+      started: somebody has called `open`.
+      stopped: set when everything of it has ended.
+      ended: why it ended.
+    """
+
+    def __init__(self, config: WorkerConfig, template: TemplateProcess | None) -> None:
+        self._config = config
+        self._template = template
+        self._pid = os.getpid()
+        self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
+        split(self._dispatcher)
+        self.started = False
+        self.stopped = threading.Event()
+        self._registered = threading.Event()
+        self.ended: Exit | None = None
+        self.machine: Worker | None = None
+        self.loop: Loop | None = None
+        self.address = ""
+        self._bulk_leases: dict[int, list[int]] = {}
+        self._due: float | None = None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it runs, in this process: nothing of it does in a child that was forked from it."""
+        return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
+
+    def wait_registered(self) -> None:
+        """Until the dispatcher has taken this worker. Raises why it did not."""
+        while not self._registered.wait(FIRST_CONTACT_LOG_S):
+            log.info("worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer")
+        if self.ended is not None and self.ended.code:
+            raise errors.from_code(self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}")
+
+    def stop(self, grace_s: float) -> None:
+        """Leave, and wait for the end. Not in the loop."""
+        assert self.loop is not None
+        try:
+            self.loop.call_soon(self._handle, LeaveAsked(grace_s))
+        except errors.FailedPreconditionError:
+            pass
+        if not self.stopped.wait(grace_s + 10.0):
+            log.error("the worker did not stop in good order within %g s", grace_s + 10)
+        self.loop.stop()
+
+    def open(self) -> None:
+        """Begin to work."""
         config = self._config
         credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
         host = config.host or own_host(self._dispatcher)
         incarnation = secrets.randbits(62) | 1
         name = f"{config.job}:{'?' if config.index is None else config.index}"
-        loop = self._loop = Loop(f"zmqdist-{name}")
+        loop = self.loop = Loop(f"zmqdist-{name}")
         try:
             router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
             service = RpcService("worker")
@@ -184,15 +224,15 @@ class WorkerServer:
             service.register(PULL, self._pulled.pull, roles=SLOTS)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
-            self._address = self._store.address = router.bind(join(host, config.port))
+            self.address = self._store.address = router.bind(join(host, config.port))
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:
                 check_descriptors(config.slots)
                 template = self._template or start_template(credentials.environment())
-                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self._address, template)
+                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self.address, template)
             else:
                 self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._pulled)
-            self._machine = Worker(
+            self.machine = Worker(
                 incarnation=incarnation,
                 job=config.job,
                 index=-1 if config.index is None else config.index,
@@ -215,15 +255,15 @@ class WorkerServer:
             )
         except BaseException:
             loop.stop()
-            self._stopped.set()
+            self.stopped.set()
             raise
         loop.on_stop(self._close)
         loop.call_soon(self._begin)
         loop.start()
 
     def _begin(self) -> None:
-        assert self._machine is not None
-        self._perform(self._machine.start())
+        assert self.machine is not None
+        self._perform(self.machine.start())
         self._dealer.connect()
         self._rearm()
 
@@ -241,7 +281,7 @@ class WorkerServer:
         self._exit(Exit(error.error_code, error.message))
 
     def _handle(self, event: Event) -> None:
-        machine = self._machine
+        machine = self.machine
         assert machine is not None
         if isinstance(event, SlotFinished):
             self._note_bulk(event)
@@ -254,16 +294,16 @@ class WorkerServer:
         self._rearm()
 
     def _loop_now(self) -> float:
-        assert self._loop is not None
-        return self._loop.now()
+        assert self.loop is not None
+        return self.loop.now()
 
     def _rearm(self) -> None:
-        assert self._machine is not None
-        assert self._loop is not None
-        due = self._machine.deadline
+        assert self.machine is not None
+        assert self.loop is not None
+        due = self.machine.deadline
         if due != self._due:
             self._due = due
-            self._loop.set_timer(self, due, self._tick)
+            self.loop.set_timer(self, due, self._tick)
 
     def _tick(self) -> None:
         self._due = None
@@ -299,12 +339,12 @@ class WorkerServer:
 
     def _note_bulk(self, event: SlotFinished) -> None:
         """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""
-        assert self._machine is not None
+        assert self.machine is not None
         for position, kind, payload in event.outcomes:
             if kind != BULK:
                 continue
             reference = decode_reference(payload)
-            lease = self._machine.lease_at(event.slot, position)
+            lease = self.machine.lease_at(event.slot, position)
             if lease is None:
                 self._store.free(reference.bulks)
             else:
@@ -316,11 +356,11 @@ class WorkerServer:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _exit(self, exit_: Exit) -> None:
-        self._ended = exit_
+        self.ended = exit_
         if exit_.code:
             log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
-        assert self._loop is not None
-        self._loop.call_soon(self._loop.stop)
+        assert self.loop is not None
+        self.loop.call_soon(self.loop.stop)
 
     def _close(self) -> None:
         self._dealer.close(linger_s=0.5)
@@ -328,7 +368,7 @@ class WorkerServer:
         self._fetcher.close()
         self._store.close()
         self._registered.set()
-        self._stopped.set()
+        self.stopped.set()
 
 
 def own_host(dispatcher: str) -> str:

@@ -1,10 +1,11 @@
-"""Worker processes as children: started by command, watched by the kernel's own word, ended in good order.
+"""Child processes: started by command, watched by the kernel's own word, ended in good order.
 
 A thread waits for the ends of all of them; whoever starts one is told its exit code within milliseconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,10 +16,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
+
+if TYPE_CHECKING:
+    from zmqdist.dispatch.config import WorkerConfig
 
 Line = Callable[[str], object]
 
@@ -38,6 +42,8 @@ class Child:
         self._lifeline = lifeline
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
         self._reader: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._reaped = False
 
     @property
     def pid(self) -> int:
@@ -60,9 +66,12 @@ class Child:
         )
         self._reader.start()
 
-    def signal(self, number: int) -> None:
-        if not self.ended.is_set():
-            self.process.send_signal(number)
+    def signal(self, number: int, group: bool = False) -> None:
+        """Send it a signal; with `group`, also what it has started and what has not made a session of its own."""
+        with self._lock:  # while its number cannot be another's
+            if not self._reaped:
+                with contextlib.suppress(ProcessLookupError):
+                    (os.killpg if group else os.kill)(self.pid, number)
 
     def let_go(self) -> None:
         """Break its lifeline: it ends by itself."""
@@ -78,23 +87,29 @@ class Child:
             on_line(line)
 
     def finish(self) -> None:
-        """It has ended: collect its last lines."""
+        """It has ended: let its number go, and collect its last lines."""
+        with self._lock:
+            self.process.wait()
+            self._reaped = True
         if self._reader is not None:
             self._reader.join(2.0)
-        if self.process.stdout is not None:
+        # A process of its own that it left behind may still hold the pipe; then closing would wait for the reader, which has the lock.
+        if self.process.stdout is not None and (self._reader is None or not self._reader.is_alive()):
             self.process.stdout.close()
         self.let_go()
 
 
 class Children:
-    """Worker processes of this process.
+    """Child processes of this process, each the leader of a session of its own.
 
     Args:
       on_exit: gets a child that has ended, in the watching thread.
+      whole_groups: what a child has started and left behind in its group is killed when the child has ended.
     """
 
-    def __init__(self, on_exit: Callable[[Child], object]) -> None:
+    def __init__(self, on_exit: Callable[[Child], object], whole_groups: bool = False) -> None:
         self._on_exit = on_exit
+        self._whole_groups = whole_groups
         self._children: list[Child] = []
         self._lock = threading.Lock()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -103,25 +118,43 @@ class Children:
         self._thread.start()
 
     def start_worker(self, config: WorkerConfig, environment: Mapping[str, str], on_line: Line | None = None) -> Child:
-        """Start a worker.
+        """Start a worker; arguments as `start`."""
+        told = json.dumps(dataclasses.asdict(config))
+        name = f"{config.job}:{config.index}"
+        return self.start(name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), told], environment, on_line)
+
+    def start(
+        self,
+        name: str,
+        command: Callable[[int], list[str]],
+        environment: Mapping[str, str],
+        on_line: Line | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """Start a module of ours.
 
         Args:
+          command: gives the module and its arguments for the descriptor of its lifeline, a pipe that breaks when this process ends.
           on_line: gets each line that it writes; None: it writes where this process does.
+          pass_fds: further descriptors that it gets, under the same numbers.
         """
         theirs, ours = os.pipe2(os.O_CLOEXEC)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "zmqdist.launch.roles", str(theirs), json.dumps(dataclasses.asdict(config))],
-                pass_fds=[theirs],
+                [sys.executable, "-m", *command(theirs)],
+                pass_fds=[theirs, *pass_fds],
                 stdin=subprocess.DEVNULL,
                 stdout=None if on_line is None else subprocess.PIPE,
                 stderr=None if on_line is None else subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,  # Ctrl-C is for the one who started it: it ends them in good order
             )
+        except BaseException:
+            os.close(ours)
+            raise
         finally:
             os.close(theirs)
-        child = Child(f"{config.job}:{config.index}", process, ours)
+        child = Child(name, process, ours)
         if on_line is not None:
             child.read_lines(on_line)
         with self._lock:
@@ -171,7 +204,8 @@ class Children:
                 self._ended(watched.pop(fd))
 
     def _ended(self, child: Child) -> None:
-        child.process.wait()
+        if self._whole_groups:
+            child.signal(signal.SIGKILL, group=True)
         child.finish()
         child.ended.set()
         self._on_exit(child)

@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,11 +24,13 @@ from pathlib import Path
 import msgspec
 
 from zmqdist import errors
-from zmqdist.cluster.config import CONFIG_ENV, ClusterConfig
+from zmqdist.cluster.config import ClusterConfig
+from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, WorkerJob
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.launch.children import Child, Children
+from zmqdist.launch.folders import RunFolder
 from zmqdist.limits import GRACE_S
 from zmqdist.net import keys, token
 from zmqdist.net.address import is_loopback, split
@@ -52,7 +53,9 @@ class Launch:
     """
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
-        self._config = config
+        worker = config.jobs.worker or WorkerJob(count=1)
+        self._config = msgspec.structs.replace(config, jobs=msgspec.structs.replace(config.jobs, worker=worker))
+        self._workers = worker
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
@@ -66,8 +69,9 @@ class Launch:
         self._check()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
-            folder = Path(tempfile.mkdtemp(prefix="zmqdist-"))  # 0700
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            own = RunFolder()
+            stack.callback(own.close)
+            folder = own.path
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
             self._write_config(folder / "cluster.yaml", credentials)
@@ -124,13 +128,10 @@ class Launch:
             lease_s=section.lease_s,
             reconnect_grace_s=section.reconnect_grace_s,
             attempts_max=section.attempts_max,
-            cancel_grace_s=self._workers().cancel_grace_s,
+            cancel_grace_s=self._workers.cancel_grace_s,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
         )
-
-    def _workers(self) -> WorkerJob:
-        return self._config.jobs.worker or WorkerJob(count=1)
 
     def _write_config(self, path: Path, credentials: Credentials) -> None:
         runtime = RuntimeConfig(
@@ -140,7 +141,7 @@ class Launch:
         path.chmod(0o600)
 
     def _start_workers(self, children: Children, credentials: Credentials, environment: dict[str, str]) -> None:
-        section = self._workers()
+        section = self._workers
         addresses = section.addresses()
         for index in section.indices():
             host, port = split(addresses[index]) if index in addresses else (None, 0)
@@ -155,9 +156,9 @@ class Launch:
                 token_file=credentials.token_file,
                 keys_dir=credentials.keys_dir,
             )
-            children.start_worker(
-                config, {**environment, **self._importable(environment), **section.env}, self._prefixed(index)
-            )
+            told = {TF_CONFIG_ENV: self._config.tf_config("worker", index)}
+            variables = {**environment, **self._importable(environment), **told, **section.env}
+            children.start_worker(config, variables, self._prefixed(index))
 
     def _importable(self, environment: dict[str, str]) -> dict[str, str]:
         """Modules beside the program's script can be imported by its functions on the workers, as they can by itself."""
@@ -174,7 +175,7 @@ class Launch:
     # -- while it runs ------------------------------------------------------------------------------------------
 
     def _run_program(self, environment: dict[str, str]) -> int:
-        environment = {**environment, "TF_CONFIG": self._config.tf_config("chief", 0)}
+        environment = {**environment, TF_CONFIG_ENV: self._config.tf_config("chief", 0)}
         with self._lock:
             if self._signals:
                 return 128 + self._signals[-1]

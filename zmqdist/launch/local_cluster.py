@@ -10,15 +10,14 @@ import atexit
 import contextlib
 import dataclasses
 import os
-import shutil
 import socket
-import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.launch.children import Child, Children
+from zmqdist.launch.folders import RunFolder
 from zmqdist.net import token
 from zmqdist.net.address import is_ipv6, join
 from zmqdist.net.credentials import Credentials
@@ -66,9 +65,9 @@ class local_cluster:
         self._slots = slots
         self._listener = _listen(config)
         self._address = join(config.host, self._listener.getsockname()[1])
-        self._folder = tempfile.mkdtemp(prefix="zmqdist-")  # 0700
-        self.credentials = Credentials(token_file=os.path.join(self._folder, "token"))
-        token.create(os.path.join(self._folder, "token"))
+        self._folder = RunFolder()
+        self.credentials = Credentials(token_file=str(self._folder.path / "token"))
+        token.create(self._folder.path / "token")
         self._children: Children | None = None
         self._processes: list[Child] = []
         self._threads: list[WorkerServer] = []
@@ -136,7 +135,7 @@ class local_cluster:
         with (
             contextlib.ExitStack() as steps
         ):  # a Ctrl-C in one of them must not leave out the others; the last comes first
-            steps.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            steps.callback(self._folder.close)
             steps.callback(self._listener.close)
             if self._dispatcher is not None:
                 steps.callback(self._dispatcher.stop)

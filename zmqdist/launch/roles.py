@@ -1,4 +1,4 @@
-"""One role in the foreground: what `zmqdist dispatcher` and `zmqdist worker` do, and what a launcher starts as a child.
+"""One role in the foreground: what `zmqdist dispatcher`, `zmqdist worker` and `zmqdist server` do, and what a launcher starts as a child.
 
 A role ends by SIGINT or SIGTERM, when it is told to by its dispatcher, or when its lifeline breaks: a pipe whose other end the launcher
 holds, so that no child outlives a launcher that was killed. It drains for `grace_s` (not without its launcher: nobody is left who wants
@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from zmqdist import errors
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
@@ -24,6 +24,9 @@ from zmqdist.dispatch.template import fork_template
 from zmqdist.dispatch.worker import WorkerServer
 from zmqdist.limits import GRACE_S
 from zmqdist.net.credentials import Credentials
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.spec import ClusterSpec
 
 log = logging.getLogger("zmqdist.launch")
 
@@ -49,7 +52,7 @@ Announce = Callable[[str], object]
 
 class _Server(Protocol):
     def join(self, timeout: float | None = None) -> bool: ...
-    def stop(self, grace_s: float = 0.0) -> None: ...
+    def stop(self, grace_s: float = 0.0, /) -> None: ...
 
 
 def exit_code_for(code: int) -> int:
@@ -92,6 +95,41 @@ def run_worker(
         if ended is not None and ended.code:
             print(f"worker: {ended.error}", file=sys.stderr)
             return exit_code_for(ended.code)
+    return OK
+
+
+def run_server(
+    cluster: ClusterSpec,
+    job: str | None,
+    index: int | None,
+    credentials: Credentials,
+    *,
+    bind_host: str | None = None,
+    grace_s: float = GRACE_S,
+    announce: Announce = print,
+) -> int:
+    """Be a task of a cluster until told to stop. Returns the exit code; an expected failure is one line on stderr.
+
+    Raises:
+      ValueError: the job or the task must be named.
+    """
+    from zmqdist.server.server import Server  # workers, which start through this module, do not need it
+
+    with _Signals() as signals:
+        try:
+            server = Server(
+                cluster,
+                job,
+                index,
+                bind_host=bind_host,
+                keys_dir=credentials.keys_dir,
+                token_file=credentials.token_file,
+                insecure=credentials.insecure,
+            )
+        except errors.OpError as error:
+            return _failed("server", error)
+        announce(f"{server.task} at {server.target}")
+        _serve(server, signals, -1, grace_s)
     return OK
 
 

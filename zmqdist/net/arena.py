@@ -34,7 +34,6 @@ Not here: whether a peer can open our segments (hello), what travels in blocks (
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import logging
 import os
@@ -554,21 +553,15 @@ def this_arena() -> Arena | None:
 def _make() -> None:
     global _arena, _tried
     told = os.environ.get(VARIABLE, "")
+    is_number = told.isascii() and told.isdecimal()
+    if told not in ("", "off") and not is_number:
+        log.warning('%s is %r, wants "off" or a number of MiB: the default is used', VARIABLE, told)
     if told != "off":
         try:
-            _arena = Arena(int(told) << 20 if told.isdigit() else _bytes_max())
+            _arena = Arena(int(told) << 20 if is_number else memory.usable_bytes() // 4)
         except (OSError, AttributeError) as error:
             log.warning("no shared memory here (%s): large arrays travel by sockets, which is slower", error)
     _tried = True
-
-
-def _bytes_max() -> int:
-    """A quarter of the memory that this process may use."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            total = min(total, int(file.read()))
-    return total // 4
 
 
 def _before_fork() -> None:

@@ -227,12 +227,12 @@ class Channel:
     @property
     def pending(self) -> int:
         """Calls that have not ended, as far as is known here."""
-        table = self._line.table
-        return len(table.in_flight) + len(table.waiting)
+        return len(self._line.table.in_flight) + len(self._line.table.waiting)
 
     def __del__(self) -> None:
         # Nobody else has a reference, so nobody is inside; and no lock may be taken here (the collector runs anywhere).
         if "_gate" in self.__dict__ and not self._gate.forked:
+            self._closed, self._napping = True, False  # for what is collected with it, and has a finalizer, too
             self._line.lanes.dropped()
             if self._line.table.waiting:
                 self._line.flush()

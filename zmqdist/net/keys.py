@@ -118,6 +118,11 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
     return roles
 
 
+def raw(public: bytes) -> bytes:
+    """The 32 bytes of a public key that was loaded here: what `load_authorized` has as its keys."""
+    return z85.decode(public)
+
+
 def _load_pair(folder: Path, name: str) -> KeyPair:
     path = folder / f"{name}.key"
     lines = _lines(path, 0o077)

@@ -10,6 +10,7 @@ Not here: who owns what and who may write (arena.py, lent.py).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -197,3 +198,12 @@ class _Mapped(Exporter):
     def __init__(self, mapping: Mapping) -> None:
         super().__init__(mapping.address, mapping.nbytes, writable=True)
         self.mapping = mapping
+
+
+def usable_bytes() -> int:
+    """Memory that this process may use: the machine's, or what its control group allows."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            total = min(total, int(file.read()))
+    return total

@@ -39,13 +39,13 @@ from zmqdist.errors import (
     UnknownError,
     WireError,
 )
-from zmqdist.limits import FRAME_BYTES_MAX, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.net.address import is_ipv6, join, split
 from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import Buffer, receive_payload
 from zmqdist.net.loop import Loop, Watched
-from zmqdist.net.monitor import DISCONNECTED, SERVER_EVENTS, decode_event, open_monitor
+from zmqdist.net.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.net.security import CURVE, NONE, ServerSecurity
 from zmqdist.net.transfers import Lanes
 from zmqdist.net.zap import ADMIN
@@ -115,7 +115,8 @@ class Router:
       on_hello: called with a peer whose hello came, after ours was sent.
       on_gone: called with a peer that was shown by `on_hello` and has gone; once.
       dropped: messages that were not taken, by reason.
-      refused_handshakes: connections that did not get as far as a first message.
+      refused_handshakes: connections that ended before a first message of theirs was read. ZeroMQ has no event of its own for some of
+        them (a peer that speaks an old protocol, or none), so they are told by their end.
       peers_max: connections that are served.
     """
 
@@ -154,11 +155,12 @@ class Router:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
         socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))
         socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_SERVER_S * 1000))
         self._security.apply(socket)
         self._send: Callable[[Buffer, int], Any] = super(zmq.Socket, socket).send
         self._recv: Callable[..., Any] = super(zmq.Socket, socket).recv
-        self._monitor = open_monitor(socket, SERVER_EVENTS)
+        self._monitor = open_monitor(socket, DISCONNECTED)
         self._watched: Watched = self._loop.add_socket(socket, self._read)
         self._loop.add_socket(self._monitor, self._read_monitor)
         self._loop.on_stop(self._close)
@@ -410,12 +412,11 @@ class Router:
         for _ in range(MESSAGES_PER_WAKE_MAX):
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
-            event, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            if event != DISCONNECTED:
-                self.refused_handshakes += 1
-            elif (peer := self._by_fd.get(fd)) is not None:
+            _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
+            if (peer := self._by_fd.get(fd)) is not None:
                 self._suspect(peer)
             else:
+                self.refused_handshakes += 1
                 self._recent[fd] = self._loop.now()
         return True
 

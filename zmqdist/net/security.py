@@ -247,10 +247,24 @@ def _needs_keys(host: str) -> FailedPreconditionError:
 def listeners(host: str, port: int) -> set[int]:
     """User ids of the sockets that would take a connection to a loopback address; empty when nobody listens.
 
+    Raises:
+      FailedPreconditionError: this system does not tell.
+    """
+    try:
+        return {uid for uid, _ in listening(host, port)}
+    except (OSError, ValueError, IndexError) as error:
+        raise FailedPreconditionError(
+            None, None, f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
+        ) from None
+
+
+def listening(host: str, port: int) -> set[tuple[int, int]]:
+    """(user id, inode) of the sockets that would take a connection to an address of this machine, given by its number.
+
     The kernel prefers a socket that is bound to the very address to one that is bound to all, and so does this.
 
     Raises:
-      FailedPreconditionError: this system does not tell.
+      OSError, ValueError, IndexError: this system does not tell.
     """
     wanted = ipaddress.ip_address(host)
     if isinstance(wanted, ipaddress.IPv4Address):
@@ -258,31 +272,26 @@ def listeners(host: str, port: int) -> set[int]:
         wild = {ipaddress.ip_address("0.0.0.0"), ipaddress.ip_address("::")}
     else:
         exact, wild = {wanted}, {ipaddress.ip_address("::")}
-    found: dict[Any, set[int]] = {}
-    try:
-        for name in ("tcp", "tcp6"):
-            _collect(f"/proc/net/{name}", port, found)
-    except (OSError, ValueError, IndexError) as error:
-        raise FailedPreconditionError(
-            None, None, f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
-        ) from None
+    found: dict[Any, set[tuple[int, int]]] = {}
+    for name in ("tcp", "tcp6"):
+        _collect(f"/proc/net/{name}", port, found)
     for addresses in (exact, wild):
-        uids = {uid for address in addresses for uid in found.get(address, ())}
-        if uids:
-            return uids
+        sockets = {each for address in addresses for each in found.get(address, ())}
+        if sockets:
+            return sockets
     return set()
 
 
-def _collect(path: str, port: int, found: dict[Any, set[int]]) -> None:
+def _collect(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> None:
     suffix = f":{port:04X}"
     if path.endswith("6") and not os.path.exists(path):  # a kernel without IPv6
         return
     with open(path) as file:
         next(file)
         for line in file:
-            words = line.split(None, 8)
+            words = line.split(None, 10)
             if words[3] == _LISTEN and words[1].endswith(suffix):
-                found.setdefault(_address(words[1][: -len(suffix)]), set()).add(int(words[7]))
+                found.setdefault(_address(words[1][: -len(suffix)]), set()).add((int(words[7]), int(words[9])))
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

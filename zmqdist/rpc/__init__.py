@@ -7,11 +7,14 @@
     client.multiply_blocking(2, 3)      # 6
     client.multiply(2, 3).get_value()   # the same, and other things can be done before get_value
 
+What else there is - arguments by name, await, streams, batches, large arrays - is in docs/rpc.md.
 Not here: work that may run on any of several workers (coordinator), and anything that sends code: values only.
 """
 
 from zmqdist.rpc.client import Client, ZmqClient
+from zmqdist.rpc.listing import MethodInfo
 from zmqdist.rpc.result import StatusOrResult
 from zmqdist.rpc.server import Server, ZmqServer
+from zmqdist.rpc.streams import Stream
 
-__all__ = ["Server", "Client", "StatusOrResult", "ZmqServer", "ZmqClient"]
+__all__ = ["Server", "Client", "StatusOrResult", "Stream", "MethodInfo", "ZmqServer", "ZmqClient"]

@@ -15,8 +15,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from math import inf
-from time import monotonic
 from typing import Any, Final
 
 from zmqdist import nest
@@ -26,14 +24,15 @@ from zmqdist.net.channel import Channel
 from zmqdist.net.security import ClientSecurity, client_security
 from zmqdist.rpc import payload
 from zmqdist.rpc.into import Into
+from zmqdist.rpc.listing import MethodInfo, heard
 from zmqdist.rpc.result import StatusOrResult, as_leaves, as_returned, as_specified, outcome
 from zmqdist.rpc.service import METHODS
-from zmqdist.rpc.signatures import check_structure, is_flat
 from zmqdist.rpc.snapshots import snapshot
+from zmqdist.rpc.streams import Stream
+from zmqdist.rpc.stubs import due_after, stubs
 from zmqdist.wire.hello import our_hello
 
 LAYER: Final = "zmq"
-_CONTAINERS: Final = (list, tuple, dict)
 
 
 def check_layer(rpc_layer: str) -> None:
@@ -50,9 +49,11 @@ def new_incarnation() -> int:
 class Client:
     """What `Client.create` gives. Close it, use it in a with-statement, or drop it: pending calls then end with CANCELLED.
 
-    Each method that the server had when the client was made is an attribute: `m(*args, timeout_in_ms=0, out=None)` gives a
-    StatusOrResult, `m_blocking(*args, timeout_in_ms=0, out=None)` the value, or raises. A method whose name is taken by this
-    class, or is no identifier, is reached by `call`. `out` is as there.
+    Each method that the server had when the client was made, or at the last `refresh`, is an attribute: `m(*args, **kwargs)` gives
+    a StatusOrResult, `m_blocking(*args, **kwargs)` the value, or raises; of a generator function, `m(*args, **kwargs)` gives a
+    Stream. `timeout_in_ms` and `out` (as in `call`) belong to the client: a parameter of that name is given by position.
+    Arguments that cannot be right are a TypeError or ValueError here: a keyword that the function does not have, another
+    structure than its signature's. A method whose name is taken by this class, or is no identifier, is reached by `call`.
 
     Attributes:
       address: "host:port" of the server.
@@ -122,9 +123,10 @@ class ZmqClient(Client):
             security = client_security(self.address, "client", keys_dir=_path(keys_dir), token_file=_path(token_file))
         hello = our_hello("client", new_incarnation(), name or f"{socket.gethostname()}:{os.getpid()}")
         self._channel = Channel(self.address, security, hello)
+        self._offered: list[str] = []
         if list_registered_methods:
             try:
-                self._offer(self.methods())
+                self.refresh()
             except BaseException:
                 self.close()
                 raise
@@ -156,22 +158,52 @@ class ZmqClient(Client):
         read = into.read if into else as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else nest.flatten(args))
         sources = snapshot(parts, lends=self._channel.lends, still=False) if parts else ()
-        call = ClientCall(method_name, body, sources, _due(timeout_in_ms, self._timeout_in_ms))
+        call = ClientCall(method_name, body, sources, due_after(timeout_in_ms, self._timeout_in_ms))
         if into is not None:
             call.room = into.room
         self._channel.call(call)
         return StatusOrResult(self._channel, call, read)
 
-    def methods(self) -> dict[str, tuple[Any, Any]]:
-        """Ask the server for its methods, and wait: name -> (input signature, output signature), None where it has none.
+    def stream(self, method_name: str, *args: Any, timeout_in_ms: int = 0) -> Stream:
+        """Call a generator function by its name, listed or not.
+
+        Args:
+          timeout_in_ms: for the whole stream; 0 or less: the client's default.
+
+        Raises:
+          InvalidArgumentError: something in `args` cannot travel.
+        """
+        return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
+
+    def methods(self) -> dict[str, MethodInfo]:
+        """Ask the server for its methods, and wait: what it has now, by name.
 
         Raises:
           OpError: what the call ended with.
         """
         body, _ = payload.pack([])
-        call = ClientCall(METHODS, body, (), _due(0, self._timeout_in_ms))
+        call = ClientCall(METHODS, body, (), due_after(0, self._timeout_in_ms))
         self._channel.ask(call)
-        return {name: (given, result) for name, given, result in outcome(call, self.address, as_returned)}
+        return heard(outcome(call, self.address, as_returned), self.address)
+
+    def refresh(self) -> None:
+        """Ask for the methods again, and have attributes for those that the server has now. Waits and raises as `methods`."""
+        methods = self.methods()
+        for name in self._offered:
+            delattr(self, name)
+        self._offered = []
+        for name, info in methods.items():
+            if not name.isidentifier():
+                continue
+            made = self.stubs(info)
+            for attribute, function in zip((name, f"{name}_blocking"), made, strict=False):
+                if not hasattr(self, attribute) and (attribute == name or attribute not in methods):
+                    setattr(self, attribute, function)
+                    self._offered.append(attribute)
+
+    def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
+        """`m`, and `m_blocking` unless it streams, of a method that `methods` told of: also where its name is no attribute."""
+        return stubs(self._channel, info, self._timeout_in_ms)
 
     def close(self) -> None:
         """End the connection; pending calls end with CANCELLED. Idempotent."""
@@ -185,61 +217,6 @@ class ZmqClient(Client):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name + ' ' if self.name else ''}of {self.address}>"
-
-    def _offer(self, methods: dict[str, tuple[Any, Any]]) -> None:
-        for name, (signature, _) in methods.items():
-            if not name.isidentifier() or hasattr(type(self), name) or name in ("address", "name"):
-                continue
-            start, wait = _convenience(self._channel, name, signature, self._timeout_in_ms)
-            setattr(self, name, start)
-            if f"{name}_blocking" not in methods:
-                setattr(self, f"{name}_blocking", wait)
-
-
-def _convenience(
-    channel: Channel, name: str, signature: Any, default_in_ms: int
-) -> tuple[Callable[..., StatusOrResult], Callable[..., Any]]:
-    """`client.m` and `client.m_blocking`. They hold the channel, not the client: no cycle keeps a dropped client alive."""
-    flat = signature is not None and is_flat(signature)
-    count = len(signature) if flat else -1
-
-    def asked(args: tuple[Any, ...], timeout_in_ms: int, still: bool) -> ClientCall:
-        due = _due(timeout_in_ms, default_in_ms)
-        if signature is not None and not (flat and len(args) == count):
-            check_structure(signature, args)
-        body, parts = payload.pack(args)
-        return ClientCall(name, body, snapshot(parts, lends=channel.lends, still=still) if parts else (), due)
-
-    def start(*args: Any, timeout_in_ms: int = 0, out: Any = None) -> StatusOrResult:
-        read = as_returned if out is None else (into := Into(out)).read
-        call = asked(args, timeout_in_ms, False)
-        if out is not None:
-            call.room = into.room
-        channel.call(call)
-        return StatusOrResult(channel, call, read)
-
-    def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None) -> Any:
-        read = as_returned if out is None else (into := Into(out)).read
-        call = asked(args, timeout_in_ms, True)
-        if out is not None:
-            call.room = into.room
-        try:
-            channel.ask(call)
-        except BaseException:  # Ctrl-C, or a signal handler of the user: the arrays are the caller's again
-            channel.cancel(call)
-            raise
-        return outcome(call, channel.address, read)
-
-    for function, function_name in ((start, name), (wait, f"{name}_blocking")):
-        function.__name__ = function.__qualname__ = function_name
-        function.__doc__ = f"RPC Call for {name} method to server {channel.address}"
-    return start, wait
-
-
-def _due(timeout_in_ms: float, default_in_ms: float) -> float:
-    if timeout_in_ms <= 0:
-        timeout_in_ms = default_in_ms
-    return monotonic() + timeout_in_ms / 1000 if timeout_in_ms > 0 else inf
 
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:

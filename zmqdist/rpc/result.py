@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from zmqdist import nest
@@ -68,10 +68,41 @@ class StatusOrResult:
         """
         self._channel.add_done_callback(self._call, lambda call: fn(self))
 
+    def __await__(self) -> Generator[Any, None, Any]:
+        """The value, as `get_value`; from any asyncio loop. When the waiting task is cancelled, so is the call."""
+        if self._value is None and not self._call.ended:
+            yield from ended(self._channel, self._call).__await__()
+        return self.get_value()
+
     def __repr__(self) -> str:
         call = self._call
         state = "pending" if not call.ended else "ok" if call.code == 0 else f"error {call.code}"
         return f"<StatusOrResult of {call.method!r} at {self._channel.address}: {state}>"
+
+
+async def ended(channel: Channel, call: ClientCall) -> None:
+    """Wait in an asyncio loop until the call has ended; it is cancelled with the task that waits."""
+    import asyncio  # only for those who use it
+
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    def tell(_: ClientCall) -> None:
+        try:
+            loop.call_soon_threadsafe(resolve)
+        except RuntimeError:  # the event loop has been closed: nobody waits
+            pass
+
+    channel.add_done_callback(call, tell)
+    try:
+        await future
+    except asyncio.CancelledError:
+        channel.cancel(call)
+        raise
 
 
 def outcome(call: ClientCall, address: str, read: Callable[[ClientCall, str], Any]) -> Any:

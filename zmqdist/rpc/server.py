@@ -86,12 +86,24 @@ class ZmqServer(Server):
         output_signature: Any = None,
         *,
         inline: bool = False,
+        batch: bool = False,
+        max_batch: int = 64,
+        max_delay_ms: float = 1,
     ) -> None:
         """Offer a function under a name, to everybody who is let in. Arguments and errors: `RpcService.register`.
 
         It runs here, in threads, many calls at a time, and what it captures is shared by all callers: guard its state.
         """
-        self._service.register(name, fn, input_signature, output_signature, inline=inline)
+        self._service.register(
+            name,
+            fn,
+            input_signature,
+            output_signature,
+            inline=inline,
+            batch=batch,
+            max_batch=max_batch,
+            max_delay_ms=max_delay_ms,
+        )
 
     def start(self) -> None:
         """Listen, and serve in the background. A second start does nothing.

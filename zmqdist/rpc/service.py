@@ -5,113 +5,54 @@ Rules
     threads. There is no order between calls, not even of one client.
     Whatever a handler raises becomes the call's error and nothing else: an OpError keeps its code and its text, anything
     else gets a code by its class, and a text with class and traceback.
-    Arguments are checked against the signature before the handler sees them, results after it.
     Values travel by the safe codec: nothing is unpickled here.
+    A handler can ask `zmqdist.cancelled()`: its caller cancelled or has gone, or its time is up. (Inline ones are over too soon.)
     The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
     leave as one message to each peer.
 
-On the wire (the body of Call)
-    a tuple   the arguments, each with its structure
-    a list    the leaves of the arguments, as `Client.call` sends them: packed into the signature's structure here
-
-Not here: when a call is taken, dropped or answered (core/calls.py), sockets (net).
+Not here: what may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py), when a call is
+taken, dropped or answered (core/calls.py), sockets (net).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.calls import ServedCall, ServerCalls
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, WireError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    PermissionDeniedError,
+    UnavailableError,
+    WireError,
+)
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
-from zmqdist.rpc import payload
+from zmqdist.rpc.about import ABOUT, about_us
+from zmqdist.rpc.batching import Batched
+from zmqdist.rpc.failures import failed
+from zmqdist.rpc.generators import Generators
+from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pool import Pool
-from zmqdist.rpc.signatures import Arity, convert_args, convert_leaves, fit
 from zmqdist.rpc.snapshots import pack_result
-from zmqdist.specs import Function, convert, function
+from zmqdist.running import enter, leave
 
 log = logging.getLogger("zmqdist.rpc")
 
 METHODS: Final = "zmqdist.methods"
-"""The reserved method that lists the others: [[name, input signature or None, output signature or None], ...]."""
+"""The reserved method that lists the others, as listing.py has them."""
 
 UNREAD_S: Final = 0.5
 """A server that stops does not wait longer for a client that has stopped reading."""
-
-_CODES: Final = (
-    (NotImplementedError, errors.UNIMPLEMENTED),
-    ((ValueError, TypeError), errors.INVALID_ARGUMENT),
-    (MemoryError, errors.RESOURCE_EXHAUSTED),
-    (StopIteration, errors.OUT_OF_RANGE),
-)
-
-
-class Method:
-    """One registered function.
-
-    Attributes:
-      roles: who may call it, besides `admin`; None: everybody who was let in.
-      later: it is given an Asked before the arguments, in the loop, and answers when it likes.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        fn: Callable[..., Any],
-        input_signature: Any,
-        output_signature: Any,
-        inline: bool,
-        roles: Any,
-        later: bool = False,
-    ) -> None:
-        self.name = name
-        self.later = later
-        self.fn = fn
-        self.inline = inline
-        self.roles = None if roles is None else frozenset(roles) | {"admin"}
-        self.input_signature = input_signature
-        self.output_signature = output_signature
-        self._arity = Arity(partial(fn, None) if later else fn)
-
-    def run(self, body: bytes, frames: Any, peer: str) -> Any:
-        """Call the function with the arguments in a body and `frames`, a list that is emptied."""
-        result = self.fn(*self.arguments(body, frames, peer))
-        if self.output_signature is None:
-            return result
-        try:
-            return fit(self.output_signature, result, convert, "result")
-        except (TypeError, ValueError, OpError) as error:
-            raise errors.UnknownError(
-                None, None, f"{self.name} returned something else than its output_signature says: {error}"
-            ) from None
-
-    def arguments(self, body: bytes, frames: Any, peer: str) -> Sequence[Any]:
-        """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
-        given = payload.unpack(body, frames, peer)
-        if frames:
-            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
-        signature = self.input_signature
-        try:
-            if type(given) not in (tuple, list):
-                raise WireError(peer, "the arguments are neither a tuple nor a list")
-            if signature is not None:
-                return convert_args(signature, given) if type(given) is tuple else convert_leaves(signature, given)
-            problem = self._arity.problem(len(given))
-            if problem is not None:
-                raise ValueError(problem)
-            return list(given)
-        except (TypeError, ValueError, OpError) as error:
-            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
 
 
 class Asked:
@@ -152,11 +93,15 @@ class Asked:
         except BaseException as error:
             self.fail(error)
         else:
-            self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
+            self.answer_packed(body, sources)
+
+    def answer_packed(self, body: bytes, sources: Sequence[Source]) -> None:
+        """The same for what was packed before."""
+        self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
 
     def fail(self, error: BaseException) -> None:
         """The call has this error, as if its method had raised it."""
-        self._service.answer_later(self._served, self.peer, _failed(self._served.id, error), ())
+        self._service.answer_later(self._served, self.peer, failed(self._served.id, error), ())
 
 
 class RpcService:
@@ -170,7 +115,10 @@ class RpcService:
         self._reply_bytes = 0
         self._attached = False
         self._stopping = False
-        self._add(Method(METHODS, self._list, [], None, True, None))
+        self._add(Method(METHODS, self._list, [], inline=True))
+        self._add(Method(ABOUT, lambda: about_us(name, self._incarnation), [], inline=True))
+        self._generators = Generators(self)
+        self._batched: list[Batched] = []
 
     def register(
         self,
@@ -180,23 +128,31 @@ class RpcService:
         output_signature: Any = None,
         *,
         inline: bool = False,
+        batch: bool = False,
+        max_batch: int = 64,
+        max_delay_ms: float = 1,
         roles: frozenset[str] | None = None,
     ) -> None:
         """Offer a function under a name.
 
         Args:
           name: an identifier, or several with dots between (those are reached by `Client.call` only).
-          fn: made by `zmqdist.function`, or any callable; called with positional arguments.
-          input_signature: a structure of TensorSpec for each argument; stands above the one of `fn`. Without one, arguments
-            arrive as they were given; with one, as arrays.
-          output_signature: the same for the result.
+          fn: made by `zmqdist.function`, or any callable. A generator function is a stream: clients iterate over what it yields.
+            Its parameters `timeout_in_ms` and `out`, if it has such, are reached by position: as keywords they are the client's.
+          input_signature: a structure of TensorSpec for each of its first parameters; stands above the one of `fn`. Without one,
+            arguments arrive as they were given; with one, as arrays.
+          output_signature: the same for the result; of a generator function, for each item.
           inline: run it in the loop, not in a thread: for functions that take microseconds and never wait.
+          batch: calls that come together, of any clients, are joined along axis 0 and run as one call (batching.py); each gets its
+            rows of the result. One batch runs at a time.
+          max_batch: rows of a batch; a full one does not wait. A call of more rows runs alone.
+          max_delay_ms: so long a call waits for others.
           roles: who may call it, besides `admin`; None: everybody.
 
         Raises:
           FailedPreconditionError: the server has started.
           InvalidArgumentError: not a name, or registered already.
-          ValueError: made by `function`, takes arguments, and has no input signature.
+          ValueError: made by `function`, takes arguments, and has no input signature; or these options do not go together.
           TypeError: `name` is not a str, or `fn` not callable.
         """
         if not isinstance(name, str):
@@ -211,16 +167,23 @@ class RpcService:
             raise InvalidArgumentError(
                 None, None, f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)"
             )
-        if not callable(fn):
-            raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
-        self._add(_method(name, fn, input_signature, output_signature, inline, roles))
+        method = method_for(name, fn, input_signature, output_signature, inline, roles)
+        if batch:
+            if inline or method.streaming:
+                raise ValueError(f"{name}: neither an inline method nor a generator function can be batched")
+            if max_batch < 1 or max_delay_ms < 0:
+                raise ValueError(f"{name}: a batch has at least 1 row, and waits for at least 0 ms")
+            batched = Batched(self, method, max_batch, max_delay_ms / 1000)
+            method.fn, method.later, method.batch = batched.asked, True, True
+            self._batched.append(batched)
+        self._add(method)
 
     def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None:
         """Offer a method that answers when it likes, without a thread that waits: `fn(asked, *args)` is called in the loop.
 
         What `fn` raises becomes the error of the call. `zmqdist.*` names are allowed: those are hidden from the listing.
         """
-        self._add(Method(name, fn, None, None, False, roles, later=True))
+        self._add(Method(name, fn, roles=roles, later=True))
 
     def attach(self, router: Router, loop: Loop, incarnation: int) -> None:
         """Answer calls on a router from now on. Before its loop starts, or in its thread.
@@ -249,13 +212,19 @@ class RpcService:
         if not self._attached:
             return True
         until = time.monotonic() + grace_s
+        streaming = self._loop.run(self._generators.stop)
+        for batched in self._batched:
+            self._loop.run(batched.close)
         idle = self._pool.wait_idle(grace_s)
         self._pool.stop()
-        return self._wait_sent(until) and idle
+        for thread in streaming:
+            thread.join(max(0.0, until - time.monotonic()))
+        return self._wait_sent(until) and idle and not any(thread.is_alive() for thread in streaming)
 
     def close(self) -> None:
         """Refuse new calls, and wait for nothing: for the loop itself, when it ends."""
         self._stopping = True
+        self._generators.stop()
         self._pool.stop()
 
     def _wait_sent(self, until: float) -> bool:
@@ -291,10 +260,13 @@ class RpcService:
         """Run a method, or have the pool do it; the answer, if there is one already."""
         method = self._methods.get(call.method)
         if method is None or method.roles is not None or self._stopping or call.incarnation != self._incarnation:
-            reply = self._calls.stale(call) or self._refusal(peer, call, method)
+            reply = self._calls.stale(call)
             if reply is not None:
                 return reply, ()
-            assert method is not None
+            try:
+                method = self.allowed(peer, call.method)
+            except OpError as error:
+                return failed(call.id, error), ()
         if method.inline and not call.parts:
             return _answer(method, call.id, call.body, frames, peer)
         served = self._calls.called(peer, call, time.monotonic())
@@ -328,7 +300,7 @@ class RpcService:
             try:
                 frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
             except (OpError, MemoryError) as error:
-                self._finished(served, peer, _failed(call.id, error), ())
+                self._finished(served, peer, failed(call.id, error), ())
                 return
         if frames is not None:
             self._run(served, peer, method, call.body, frames)
@@ -339,14 +311,20 @@ class RpcService:
         if frames is not None:
             self._run(served, peer, method, body, frames)
         else:
-            self._finished(served, peer, _failed(served.id, WireError(peer.name, problem)), ())
+            self._finished(served, peer, failed(served.id, WireError(peer.name, problem)), ())
 
     def _run(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
         if method.later:
             try:
-                method.fn(Asked(self, served, peer), *method.arguments(body, frames, peer.name))
+                args, named = method.arguments(body, frames, peer.name)
+                method.fn(Asked(self, served, peer), *args, **named)
             except BaseException as error:
-                self._finished(served, peer, _failed(served.id, error), ())
+                self._finished(served, peer, failed(served.id, error), ())
+        elif method.streaming:
+            problem = InvalidArgumentError(
+                None, None, f"{method.name} is a stream: client.stream, or client.{method.name}"
+            )
+            self._finished(served, peer, failed(served.id, problem), ())
         elif not method.inline:
             self._pool.submit(self._serve, served, peer, method, body, frames)
         elif served.wanted(time.monotonic()):
@@ -356,10 +334,22 @@ class RpcService:
 
     def answer_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         """Send the answer, if the call still wants one; from any thread."""
+        self.soon(self._finished, served, peer, reply, sources)
+
+    def soon(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call this, if it still runs; from any thread."""
         try:
-            self._loop.call_soon(self._finished, served, peer, reply, sources)
+            self._loop.call_soon(fn, *args)
         except FailedPreconditionError:  # the server was stopped, and did not wait
             pass
+
+    def submit(self, fn: Callable[..., None], *args: Any) -> None:
+        """Have a thread of the pool call this. The loop's, as `set_timer`."""
+        self._pool.submit(fn, *args)
+
+    def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
+        """As `Loop.set_timer`."""
+        self._loop.set_timer(key, at, fn)
 
     def drop(self, served: ServedCall) -> None:
         """Nobody will answer this call."""
@@ -369,6 +359,7 @@ class RpcService:
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:
                 served.on_dropped()
+        self._generators.peer_gone(peer)
 
     def _cancelled(self, peer: Peer, id: int) -> None:
         served = self._calls.cancelled(peer, id)
@@ -382,16 +373,17 @@ class RpcService:
     def _left(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
-    def _refusal(self, peer: Peer, call: Call, method: Method | None) -> Reply | None:
+    def allowed(self, peer: Peer, name: str) -> Method:
+        """The method of this name, for a peer. Raises InvalidArgumentError, PermissionDeniedError, UnavailableError."""
+        method = self._methods.get(name)
         if method is None:
-            return Reply(call.id, errors.INVALID_ARGUMENT, f"{call.method} is not registered.", b"")
+            raise InvalidArgumentError(None, None, f"{name} is not registered.")
         if method.roles is not None and peer.role not in method.roles:
             allowed = ", ".join(sorted(method.roles))
-            text = f"role {peer.role} may not call {call.method} (allowed: {allowed})"
-            return Reply(call.id, errors.PERMISSION_DENIED, text, b"")
+            raise PermissionDeniedError(None, None, f"role {peer.role} may not call {name} (allowed: {allowed})")
         if self._stopping:
-            return Reply(call.id, errors.UNAVAILABLE, "the server is stopping; the call was not carried out", b"")
-        return None
+            raise UnavailableError(None, None, "the server is stopping; the call was not carried out")
+        return method
 
     def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
         if self._calls.finished(served) and reply is not None:
@@ -399,7 +391,7 @@ class RpcService:
 
     def _list(self) -> list[Any]:
         methods = [method for name, method in self._methods.items() if not name.startswith("zmqdist.")]
-        return [[method.name, method.input_signature, method.output_signature] for method in methods]
+        return [method.info().told() for method in methods]
 
     def _add(self, method: Method) -> None:
         self._methods[method.name] = method
@@ -410,31 +402,10 @@ class RpcService:
         reply: Reply | None = None
         sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
+            enter(lambda: not served.wanted(time.monotonic()))
             reply, sources = _answer(method, served.id, body, frames, peer)
+            leave()
         self.answer_later(served, peer, reply, sources)
-
-
-def _method(
-    name: str, fn: Callable[..., Any], input_signature: Any, output_signature: Any, inline: bool, roles: Any
-) -> Method:
-    given = fn if isinstance(fn, Function) else None
-    if given is not None:
-        input_signature = given.input_signature if input_signature is None else input_signature
-        output_signature = given.output_signature if output_signature is None else output_signature
-    arity = Arity(fn)
-    if given is not None and input_signature is None:
-        if arity.most != 0:
-            raise ValueError(
-                f"Input signature not specified for {name}: write @zmqdist.function(input_signature=[...]) above it, "
-                "or register a plain function"
-            )
-        input_signature = []
-    checked = function(fn, input_signature, output_signature)
-    if input_signature is not None:
-        problem = arity.problem(len(input_signature))
-        if problem is not None:
-            raise ValueError(f"the input signature of {name} does not fit the function: it {problem}")
-    return Method(name, fn, checked.input_signature, checked.output_signature, inline, roles)
 
 
 def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
@@ -444,26 +415,4 @@ def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer)
         body, sources = pack_result(box, lends=peer.lanes is not None and peer.lanes.lends)
         return Reply(id, errors.OK, "", body), sources
     except BaseException as error:
-        return _failed(id, error), ()
-
-
-def _failed(id: int, error: BaseException) -> Reply:
-    if isinstance(error, OpError):
-        return Reply(id, error.error_code, error.message, b"")
-    return Reply(id, _code(error), _told(error), b"")
-
-
-def _code(error: BaseException) -> int:
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
-
-
-def _told(error: BaseException) -> str:
-    """Class, text and traceback, without the frames of this file."""
-    try:
-        head = f"{type(error).__name__}: {error}"
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        return f"{head}\n\nTraceback at the server:\n{''.join(traceback.format_exception(type(error), error, trace))}"
-    except Exception:  # a __str__ that raises
-        return f"{type(error).__name__} (its text could not be made)"
+        return failed(id, error), ()

@@ -1,8 +1,10 @@
-"""Arguments and results against their specs: the same walk on both ends.
+"""Arguments and results against their specs and parameters: the same walk on both ends.
 
 Rules
-    A signature is a structure of TensorSpecs. A value fits when it has the same containers down to the specs; what stands at
-    a spec is one array, however it is written (a list is fine there).
+    A signature is a structure of TensorSpecs, one item for each of the first parameters of the function. Parameters with a
+    default may be left out; those without a spec cannot be given where there is a signature.
+    A value fits when it has the same containers down to the specs; what stands at a spec is one array, however it is written
+    (a list is fine there).
     Another container is a TypeError, another number of items or other keys a ValueError; both name the place.
     The client checks the structure only; dtype and shape are the server's business, which has the last word.
 """
@@ -10,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zmqdist import nest
@@ -53,16 +55,8 @@ def is_flat(signature: Any) -> bool:
     return all(isinstance(spec, TensorSpec) for spec in signature)
 
 
-def check_structure(signature: Any, args: tuple[Any, ...]) -> None:
-    """The client's check. Raises TypeError or ValueError; nothing was sent."""
-    _count(signature, args)
-    for number, (spec, arg) in enumerate(zip(signature, args, strict=True)):
-        fit(spec, arg, lambda value, spec: None, f"argument {number}")
-
-
 def convert_args(signature: Any, args: Any) -> list[Any]:
-    """The server's check: the arguments as arrays. Raises TypeError, ValueError or InvalidArgumentError."""
-    _count(signature, args)
+    """The arguments of a call, as many as the signature has, as arrays. Raises TypeError, ValueError or InvalidArgumentError."""
     return [fit(spec, arg, convert, f"argument {n}") for n, (spec, arg) in enumerate(zip(signature, args, strict=True))]
 
 
@@ -74,33 +68,88 @@ def convert_leaves(signature: Any, leaves: list[Any]) -> list[Any]:
     return convert_args(signature, nest.pack_sequence_as(signature, leaves))
 
 
-def _count(signature: Any, args: Any) -> None:
-    if len(args) != len(signature):
-        raise ValueError(f"expected {len(signature)} arguments, given {len(args)}")
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
+    """What Python knows of a function's parameters; None for some functions written in C."""
+    try:
+        return inspect.signature(fn)
+    except (TypeError, ValueError):
+        return None
 
 
-class Arity:
-    """How many positional arguments a function takes; any number where Python cannot tell.
+class Parameters:
+    """What a function takes, by position and by name; anything where Python cannot tell.
 
     Attributes:
-      least, most: bounds; `most` is None for a function with *args.
+      signature: Python's own view of them; None where there is none.
+      least, most: bounds on the number of positional arguments; `most` is None for a function with *args.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, signature: inspect.Signature | None) -> None:
+        self.signature = signature
         self.least = 0
         self.most: int | None = None
-        try:
-            parameters = list(inspect.signature(fn).parameters.values())
-        except (TypeError, ValueError):  # some functions written in C
+        self._places: dict[str, int] = {}
+        self._optional: set[int] = set()
+        self._names: set[str] | None = None
+        if signature is None:
             return
+        parameters = list(signature.parameters.values())
         places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self.least = sum(p.default is p.empty for p in places)
         if all(p.kind is not p.VAR_POSITIONAL for p in parameters):
             self.most = len(places)
+        self._places = {p.name: place for place, p in enumerate(places) if p.kind is p.POSITIONAL_OR_KEYWORD}
+        self._optional = {place for place, p in enumerate(places) if p.default is not p.empty}
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
 
     def problem(self, count: int) -> str | None:
-        """What is wrong with so many arguments; None when nothing is."""
+        """What is wrong with so many positional arguments and no others; None when nothing is."""
         if self.least <= count and (self.most is None or count <= self.most):
             return None
-        wanted = self.least if self.most in (None, self.least) else f"{self.least} to {self.most}"
-        return f"expected {'at least ' if self.most is None else ''}{wanted} arguments, given {count}"
+        return _wanted(self.least, self.most, count)
+
+    def check_names(self, count: int, named: Mapping[str, Any]) -> None:
+        """Arguments by name, beside `count` positional ones. Raises TypeError for one that cannot be given so."""
+        for name in named:
+            if self._names is not None and name not in self._names:
+                raise _unexpected(name)
+            if self._places.get(name, count) < count:
+                raise _twice(name)
+
+    def fit(
+        self, specs: Any, args: Sequence[Any], named: Mapping[str, Any], at_spec: Callable[[Any, TensorSpec], Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments in the form of a signature, with `at_spec` as `fit` has it.
+
+        Raises:
+          TypeError, ValueError: they have another structure, or it is not these that can or must be given.
+        """
+        given = dict(enumerate(args))
+        for name, value in named.items():
+            place = self._places.get(name, len(specs))
+            if place >= len(specs):
+                raise _unexpected(name)
+            if place in given:
+                raise _twice(name)
+            given[place] = value
+        needed = set(range(len(specs))) - self._optional
+        if len(args) > len(specs) or not needed <= given.keys():
+            raise ValueError(_wanted(len(needed), len(specs), len(given)))
+        fitted = {place: fit(specs[place], value, at_spec, f"argument {place}") for place, value in given.items()}
+        leading = next(place for place in range(len(specs) + 1) if place not in fitted)
+        by_name = {name: fitted[place] for name, place in self._places.items() if leading < place and place in fitted}
+        return [fitted[place] for place in range(leading)], by_name
+
+
+def _unexpected(name: str) -> TypeError:
+    return TypeError(f"got an unexpected keyword argument {name!r}")
+
+
+def _twice(name: str) -> TypeError:
+    return TypeError(f"got multiple values for argument {name!r}")
+
+
+def _wanted(least: int, most: int | None, given: int) -> str:
+    wanted = least if most in (None, least) else f"{least} to {most}"
+    return f"expected {'at least ' if most is None else ''}{wanted} arguments, given {given}"

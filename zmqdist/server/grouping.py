@@ -88,7 +88,7 @@ class Group:
 NOTHING = ("cancel", "", 0, None, None)
 
 
-class Together:
+class Operations:
     """The collectives of one task; each method does one thing together with the others of a group. See Server."""
 
     def __init__(self, node: Node, collectives: Collectives) -> None:

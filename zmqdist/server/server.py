@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -19,15 +19,18 @@ from numpy.typing import NDArray
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CommunicationOptions
+from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult
 from zmqdist.server.collectives import Collectives
+from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
-from zmqdist.server.grouping import Group, Tasks, Together
+from zmqdist.server.grouping import Group, Operations, Tasks
 from zmqdist.server.mail import Mail
 from zmqdist.server.node import Node, Task, named
+from zmqdist.server.reach import Reach
 from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
 from zmqdist.server.variables import Variables
@@ -37,7 +40,7 @@ from zmqdist.server.watch import Watches
 class Server:
     """One task of a cluster, serving in the background.
 
-    Its port is bound when it is made, also with `start=False`. It talks to no other task before it is asked to, so the tasks of
+    Its port is bound when it is made, also with `start=False`. It waits for no other task before it is asked to, so the tasks of
     a cluster may start in any order. Stop it, use it in a with-statement, or drop it: that stops it in the background.
     """
 
@@ -96,10 +99,12 @@ class Server:
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
         watches = Watches(self._node)  # these end their waits first when it stops
         self._mail = Mail(self._node, watches)
-        self._together = Together(self._node, Collectives(self._node, watches))
+        self._operations = Operations(self._node, Collectives(self._node, watches))
+        Reach(self._node)
         me_later = weakref.ref(self)
         Remote(self._node, me_later)
         self._sessions = Sessions(self._node, self._definition, me_later)
+        self._together = Together(self._node, self._definition.default_session_config)
         if start:
             self.start()
 
@@ -171,6 +176,26 @@ class Server:
     def variables(self) -> Variables:
         """The named variables that live here: inside a function of an isolated session its own, else those that all share."""
         return current_variables(self._sessions)
+
+    # -- with the other tasks ----------------------------------------------------------------------------------------------
+
+    @property
+    def coordination(self) -> CoordinationClient:
+        """This task among those of the cluster: all of coordination, of which the next methods are the most used."""
+        return self._together.client
+
+    def barrier(self, name: str, timeout: float | None = None, tasks: Iterable[TaskName] | None = None) -> None:
+        """Wait until all tasks have called the barrier of this name: see `CoordinationClient.barrier`."""
+        self._together.client.barrier(name, timeout, tasks)
+
+    @property
+    def kv(self) -> KeyValues:
+        """Values by key, which all tasks share: see `KeyValues`."""
+        return self._together.client.kv
+
+    def task_states(self) -> dict[str, TaskState]:
+        """What is known of every task, by name: see `CoordinationClient.task_states`."""
+        return self._together.client.task_states()
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
@@ -266,7 +291,7 @@ class Server:
         Raises:
           InvalidArgumentError: no such task, one twice, this one is missing, or the name has other members.
         """
-        return self._together.group(tasks, name)
+        return self._operations.group(tasks, name)
 
     def all_reduce(
         self,
@@ -296,9 +321,9 @@ class Server:
           TypeError, ValueError: not numbers or bools; no such op.
         """
         if options is None:
-            return self._together.all_reduce(x, op, group, timeout)
+            return self._operations.all_reduce(x, op, group, timeout)
         timeout = options.timeout_seconds if timeout is None else timeout
-        return self._together.all_reduce(x, op, group, timeout, options.bytes_per_pack)
+        return self._operations.all_reduce(x, op, group, timeout, options.bytes_per_pack)
 
     def reduce_scatter(
         self, x: Any, op: Any = "sum", group: Tasks = None, timeout: float | None = None
@@ -307,7 +332,7 @@ class Server:
 
         Where they cannot be divided evenly, the first ranks get one more. All else as in `all_reduce`.
         """
-        return self._together.reduce_scatter(x, op, group, timeout)
+        return self._operations.reduce_scatter(x, op, group, timeout)
 
     def all_gather(self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
         """Everybody's arrays one after the other, by rank, at everybody.
@@ -321,11 +346,11 @@ class Server:
           NotImplementedError: IndexedSlices.
           OpError: as `all_reduce`.
         """
-        return self._together.all_gather(x, axis, group, timeout)
+        return self._operations.all_gather(x, axis, group, timeout)
 
     def gather(self, x: Any, root: int = 0, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
         """`all_gather` for the member of rank `root`; the others get None."""
-        return self._together.gather(x, root, axis, group, timeout)
+        return self._operations.gather(x, root, axis, group, timeout)
 
     def broadcast(self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
         """The value of the member of rank `root`, at everybody: an array, or any structure that calls take.
@@ -335,21 +360,21 @@ class Server:
         Raises:
           OpError: as `all_reduce`; InvalidArgumentError also for no such rank.
         """
-        return self._together.broadcast(x, root, group, timeout)
+        return self._operations.broadcast(x, root, group, timeout)
 
     def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
         """Item i goes to rank i: the result has item `rank` of rank i in place i. As many items as members. Raises as `all_reduce`."""
-        return self._together.all_to_all(x, group, timeout)
+        return self._operations.all_to_all(x, group, timeout)
 
     def broadcast_object(
         self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
     ) -> Any:
         """`broadcast` of anything that can be pickled. Raises as `broadcast`."""
-        return self._together.broadcast_object(value, root, group, timeout)
+        return self._operations.broadcast_object(value, root, group, timeout)
 
     def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
         """Everybody's value, by rank, at everybody; anything that can be pickled. Raises as `all_reduce`."""
-        return self._together.all_gather_object(value, group, timeout)
+        return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:
         self.start()

@@ -1,11 +1,84 @@
-"""Doubles that ship: virtual time, a network with ZeroMQ's failures, and a whole cluster in one thread.
+"""What helps to test a distributed program: tasks in processes of their own, free ports, and a whole cluster in virtual time.
 
-from zmqdist.testing import simulate
-simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
+    from zmqdist.testing import create_cluster_spec, get_barrier, run
+    run(fn, create_cluster_spec(has_chief=True, num_workers=2)).return_value    # fn ran in three processes
+
+    from zmqdist.testing import simulate
+    simulate(seed=1234)        # raises AssertionError when a promise of the machines is broken
+
+`check_resolver(resolver)` does the same for the rules of cluster resolvers.
+
+The names load their parts on first use. How to use them: docs/testing.md.
 """
 
-from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.cluster import SimCluster, simulate
-from zmqdist.testing.simulation.network import SimConnection, SimProcess
+from __future__ import annotations
 
-__all__ = ["SimClock", "SimCluster", "SimConnection", "SimProcess", "simulate"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zmqdist.testing.conformance import check_resolver
+    from zmqdist.testing.runner.barrier import get_barrier
+    from zmqdist.testing.runner.errors import (
+        MultiProcessRunnerResult,
+        SubprocessTimeoutError,
+        UnexpectedSubprocessExitError,
+    )
+    from zmqdist.testing.runner.in_process import create_in_process_cluster
+    from zmqdist.testing.runner.pool import MultiProcessPoolRunner
+    from zmqdist.testing.runner.ports import create_cluster_spec
+    from zmqdist.testing.runner.runner import MultiProcessRunner, run
+    from zmqdist.testing.runner.shared import manager
+    from zmqdist.testing.simulation.clock import SimClock
+    from zmqdist.testing.simulation.cluster import SimCluster, simulate
+    from zmqdist.testing.simulation.network import SimConnection, SimProcess
+
+_WHERE = {
+    "MultiProcessPoolRunner": "runner.pool",
+    "MultiProcessRunner": "runner.runner",
+    "MultiProcessRunnerResult": "runner.errors",
+    "SimClock": "simulation.clock",
+    "SimCluster": "simulation.cluster",
+    "SimConnection": "simulation.network",
+    "SimProcess": "simulation.network",
+    "SubprocessTimeoutError": "runner.errors",
+    "UnexpectedSubprocessExitError": "runner.errors",
+    "check_resolver": "conformance",
+    "create_cluster_spec": "runner.ports",
+    "create_in_process_cluster": "runner.in_process",
+    "get_barrier": "runner.barrier",
+    "manager": "runner.shared",
+    "run": "runner.runner",
+    "simulate": "simulation.cluster",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'zmqdist.testing' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"zmqdist.testing.{_WHERE[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "MultiProcessRunner",
+    "MultiProcessPoolRunner",
+    "run",
+    "create_cluster_spec",
+    "create_in_process_cluster",
+    "get_barrier",
+    "manager",
+    "MultiProcessRunnerResult",
+    "SubprocessTimeoutError",
+    "UnexpectedSubprocessExitError",
+    "SimClock",
+    "SimCluster",
+    "SimConnection",
+    "SimProcess",
+    "check_resolver",
+    "simulate",
+]

@@ -283,17 +283,17 @@ _WRITERS: dict[type, Callable[[Any, _Writer, int], Any]] = {
 
 def _explain(value: Any, refused: _Refused) -> NoReturn:
     """Find the place by trying the parts one by one: encoding itself keeps no track of it, because that takes time."""
-    path = "value"
+    path, text = "value", str(refused)
     searching = not isinstance(refused, _TooDeep)
     while searching:
         searching = False
         for where, part in _parts(value):
             try:
                 _node(part, _Writer(careful=True), 0)
-            except _Refused as deeper:
-                path, value, refused, searching = path + where, part, deeper, True
+            except _Refused as deeper:  # its text only: kept itself, it would hold the callers' frames in a cycle
+                path, value, text, searching = path + where, part, str(deeper), True
                 break
-    _invalid(f"{path} {refused}")
+    _invalid(f"{path} {text}")
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:

@@ -110,12 +110,13 @@ class Dispatch:
     # -- coordinators -------------------------------------------------------------------------------------------
 
     def enlist(self, peer: Peer, enlist: Enlist, now: float) -> list[Send]:
-        if len(self.sessions) >= COORDINATORS_MAX:
+        earlier = [s for s in self.sessions.values() if s.coordinator == enlist.coordinator]
+        if len(self.sessions) - len(earlier) >= COORDINATORS_MAX:
             return [
                 Send(peer, Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {COORDINATORS_MAX} coordinators"))
             ]
         effects: list[Send] = []
-        for other in [s for s in self.sessions.values() if s.coordinator == enlist.coordinator]:
+        for other in earlier:
             effects += self.close(other.peer, now)
         session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
         if enlist.former and enlist.coordinator not in self._former:

@@ -1,0 +1,215 @@
+"""`zmqdist call` and `zmqdist methods`: an RPC from the shell, and what there is to call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from zmqdist_cli.common import ANSWER_S, Seconds, place, secret_options, target_options
+
+if TYPE_CHECKING:
+    from zmqdist.errors import OpError
+    from zmqdist.net.credentials import Credentials
+    from zmqdist.rpc import ZmqClient
+    from zmqdist.rpc.listing import MethodInfo
+
+FOREVER_MS: Final = 1_000_000_000
+"""Without --timeout a call lasts as long as its server lives; the client's own default is for meeting the server."""
+
+CLIENTS_OWN: Final = frozenset({"timeout_in_ms", "out"})
+"""What a client's attributes keep for themselves."""
+
+ROLES: Final = ("client", "submit", "worker", "admin")
+
+
+@click.command(short_help="List the methods of a server.")
+@click.argument("address", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
+@target_options
+def methods(address: str | None, *, as_json: bool, timeout_s: float, **secrets: Any) -> None:
+    """List the methods of the server at ADDRESS: parameters, what they take and give, and the first line of their help.
+
+    Any zmqdist server has an address: an RPC server, a dispatcher, a worker, a task of a cluster.
+    """
+    from zmqdist.observe.status import printable
+
+    client, there = _met(*place(address, **secrets), "client", timeout_s)
+    client.close()
+    found = there.values()
+    if as_json:
+        click.echo(json.dumps([_record(info) for info in found], indent=2))
+        return
+    lines = [(_printable(str(info)), printable(info.doc)) for info in found]
+    width = min(60, max((len(line) for line, _ in lines), default=0))
+    for line, doc in lines:
+        click.echo(f"{line:<{width}}  {doc}".rstrip())
+
+
+@click.command(short_help="Call a method of a server.", context_settings={"ignore_unknown_options": True})
+@click.argument("address")
+@click.argument("method")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as one line of JSON, arrays as nested lists.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Save the answer: .npy an array, .npz arrays by name, .json anything.",
+)
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS", help="For the answer.  [default: no limit]")
+@click.option("--role", type=click.Choice(ROLES), default="client", show_default=True, help="What to be there.")
+@click.option("--traceback", is_flag=True, help="Where the method raised its error, too.")
+@secret_options
+@click.pass_context
+def call(
+    context: click.Context,
+    /,
+    address: str,
+    method: str,
+    words: tuple[str, ...],
+    *,
+    as_json: bool,
+    output: Path | None,
+    timeout_s: float | None,
+    role: str,
+    traceback: bool,
+    **secrets: Any,
+) -> None:
+    """Call METHOD of the server at ADDRESS and print what it returns; of one that streams, each item as it comes.
+
+    \b
+    ARGS are JSON, where they can be:
+      3  2.5  true  null  NaN  "text"  [1, 2]  {"a": 1}
+      text        any other word
+      @a.npy      an array from a file; also .npz, .json, else bytes
+      NAME=ARG    by name
+
+    With an input signature lists become arrays of its dtype.
+    """
+    from zmqdist.errors import OpError
+
+    if output is not None and as_json:
+        raise click.UsageError("--output and --json both say what becomes of the answer: give one of them")
+    place_and_secret = place(address, **secrets)
+    try:
+        client, there = _met(*place_and_secret, role, min(timeout_s or ANSWER_S, ANSWER_S))
+        with client:
+            info = _find(there, method, client.address)
+            _call(client, info, words, as_json=as_json, output=output, timeout_s=timeout_s)
+    except OpError as error:
+        from zmqdist_cli.main import exit_code
+
+        _tell(context.command_path, error, traceback=traceback)
+        context.exit(int(exit_code(error)))
+
+
+def _call(
+    client: ZmqClient,
+    info: MethodInfo,
+    words: tuple[str, ...],
+    *,
+    as_json: bool,
+    output: Path | None,
+    timeout_s: float | None,
+) -> None:
+    from zmqdist_cli import values
+
+    if info.streaming and output is not None:
+        raise click.UsageError(f"{info.name} streams, and --output takes one answer")
+    args, named = values.arguments(words)
+    for name in CLIENTS_OWN & named.keys():
+        raise click.UsageError(f"{name}= belongs to the client: give that argument of {info.name} by its place")
+    specs = info.input_signature or ()
+    places = {} if info.signature is None else dict(zip(info.signature.parameters, specs, strict=False))
+    args = [*map(values.as_given, specs, args), *args[len(specs) :]]
+    named = {name: values.as_given(places.get(name), value) for name, value in named.items()}
+    timeout_in_ms = FOREVER_MS if timeout_s is None else max(1, round(timeout_s * 1000))
+    start = client.stubs(info)[0]
+    try:
+        asked = start(*args, timeout_in_ms=timeout_in_ms, **named)
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"{info.name}: {error}; it is {_printable(str(info))}") from None
+    if info.streaming:
+        with asked:
+            for item in asked:
+                click.echo(values.shown(item, as_json=as_json))
+        return
+    value = asked.get_value()
+    if output is not None:
+        click.echo(f"{output}: {values.save(value, output)}", err=True)
+    else:
+        click.echo(values.shown(value, as_json=as_json))
+
+
+def _met(
+    address: str, credentials: Credentials, role: str, timeout_s: float
+) -> tuple[ZmqClient, dict[str, MethodInfo]]:
+    """A client that has met its server, and what there is to call. Raises OpError."""
+    from zmqdist import errors
+    from zmqdist.rpc import ZmqClient
+
+    security = credentials.client(address, role)
+    client = ZmqClient(address, "zmqdist", timeout_in_ms=round(timeout_s * 1000), security=security)
+    try:
+        return client, client.methods()
+    except errors.DeadlineExceededError:
+        client.close()
+        told = f"no server answered at {address} within {timeout_s:g} s: `zmqdist doctor {address}` says why"
+        raise errors.UnavailableError(None, None, told) from None
+    except BaseException:
+        client.close()
+        raise
+
+
+def _find(there: dict[str, MethodInfo], method: str, address: str) -> MethodInfo:
+    import difflib
+
+    if method in there:
+        return there[method]
+    close = difflib.get_close_matches(method, there, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(there) or 'none'}"
+    raise click.UsageError(f"no method {method!r} at {address} ({_printable(hint)})")
+
+
+def _tell(command: str, error: OpError, *, traceback: bool) -> None:
+    """CODE: message, on one line; below it what the server has said of where it was raised."""
+    from zmqdist import errors
+    from zmqdist.rpc.failures import TRACEBACK
+    from zmqdist_cli.main import told
+
+    message, _, trace = error.message.partition(TRACEBACK)
+    told(f"{command}: {errors.name_of(error.error_code)}: {_printable(message)}")
+    if traceback and trace:
+        click.echo("\n".join(map(_printable, trace.splitlines())), err=True)
+
+
+def _record(info: MethodInfo) -> dict[str, Any]:
+    given = info.signature.parameters.values() if info.signature is not None else None
+    return {
+        "name": info.name,
+        "call": str(info),
+        "parameters": None
+        if given is None
+        else [
+            {
+                "name": parameter.name,
+                "kind": parameter.kind.description,
+                "default": None if parameter.default is parameter.empty else str(parameter.default),
+            }
+            for parameter in given
+        ],
+        "input_signature": info.input_signature if info.input_signature is None else str(info.input_signature),
+        "output_signature": info.output_signature if info.output_signature is None else str(info.output_signature),
+        "streaming": info.streaming,
+        "batch": info.batch,
+        "doc": info.doc,
+    }
+
+
+def _printable(text: str) -> str:
+    """What another process says, without what moves a cursor."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

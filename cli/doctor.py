@@ -1,0 +1,92 @@
+"""`zmqdist doctor [CONFIG | ADDRESS...]`: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from zmqdist_cli.common import target_options
+from zmqdist_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from zmqdist.cluster import ClusterConfig
+    from zmqdist.net.credentials import Credentials
+    from zmqdist.observe.doctor.findings import Finding
+
+
+@click.command(short_help="Look for what is wrong, and say what to do.")
+@click.argument("what", nargs=-1, metavar="[CONFIG | ADDRESS...]")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@target_options
+@click.pass_context
+def doctor(
+    context: click.Context,
+    /,
+    what: tuple[str, ...],
+    *,
+    as_json: bool,
+    timeout_s: float,
+    token_file: str | None,
+    keys_dir: str | None,
+    insecure: bool,
+) -> None:
+    """Look for what is wrong, and say what to do: on this machine, and at a cluster.
+
+    CONFIG is a cluster file, running or not; ADDRESS is the host:port of any zmqdist server, as many as you like. Without either
+    the cluster of ZMQDIST_CONFIG or TF_CONFIG is looked at, if there is one. Each line is ok, a warning or a problem.
+
+    Exit codes: 0 there is no problem, 1 there is one.
+    """
+    from zmqdist.cluster import ClusterConfig
+    from zmqdist.net.credentials import Credentials
+    from zmqdist.observe.doctor.findings import healthy
+
+    given = Credentials(token_file, keys_dir, insecure)
+    if len(what) == 1 and (what[0].endswith((".yaml", ".yml")) or os.path.isfile(what[0])):
+        findings = _cluster(ClusterConfig.load(what[0]), given, timeout_s)
+    else:
+        config = None if what else ClusterConfig.from_environment()
+        findings = _addresses(what, given, timeout_s) if config is None else _cluster(config, given, timeout_s)
+        findings += [] if what or config is not None else _tasks(given, timeout_s)
+    if as_json:
+        click.echo(json.dumps([finding.record() for finding in findings], indent=2))
+    else:
+        click.echo("\n".join(finding.line() for finding in findings))
+    context.exit(int(ExitCode.OK if healthy(findings) else ExitCode.PROGRAM_FAILED))
+
+
+def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> list[Finding]:
+    from zmqdist.observe.doctor import cluster, machine, secrets
+
+    found = machine.examine(cluster.descriptors_wanted(config))
+    found += secrets.examine(cluster.credentials_for(config, given))
+    return found + cluster.examine_config(config, given, timeout_s)
+
+
+def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float) -> list[Finding]:
+    from zmqdist.errors import InvalidArgumentError
+    from zmqdist.net.address import split
+    from zmqdist.observe.doctor import cluster, machine, secrets
+
+    plain = [address.removeprefix("zmq://") for address in addresses]
+    for address in plain:
+        try:
+            split(address)
+        except InvalidArgumentError as error:
+            raise click.UsageError(f"{error.message}; a cluster file ends with .yaml") from None
+    return machine.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
+
+
+def _tasks(given: Credentials, timeout_s: float) -> list[Finding]:
+    """Those of TF_CONFIG, if it is there."""
+    from zmqdist.observe.doctor import cluster
+    from zmqdist.observe.doctor.findings import problem
+    from zmqdist.resolvers import TFConfigClusterResolver
+
+    try:
+        return cluster.examine_tasks(TFConfigClusterResolver().cluster_spec(), given, timeout_s)
+    except (ValueError, TypeError) as error:
+        return [problem("TF_CONFIG", str(error), "correct it, or unset it")]

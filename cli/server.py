@@ -1,0 +1,123 @@
+"""`zmqdist server`: one task of a cluster in the foreground, until Ctrl-C, SIGTERM or `zmqdist shutdown`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zmqdist import limits
+from zmqdist_cli.common import Seconds, check_keys, secret_options
+
+if TYPE_CHECKING:
+    from zmqdist.cluster.spec import ClusterSpec
+
+
+@click.command(short_help="Run one task of a cluster in the foreground.")
+@click.argument("config", required=False)
+@click.option(
+    "--spec", metavar="JSON", help='In place of CONFIG: {"worker": ["host:port", ...], ...}, or @FILE with it.'
+)
+@click.option("--job", metavar="NAME", help="Which task it is; may be left out where there is only one job,")
+@click.option("--index", type=click.IntRange(0), metavar="N", help="... and only one task of it.")
+@click.option("--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its own of the cluster.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=Seconds(zero=True),
+    default=limits.GRACE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="What running calls have to end in, after Ctrl-C or SIGTERM.",
+)
+@secret_options
+@click.pass_context
+def server(
+    context: click.Context,
+    /,
+    config: str | None,
+    *,
+    spec: str | None,
+    job: str | None,
+    index: int | None,
+    bind_host: str | None,
+    grace_s: float,
+    token_file: str | None,
+    keys_dir: str | None,
+    insecure: bool,
+) -> None:
+    """Run one task of a cluster in the foreground: what zmqdist.Server is, as a process.
+
+    CONFIG is a cluster file with the addresses of its tasks. Without it and without --spec the cluster, and which task this is, are
+    those of TF_CONFIG or ZMQDIST_CONFIG.
+    """
+    from zmqdist.launch.roles import run_server
+    from zmqdist.net.credentials import Credentials
+
+    if config is not None and spec is not None:
+        raise click.UsageError("CONFIG and --spec both describe the cluster: give one of them")
+    if config is not None:
+        cluster, keys_dir = _of_file(config, job, keys_dir)
+    elif spec is not None:
+        cluster = _of_text(spec)
+    else:
+        cluster, job, index = _of_environment(job, index)
+    try:
+        code = run_server(
+            cluster,
+            job,
+            index,
+            Credentials(token_file, keys_dir, insecure),
+            bind_host=bind_host,
+            grace_s=grace_s,
+            announce=click.echo,
+        )
+    except ValueError as error:  # the job or the task must be named
+        raise click.UsageError(f"{error} (--job NAME --index N)") from None
+    context.exit(code)
+
+
+def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None]:
+    from zmqdist.cluster import ClusterConfig
+
+    config = ClusterConfig.load(path)
+    check_keys(config, path, keys_dir)
+    sections = config.jobs.task_jobs()
+    if job in sections:
+        os.environ.update(sections[job].env)
+    cluster = config.task_spec
+    if not cluster.jobs or (job in sections and job not in cluster.jobs):
+        raise click.UsageError(
+            f"{Path(path).name} has no addresses for its tasks: write `tasks: [host:port, ...]` in place of `count`"
+        )
+    return cluster, keys_dir or config.security.keys
+
+
+def _of_text(text: str) -> ClusterSpec:
+    from zmqdist.cluster.spec import ClusterSpec
+
+    try:
+        if text.startswith("@"):
+            text = Path(text[1:]).read_text()
+        return ClusterSpec(json.loads(text))
+    except OSError as error:
+        raise click.UsageError(f"--spec: {text[1:]} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(f'--spec: {error}; wanted {{"worker": ["host:port", ...]}}') from None
+
+
+def _of_environment(job: str | None, index: int | None) -> tuple[ClusterSpec, Any, Any]:
+    from zmqdist.resolvers import TFConfigClusterResolver
+
+    try:
+        found = TFConfigClusterResolver(job, index)
+        cluster = found.cluster_spec()
+        job, index = found.task_type, found.task_id
+    except (ValueError, TypeError) as error:
+        raise click.UsageError(str(error)) from None
+    if not cluster.jobs:
+        raise click.UsageError("which cluster? Give a CONFIG or --spec, or set TF_CONFIG or ZMQDIST_CONFIG")
+    return cluster, job, index

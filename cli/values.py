@@ -1,0 +1,188 @@
+"""Values in a shell: words of a command line as arguments of a call, and what a call gave as text.
+
+In
+    A word is JSON if it can be: 3, 2.5, true, null, "text", [1, 2], {"a": 1}, NaN. Besides, as Python writes them: True, False,
+    None, .5, nan, -inf, 1+2j. @FILE is what the file holds: an array (.npy), several by name (.npz), JSON (.json), else bytes.
+    NAME=WORD is an argument by name. Any other word is a text; one that begins like JSON and is none is a mistake.
+    To have a text that looks like something else, write it as JSON: '"3"', '"a=b"', '"@x"'.
+
+Out
+    JSON, one value a line. What JSON does not have: tuples are lists, namedtuples dicts, keys are texts, bytes base64, complex
+    numbers texts ("1+2j"), and so are numbers that are not finite ("nan", "inf", "-inf"). An array that stands alone is printed as
+    NumPy does, with shape and dtype; within something else, or where JSON is asked for, as nested lists.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from zmqdist.specs import TensorSpec
+
+_WORDS: Final = {"True": True, "False": False, "None": None}
+_NUMBER: Final = re.compile(r"[+-]?(\d+\.\d*|\.\d+|0|[1-9]\d*)([eE][+-]?\d+)?|[+-]?(nan|inf)")
+_COMPLEX: Final = re.compile(r"[+-]?[\d.][\d.eE+-]*j")
+_NAMED: Final = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
+INDENT_ABOVE: Final = 100
+"""Characters of a line of JSON above which it is broken into several, for people."""
+
+
+def arguments(words: tuple[str, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional arguments, and those by name. Raises click.UsageError."""
+    args: list[Any] = []
+    named: dict[str, Any] = {}
+    for word in words:
+        found = _NAMED.fullmatch(word)
+        if found is None:
+            if named:
+                raise click.UsageError(f"{word!r} comes after an argument by name: put those last")
+            args.append(value_of(word))
+        elif found[1] in named:
+            raise click.UsageError(f"{found[1]} is given twice")
+        else:
+            named[found[1]] = value_of(found[2])
+    return args, named
+
+
+def value_of(word: str) -> Any:
+    """One word as a value. Raises click.UsageError."""
+    if word.startswith("@"):
+        return _of_file(Path(word[1:]))
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return json.loads(word)
+    except (ValueError, RecursionError) as error:
+        if word.startswith(("{", "[", '"')):
+            raise click.UsageError(f"{_cut(word)} is no JSON ({error}): quote it for the shell, as '[1, 2]'") from None
+        if word.lstrip("+-").isdigit() and len(word) > 1000:
+            raise click.UsageError(f"{_cut(word)} is too long for a number") from None
+    if _NUMBER.fullmatch(word):
+        return float(word) if set(word.lower()) & set(".enf") else int(word)
+    if _COMPLEX.fullmatch(word):
+        try:
+            return complex(word)
+        except ValueError:
+            pass
+    if word.startswith("-"):
+        raise click.UsageError(f"no such option: {_cut(word)}; as a text it is written in JSON: '\"{word[:20]}\"'")
+    return word
+
+
+def as_given(spec: Any, value: Any) -> Any:
+    """JSON has lists only: where a signature has a tuple or a namedtuple, one is made. What does not fit stays as it is."""
+    if isinstance(spec, dict) and isinstance(value, dict):
+        return {key: as_given(spec[key], item) if key in spec else item for key, item in value.items()}
+    if isinstance(spec, TensorSpec) or not isinstance(spec, (list, tuple)):
+        return value
+    fields = getattr(spec, "_fields", None)
+    if fields and isinstance(value, dict) and value.keys() == set(fields):
+        value = [value[field] for field in fields]
+    if not isinstance(value, list) or len(value) != len(spec):
+        return value
+    items = [as_given(part, item) for part, item in zip(spec, value, strict=True)]
+    return items if isinstance(spec, list) else type(spec)(*items) if fields else tuple(items)
+
+
+def shown(value: Any, *, as_json: bool) -> str:
+    """A value as text; with `as_json` as one line of JSON, whatever it is."""
+    if isinstance(value, np.ndarray) and value.ndim and not as_json:
+        return f"{np.array2string(value, separator=', ')}\n{value.dtype}[{', '.join(map(str, value.shape))}]"
+    try:
+        text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+        if not as_json and len(text) > INDENT_ABOVE:
+            text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=2)
+    except ValueError as error:  # an int of more digits than Python likes to print
+        raise click.ClickException(f"the answer cannot be printed: {error}") from None
+    readable = (sys.stdout.encoding or "").lower().startswith("utf")
+    return "".join(
+        char if char == "\n" or (char.isprintable() and (readable or char.isascii())) else json.dumps(char)[1:-1]
+        for char in text
+    )
+
+
+def plain(value: Any) -> Any:
+    """A value of RPC as what JSON has."""
+    if value is None or (isinstance(value, (bool, int, str)) and not isinstance(value, np.generic)):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.kind in "mM":
+            return value.astype(str).tolist()
+        listed = value.tolist()
+        if isinstance(listed, np.generic):  # of more bits than Python's float
+            return str(listed)
+        return plain(listed) if value.dtype.kind not in "bui" else listed
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, complex):
+        return str(value).strip("()")
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return str(value)
+
+
+def save(value: Any, path: Path) -> str:
+    """Write a value to a file: an array (.npy), arrays by name (.npz), anything (.json), bytes. Returns what was written.
+
+    Raises:
+      click.ClickException: the file does not fit the value, or cannot be written.
+    """
+    try:
+        if path.suffix == ".npy" and not isinstance(value, (dict, bytes, type(None))):
+            array = np.asarray(value)
+            if array.dtype.hasobject:
+                raise ValueError("there are other things in it than numbers and texts")
+            np.save(path, array, allow_pickle=False)
+            return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+        if path.suffix == ".npz" and isinstance(value, dict):
+            arrays = {str(key): np.asarray(item) for key, item in value.items()}
+            if any(array.dtype.hasobject for array in arrays.values()):
+                raise ValueError("there are other things in it than numbers and texts")
+            np.savez(path, **arrays)  # type: ignore[arg-type,unused-ignore]
+            return f"{len(arrays)} arrays"
+        if path.suffix == ".json":
+            path.write_text(shown(value, as_json=True) + "\n")
+            return "JSON"
+        if isinstance(value, bytes):
+            path.write_bytes(value)
+            return f"{len(value)} bytes"
+    except (OSError, ValueError, TypeError) as error:
+        told = error.strerror if isinstance(error, OSError) else error
+        raise click.ClickException(f"cannot write {path}: {told}") from None
+    kind = type(value).__name__
+    raise click.ClickException(
+        f"a {kind} does not go into {path.name}: .npy takes an array, .npz a dict of arrays, .json anything"
+    )
+
+
+def _of_file(path: Path) -> Any:
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, allow_pickle=False)
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        data = path.read_bytes()
+        return json.loads(data) if path.suffix == ".json" else data
+    except OSError as error:
+        raise click.UsageError(f"@{path}: cannot be read: {error.strerror or error}") from None
+    except (ValueError, EOFError, RecursionError) as error:
+        raise click.UsageError(f"@{path}: not what its name says: {error}") from None
+
+
+def _cut(word: str) -> str:
+    return repr(word if len(word) <= 40 else word[:37] + "...")

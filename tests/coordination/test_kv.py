@@ -1,0 +1,106 @@
+"""Keys over real sockets; what they promise as such is in tests/core/test_keys.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.coordination.kept import Caller, Keeper, free_address, until
+from zmqdist import errors
+from zmqdist.coordination.client import CoordinationClient
+from zmqdist.net.credentials import Credentials
+from zmqdist.rpc import ZmqClient, asking
+
+Keep = Callable[..., Keeper]
+Join = Callable[..., CoordinationClient]
+
+
+@pytest.fixture
+def pair(keep: Keep, join: Join) -> tuple[CoordinationClient, CoordinationClient]:
+    """Two tasks of one cluster."""
+    keeper = keep(2)
+    return join(keeper, "worker:0"), join(keeper, "worker:1")
+
+
+@pytest.mark.parametrize(
+    "value", ["text", b"bytes", 7, 1.5, None, True, ("a", [1, {"b": 2}]), {"x": {"y": ()}}], ids=repr
+)
+def test_a_value_is_anything_that_travels_type_for_type(
+    pair: tuple[CoordinationClient, CoordinationClient], value: Any
+) -> None:
+    pair[0].kv.set("k", value)
+    got = pair[1].kv.get("k")
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize("size", [10, 2**20])
+def test_an_array_is_as_it_was_when_it_was_set_and_private_to_who_gets_it(
+    pair: tuple[CoordinationClient, CoordinationClient], size: int
+) -> None:
+    mine = np.arange(size, dtype=np.float32)
+    pair[0].kv.set("array", mine)
+    mine[:] = -1
+    first = pair[1].kv.get("array")
+    first[:] = -2
+    second = pair[1].kv.get("array")
+    np.testing.assert_array_equal(second, np.arange(size, dtype=np.float32))
+
+
+def test_set_get_try_get_delete_list_increment(pair: tuple[CoordinationClient, CoordinationClient]) -> None:
+    kv, other = pair[0].kv, pair[1].kv
+    kv.set("dir/a", 1)
+    with pytest.raises(errors.AlreadyExistsError, match="overwrite=True"):
+        other.set("/dir//a/", 2)
+    other.set("dir/a", 3, overwrite=True)
+    kv.set("dir/b/c", 4)
+    assert kv.list("dir") == {"dir/a": 3, "dir/b/c": 4}
+    assert kv.list() == kv.list("dir")
+    assert kv.delete("dir") == 2
+    with pytest.raises(errors.NotFoundError, match="there is no key 'dir/a'"):
+        kv.try_get("dir/a")
+    assert [kv.increment("n"), other.increment("n", 5), kv.increment("n", -1)] == [1, 6, 5]
+    with pytest.raises(errors.DeadlineExceededError, match="nobody set key 'never' in time"):
+        kv.get("never", 0.05)
+
+
+def test_increments_of_many_are_all_different(pair: tuple[CoordinationClient, CoordinationClient]) -> None:
+    seen: list[int] = []
+    callers = [Caller(lambda kv=task.kv: seen.extend(kv.increment("n") for _ in range(50))) for task in pair * 2]
+    assert [caller.ended() for caller in callers] == [None] * 4
+    assert sorted(seen) == list(range(1, 201))
+
+
+def test_a_thousand_keys_are_waited_for_without_a_thread(keep: Keep, join: Join) -> None:
+    keeper = keep(1)
+    by_hand = ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker"))
+    client = join(keeper, "worker:0")
+    client.register(30)
+    threads = threading.active_count()
+    waiting = [asking.start(by_hand, "coordination.kv_get", f"key/{number}", None) for number in range(1000)]
+    assert not waiting[0].done()
+    until(lambda: keeper.service._keys.waiting == 1000)
+    assert threading.active_count() <= threads + 1  # the reader of this client
+    for number in range(0, 1000, 2):
+        client.kv.set(f"key/{number}", number)
+    assert [call.get_value() for call in waiting[::2]] == list(range(0, 1000, 2))
+    assert keeper.service._keys.waiting == 500
+    by_hand.close()
+    until(lambda: keeper.service._keys.waiting == 0)
+
+
+def test_who_is_no_task_has_the_keys_alone(keep: Keep, join: Join) -> None:
+    keeper = keep(1)
+    visitor = join(keeper)
+    visitor.kv.set("k", 1)
+    assert visitor.kv.try_get("k") == 1
+    assert list(visitor.task_states()) == ["worker:0"]
+    with pytest.raises(errors.FailedPreconditionError, match="this client is no task of the cluster"):
+        visitor.barrier("b")
+    alone = join(free_address())
+    with pytest.raises(errors.DeadlineExceededError):
+        alone.kv.get("k", 0.1)

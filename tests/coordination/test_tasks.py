@@ -1,0 +1,502 @@
+"""Tasks of a cluster that meet at barriers and hear of each other: real sockets, and processes where somebody dies."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.coordination.kept import KEEPER, TASK, Caller, Keeper, free_address, until
+from zmqdist import errors
+from zmqdist.coordination import link
+from zmqdist.coordination.client import CoordinationClient, TaskState, task_of
+from zmqdist.dispatch.server import DispatchServer
+from zmqdist.net.credentials import Credentials
+from zmqdist.rpc import ZmqClient, asking
+
+Keep = Callable[..., Keeper]
+Join = Callable[..., CoordinationClient]
+Child = Callable[..., "subprocess.Popen[str]"]
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    """The next line of a child."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+# -- barriers ------------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_in_processes_of_their_own_meet_again_and_again(keep: Keep, join: Join, child: Child) -> None:
+    keeper = keep(3)
+    children = [child(TASK, keeper.address, f"worker:{index}", "x y x") for index in (1, 2)]
+    client = join(keeper, "worker:0")
+    for name in ("x", "y", "x"):
+        client.barrier(name, 60)
+    for process in children:
+        assert [said(process) for _ in range(4)] == ["registered", "passed x", "passed y", "passed x"]
+
+
+def test_a_subset_meets_without_the_others_and_an_unknown_task_is_refused(keep: Keep, join: Join) -> None:
+    keeper = keep(3)
+    clients = [join(keeper, f"worker:{index}") for index in range(2)]
+    other = Caller(clients[1].barrier, "b", 30, [("worker", 1), "/job:worker/replica:0/task:0"])
+    clients[0].barrier("b", 30, ["worker:0", "worker:1"])
+    assert other.ended() is None
+    with pytest.raises(errors.InvalidArgumentError, match="worker:9 is not in the cluster, which has worker:0"):
+        clients[0].barrier("c", 30, ["worker:0", "worker:9"])
+
+
+def test_a_barrier_that_times_out_names_who_is_missing_and_the_next_round_may_pass(keep: Keep, join: Join) -> None:
+    keeper = keep(3)
+    clients = [join(keeper, f"worker:{index}") for index in range(3)]
+    waiting = Caller(clients[1].barrier, "b", 0.2)
+    until(lambda: keeper.waiting == 4)  # three questions for errors, and this
+    with pytest.raises(
+        errors.DeadlineExceededError, match=r"2/3 tasks came, the first was worker:1; missing: worker:2"
+    ):
+        clients[0].barrier("b")
+    assert isinstance(waiting.ended(), errors.DeadlineExceededError)
+    with pytest.raises(errors.DeadlineExceededError, match="2/3"):
+        clients[2].barrier("b", 30)
+    callers = [Caller(client.barrier, "b", 30) for client in clients]
+    assert [caller.ended() for caller in callers] == [None] * 3
+
+
+def test_a_task_that_is_killed_ends_the_barriers_of_all_who_wait_at_once_and_is_named(
+    keep: Keep, join: Join, child: Child
+) -> None:
+    """At once: its connection may be away for an hour here, but the kernel knows that the process has ended."""
+    keeper = keep(3, reconnect_grace_s=3600.0, heartbeat_timeout_s=3600.0)
+    clients = [join(keeper, f"worker:{index}") for index in range(2)]
+    victim = child(TASK, keeper.address, "worker:2", "")
+    assert said(victim) == "registered"
+    waiting = [Caller(client.barrier, "b") for client in clients]
+    until(lambda: len(keeper.service._tasks.missing("b")) == 1)
+    victim.kill()
+    for caller in waiting:
+        error = caller.ended()
+        assert isinstance(error, errors.InternalError)
+        assert f"worker:2 is lost: its process (pid {victim.pid}) has ended" in str(error)
+    with pytest.raises(errors.InternalError, match="worker:2 is lost"):
+        clients[0].barrier("another")
+    until(lambda: clients[0].errors)
+    [(task, told)] = clients[0].errors
+    assert (task, type(told)) == ("worker:2", errors.UnavailableError)
+
+
+def test_a_task_that_is_stopped_is_missed_by_its_signs_of_life(keep: Keep, join: Join, child: Child) -> None:
+    keeper = keep(2, heartbeat_timeout_s=1.0)
+    client = join(keeper, "worker:0")
+    victim = child(TASK, keeper.address, "worker:1", "")
+    assert said(victim) == "registered"
+    waiting = Caller(client.barrier, "b")
+    victim.send_signal(signal.SIGSTOP)
+    error = waiting.ended()
+    assert isinstance(error, errors.InternalError)
+    assert "worker:1 is lost: nothing was heard of it for 1 s" in str(error)
+
+
+def test_who_stops_waiting_has_not_come(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    join(keeper, "worker:0", 77).register(30)
+    other = join(keeper, "worker:1")
+    by_hand = ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker"))
+    pending = asking.start(by_hand, "coordination.barrier", ("worker", 0, 77), "b", 0, None, None)
+    until(lambda: keeper.service._tasks.missing("b") == [("worker", 1)])
+    pending.cancel()
+    until(lambda: keeper.service._tasks.missing("b") == [])
+    with pytest.raises(errors.DeadlineExceededError, match="1/2 tasks came, the first was worker:1; missing: worker:0"):
+        other.barrier("b", 0.1)
+    by_hand.close()
+
+
+def test_a_barrier_can_be_cancelled_by_any_of_its_tasks(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    clients = [join(keeper, f"worker:{index}") for index in range(2)]
+    waiting = Caller(clients[0].barrier, "b")
+    clients[1].register(30)
+    until(lambda: keeper.service._tasks.missing("b"))
+    clients[1].cancel_barrier("b")
+    assert isinstance(waiting.ended(), errors.CancelledError)
+    with pytest.raises(errors.FailedPreconditionError, match="nothing to cancel"):
+        clients[1].cancel_barrier("b")
+
+
+def test_a_wait_without_an_end_says_for_whom(
+    keep: Keep, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link, "WAIT_LOG_S", 0.05)
+    keeper = keep(2, heartbeat_timeout_s=0.4)
+    client = join(keeper, "worker:0")
+    with caplog.at_level(logging.WARNING, "zmqdist.coordination"):
+        waiting = [Caller(client.barrier, "b"), Caller(client.kv.get, "k")]
+        until(lambda: "s at barrier 'b', for worker:1" in caplog.text and "s for key 'k'" in caplog.text)
+    client.cancel_barrier("b")
+    client.kv.set("k", 1)
+    assert [type(caller.ended()) for caller in waiting] == [errors.CancelledError, type(None)]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
+def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join, timeout: float) -> None:
+    client = join(keep(1), "worker:0")
+    with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds"):
+        client.barrier("b", timeout)
+
+
+# -- who is there ----------------------------------------------------------------------------------------------------------
+
+
+def test_states_of_tasks_and_who_is_alive(keep: Keep, join: Join) -> None:
+    keeper = keep([("ps", 0), ("worker", 0), ("worker", 1)])
+    ps, worker = join(keeper, ("ps", 0), 5), join(keeper, "worker:0", 6)
+    ps.register(30)
+    worker.register(30)
+    assert ps.task_states() == {
+        "ps:0": TaskState("up", 5, 0, ""),
+        "worker:0": TaskState("up", 6, 0, ""),
+        "worker:1": TaskState("missing", 0, 0, ""),
+    }
+    assert list(ps.task_states(["worker"])) == ["worker:0", "worker:1"]
+    assert [ps.check_alive(task) for task in ("worker:0", ("worker", 1), "/job:ps/task:0")] == [True, False, True]
+    with pytest.raises(errors.InvalidArgumentError, match="worker:7 is not in the cluster, which has ps:0"):
+        ps.check_alive("worker:7")
+    asking_too = Caller(worker.alive_tasks)
+    assert ps.alive_tasks() == ["ps:0", "worker:0"]
+    assert (asking_too.ended(), asking_too.value) == (None, ["ps:0", "worker:0"])
+
+
+def test_waiting_for_all_gives_what_all_have_told(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    other = Caller(join(keeper, "worker:1").wait_for_all, ["b0"], 30)
+    assert join(keeper, "worker:0").wait_for_all(["a0", "a1"]) == ["a0", "a1", "b0"]
+    assert (other.ended(), other.value) == (None, ["a0", "a1", "b0"])
+
+
+@pytest.mark.parametrize("name", ["worker", "worker:x", ":1", "/job:worker", ("worker", -1), 7, None, "/nonsense"])
+def test_what_is_not_the_name_of_a_task_is_refused(name: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError):
+        task_of(name)
+
+
+# -- errors of tasks -------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    clients = [join(keeper, f"worker:{index}") for index in range(2)]
+    heard: list[tuple[str, str]] = []
+    clients[0].on_error(lambda task, error: heard.append((task, f"{error.error_code} {error}")))
+    clients[0].register(30)
+    clients[1].report_error(errors.DATA_LOSS, "the disk is gone")
+    until(lambda: heard)
+    assert heard == [("worker:1", "15 worker:1 reported an error: the disk is gone")]
+    with pytest.raises(errors.OpError, match="the disk is gone"):
+        clients[1].barrier("b")
+    clients[1].reset()
+    clients[1].beat()
+    waiting = Caller(clients[0].barrier, "another", 30)
+    clients[1].barrier("another", 30)
+    assert waiting.ended() is None
+
+
+def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    watcher, first = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
+    watcher.register(30)
+    first.register(30)
+    second = join(keeper, "worker:1", 2)
+    with pytest.raises(errors.AbortedError, match="worker:1 registered again in another life, without a reset"):
+        second.register(30)
+    until(lambda: watcher.errors)
+    assert [task for task, _ in watcher.errors] == ["worker:1"]
+    second.reset()
+    second.register(30)
+    until(lambda: keeper.service._tasks.states()[1].incarnation == 2)
+    with pytest.raises(errors.OpError):
+        first.beat()
+    assert watcher.task_states()["worker:1"].state == "up"
+
+
+def test_a_task_of_a_job_that_recovers_comes_back_in_another_life_and_nobody_hears_of_it(
+    keep: Keep, join: Join, child: Child
+) -> None:
+    keeper = keep(2, recoverable_jobs=frozenset(("worker",)))
+    client = join(keeper, "worker:0")
+    victim = child(TASK, keeper.address, "worker:1", "")
+    assert said(victim) == "registered"
+    client.register(30)
+    victim.kill()
+    successor = child(TASK, keeper.address, "worker:1", "b")
+    assert said(successor) == "registered"
+    client.barrier("b", 60)
+    assert said(successor) == "passed b"
+    assert client.errors == []
+
+
+def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join: Join) -> None:
+    keeper = keep(3, shutdown_timeout_s=30.0)
+    clients = [join(keeper, f"worker:{index}") for index in range(3)]
+    for client in clients:
+        client.register(30)
+    callers = [Caller(client.shutdown) for client in clients]
+    assert [caller.ended() for caller in callers] == [None] * 3
+    with pytest.raises(errors.FailedPreconditionError, match="worker:0 takes part in nothing any more"):
+        clients[0].barrier("b")
+    keeper = keep(2, shutdown_timeout_s=0.1)
+    early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
+    early.register(30)
+    late.register(30)
+    with pytest.raises(errors.DeadlineExceededError, match="1/2 tasks came"):
+        early.shutdown()
+    with pytest.raises(errors.OpError, match="worker:1 did not shut down with the others"):
+        late.beat()
+
+
+def test_who_waits_to_leave_with_the_others_goes_on_to_live(keep: Keep, join: Join) -> None:
+    keeper = keep(2, shutdown_timeout_s=1.5, heartbeat_timeout_s=0.5)
+    early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
+    early.register(30)
+    late.register(30)
+    with pytest.raises(errors.DeadlineExceededError, match="1/2 tasks came"):
+        early.shutdown()
+
+
+def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    watcher, former = join(keeper, "worker:0"), join(keeper, "worker:1", 1)
+    former.register(30)
+    successor = CoordinationClient(keeper.address, "worker:1", 2)
+    with pytest.raises(errors.AbortedError):
+        successor.register(30)
+    successor.reset()
+    successor.register(30)
+    with pytest.raises(errors.OpError):
+        former.beat()
+    successor.close(say_so=False)
+    until(lambda: watcher.task_states()["worker:1"].state == "error")
+
+
+def test_errors_that_were_told_while_a_task_was_away_are_heard_after_it(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    watcher, other = join(keeper, "worker:0"), join(keeper, "worker:1")
+    watcher.register(30)
+    other.register(30)
+    machine = keeper.service._tasks
+    until(lambda: ("worker", 0) in machine._polls)
+
+    def cut_off() -> None:
+        machine._polls[("worker", 0)].ticket.fail(errors.UnavailableError(None, None, "cut off"))  # type: ignore[attr-defined]
+        del machine._polls["worker", 0]
+        keeper.service._perform(
+            machine.lost(("worker", 1), machine.states()[1].incarnation, "killed", keeper.loop.now())
+        )
+
+    keeper.loop.run(cut_off)
+    until(lambda: watcher.errors)
+    assert [task for task, _ in watcher.errors] == ["worker:1"]
+
+
+def test_a_client_that_is_closed_has_left_and_one_that_is_dropped_too(keep: Keep, join: Join) -> None:
+    keeper = keep(3)
+    watcher, closed = join(keeper, "worker:0"), join(keeper, "worker:1")
+    dropped = CoordinationClient(keeper.address, "worker:2")
+    for client in (watcher, closed, dropped):
+        client.register(30)
+    closed.close()
+    closed.close()
+    assert watcher.task_states()["worker:1"].state == "left"
+    with pytest.raises(errors.InternalError, match="worker:1 has left"):
+        watcher.barrier("b")
+    del dropped, client
+    gc.collect()
+    until(lambda: keeper.service._tasks.is_away(("worker", 2), watcher.task_states()["worker:2"].incarnation))
+
+
+# -- the keeper ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_keeper_that_is_not_there_yet_is_waited_for_up_to_the_time_out(keep: Keep, join: Join) -> None:
+    address = free_address()
+    client = join(address, "worker:0", keeper="the leader ps:0")
+    with pytest.raises(
+        errors.DeadlineExceededError, match=f"the leader ps:0 at {address}, .* did not appear within 0.1 s"
+    ):
+        client.barrier("b", 0.1)
+    waiting = Caller(client.barrier, "b")
+    keep(1, address=address)
+    assert waiting.ended() is None
+
+
+def test_a_keeper_that_is_killed_is_named_and_its_successor_begins_anew(join: Join, child: Child) -> None:
+    process = child(KEEPER, "127.0.0.1:0", "2")
+    address = said(process)
+    clients = [join(address, f"worker:{index}", keeper="the leader ps:0") for index in range(2)]
+    for _ in range(2):
+        callers = [Caller(client.barrier, "b", 60) for client in clients]
+        assert [caller.ended() for caller in callers] == [None] * 2
+    clients[0].kv.set("k", "of the former life")
+    waiting = Caller(clients[0].barrier, "b"), Caller(clients[1].kv.get, "another")
+    process.kill()
+    process.wait()
+    for caller in waiting:
+        error = caller.ended()
+        assert isinstance(error, errors.UnavailableError)
+        assert f"the leader ps:0 at {address}, which keeps barriers and keys, has gone" in str(error)
+    with pytest.raises(errors.UnavailableError, match="the leader ps:0"):
+        clients[0].kv.try_get("k")
+    assert said(child(KEEPER, address, "2")) == address
+    until(lambda: is_back(clients[0]) and is_back(clients[1]))
+    with pytest.raises(errors.NotFoundError):
+        clients[0].kv.try_get("k")
+    callers = [Caller(client.barrier, "b", 60) for client in clients]
+    assert [caller.ended() for caller in callers] == [None] * 2
+
+
+def test_what_is_asked_between_the_end_of_a_keeper_and_the_news_of_it_does_not_wait_for_a_successor(
+    join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(2)
+    client = join(keeper, "worker:0", keeper="the leader ps:0")
+    client.register(30)
+    asked_early = Caller(client.kv.get, "k")
+    until(lambda: keeper.waiting == 2)
+    news = threading.Event()
+    become = link.Link._become
+
+    def hold_back(self: link.Link, *state: Any) -> None:
+        news.wait(30)
+        become(self, *state)
+
+    monkeypatch.setattr(link.Link, "_become", hold_back)
+    keeper.loop.stop()  # without a word to anybody
+    assert isinstance(asked_early.ended(), errors.UnavailableError)
+    asked_late = Caller(client.kv.get, "k")
+    until(lambda: client._link._asked)
+    news.set()
+    error = asked_late.ended()
+    assert isinstance(error, errors.UnavailableError)
+    assert "the leader ps:0" in str(error)
+
+
+def is_back(client: CoordinationClient) -> bool:
+    try:
+        client.register(0)
+    except errors.UnavailableError:
+        return False
+    return True
+
+
+def test_a_keeper_that_stops_tells_all_who_wait(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    client = join(keeper, "worker:0")
+    waiting = [
+        Caller(client.barrier, "b"),
+        Caller(client.kv.get, "k"),
+        Caller(client.alive_tasks, ["worker:0", "worker:1"]),
+    ]
+    assert waiting[2].ended() is None
+    until(lambda: keeper.waiting == 3)
+    keeper.service.stop("the keeper stops")
+    assert [type(caller.ended()) for caller in waiting[:2]] == [errors.CancelledError] * 2
+
+
+def test_DoNotAllowPollForErrorIfServiceHasStopped(keep: Keep) -> None:
+    """UNAVAILABLE here, INTERNAL in TensorFlow: it is nobody's bug."""
+    keeper = keep(1)
+    keeper.service.stop("the keeper stops")
+    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
+        code, text = asking.start(client, "coordination.poll", ("worker", 0, 1), 0).get_error()
+    assert (code, text) == (errors.UNAVAILABLE, "the service of barriers and keys has stopped here")
+
+
+# -- strangers and garbage ---------------------------------------------------------------------------------------------------
+
+WHO = ("worker", 0, 1)
+GARBAGE = [
+    ("register", ("worker", 0), 1),
+    ("register", WHO, -1),
+    ("register", ("worker", "0", 1), 1),
+    ("register", ("w" * 2000, 0, 1), 1),
+    ("register", ("worker", 5, 1), 1),
+    ("register", ("worker", 0, 2**70), 1),
+    ("register",),
+    ("poll", WHO, "0"),
+    ("poll", "who", 0),
+    ("beat", None),
+    ("reset", "worker", "x"),
+    ("leave", [], True),
+    ("report_error", WHO, 0, "fine"),
+    ("report_error", WHO, 99, "no such code"),
+    ("report_error", WHO, 3, b"bytes"),
+    ("barrier", WHO, "", 0, None, None),
+    ("barrier", WHO, "zmqdist.shutdown", 0, None, None),
+    ("barrier", WHO, "b", -1, None, None),
+    ("barrier", WHO, "b", True, None, None),
+    ("barrier", WHO, "b", 0, float("nan"), None),
+    ("barrier", WHO, "b", 0, -5, None),
+    ("barrier", WHO, "b", 0, None, "worker:0"),
+    ("barrier", WHO, "b", 0, None, [("worker",)]),
+    ("cancel_barrier", WHO, 7, 0),
+    ("wait_for_all", WHO, ["d"] * 5000, None),
+    ("wait_for_all", WHO, [7], None),
+    ("alive", WHO, [["worker", None]]),
+    ("states", "worker"),
+    ("missing", None),
+    ("kv_set", 7, "value", False),
+    ("kv_set", "", "value", False),
+    ("kv_get", "k", "soon"),
+    ("kv_get", "k" * 2000, None),
+    ("kv_delete", "/"),
+    ("kv_increment", "n", 1.5),
+    ("kv_increment", "n", 2**80),
+]
+
+
+@pytest.mark.parametrize("question", GARBAGE, ids=lambda question: f"{question[0]}-{str(question[1:])[:40]}")
+def test_garbage_is_an_error_of_the_caller_alone(keep: Keep, question: tuple[object, ...]) -> None:
+    keeper = keep(2)
+    with ZmqClient(keeper.address, security=Credentials().client(keeper.address, "worker")) as client:
+        method, *args = question
+        try:
+            code, _ = asking.start(client, f"coordination.{method}", *args).get_error()
+        except errors.InvalidArgumentError as error:  # it does not even travel
+            code = error.error_code
+    assert code == errors.INVALID_ARGUMENT
+
+
+def test_a_stranger_may_ask_nothing(keep: Keep) -> None:
+    keeper = keep(2)
+    with ZmqClient(keeper.address) as client:
+        for method in sorted(keeper.service._methods()):
+            code, text = asking.start(client, f"coordination.{method}").get_error()
+            assert code == errors.PERMISSION_DENIED
+            assert "role client may not call coordination." in text
+
+
+# -- other hosts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dispatcher_keeps_barriers_and_keys_for_whoever_registers(join: Join) -> None:
+    with DispatchServer() as dispatcher:
+        clients = [join(dispatcher.target, ("trainer", index)) for index in range(2)]
+        names = ["trainer:0", "trainer:1"]
+        for client in clients:
+            client.register(30)
+        with pytest.raises(errors.InvalidArgumentError, match="say for which tasks"):
+            clients[0].barrier("b", 30)
+        waiting = Caller(clients[0].barrier, "b", 30, names)
+        clients[1].barrier("b", 30, names)
+        assert waiting.ended() is None
+        clients[0].kv.set("k", 1)
+        assert clients[1].kv.get("k") == 1
+        assert list(clients[1].task_states()) == names
+        for client in clients:
+            client.close()

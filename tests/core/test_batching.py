@@ -1,0 +1,95 @@
+"""Which calls run together: the promises at the head of core/batching.py."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+import pytest
+
+from zmqdist.core.batching import Batches
+
+
+def test_calls_of_one_kind_gather_until_the_first_has_waited_long_enough() -> None:
+    batches: Batches[str] = Batches(10, 1.0)
+    assert batches.deadline == inf
+    batches.arrived("a", "kind", 2, 5.0)
+    batches.arrived("b", "kind", 3, 5.5)
+    assert batches.deadline == 6.0
+    assert batches.ready(5.9) == []
+    assert batches.ready(6.0) == ["a", "b"]
+    assert batches.ready(9.0) == []
+    assert batches.deadline == inf
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    batches: Batches[str] = Batches(4, 1.0)
+    batches.arrived("a", "kind", 3, 0.0)
+    batches.arrived("b", "kind", 1, 0.0)
+    assert batches.deadline == -inf
+    assert batches.ready(0.0) == ["a", "b"]
+
+
+def test_a_call_that_does_not_fit_closes_the_batch_before_it() -> None:
+    batches: Batches[str] = Batches(4, 1.0)
+    batches.arrived("a", "kind", 3, 0.0)
+    batches.arrived("b", "kind", 2, 0.5)
+    assert batches.ready(0.5) == ["a"]
+    assert batches.ready(0.5) == []
+    assert batches.deadline == 1.5
+
+
+def test_a_call_of_more_rows_than_a_batch_has_runs_alone_and_at_once() -> None:
+    batches: Batches[str] = Batches(4, 1.0)
+    batches.arrived("a", "kind", 1, 0.0)
+    batches.arrived("large", "kind", 100, 0.0)
+    batches.arrived("b", "kind", 1, 0.0)
+    assert [batches.ready(0.0), batches.ready(0.0), batches.ready(0.0)] == [["a"], ["large"], []]
+    assert batches.ready(1.0) == ["b"]
+
+
+def test_other_kinds_are_other_batches_and_the_oldest_goes_first() -> None:
+    batches: Batches[str] = Batches(2, 1.0)
+    batches.arrived("slow", "one", 1, 0.0)
+    batches.arrived("a", "two", 1, 0.5)
+    batches.arrived("b", "two", 1, 0.6)
+    assert batches.ready(1.0) == ["slow"], "full batches of others do not keep it waiting"
+    assert batches.ready(1.0) == ["a", "b"]
+
+
+def test_calls_without_rows_fill_no_batch() -> None:
+    batches: Batches[int] = Batches(2, 1.0)
+    for number in range(5):
+        batches.arrived(number, "kind", 0, 0.0)
+    assert batches.ready(0.0) == []
+    assert batches.ready(1.0) == [0, 1, 2, 3, 4]
+
+
+def test_without_a_delay_nothing_waits() -> None:
+    batches: Batches[str] = Batches(8, 0.0)
+    batches.arrived("a", "kind", 1, 3.0)
+    assert batches.ready(3.0) == ["a"]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_every_call_is_in_one_batch_of_its_kind_in_order_within_the_bounds(seed: int) -> None:
+    rng = random.Random(seed)
+    rows_max, delay_s = rng.randrange(1, 8), rng.choice([0.0, 0.5, 2.0])
+    batches: Batches[tuple[int, int, int, float]] = Batches(rows_max, delay_s)
+    seen: list[list[tuple[int, int, int, float]]] = []
+    now = 0.0
+    for number in range(200):
+        now += rng.random() * 0.3
+        while batches.deadline <= now:
+            seen.append(batches.ready(max(now - 0.3, batches.deadline)))
+            assert seen[-1]
+        kind, rows = rng.randrange(3), rng.randrange(10)
+        batches.arrived((number, kind, rows, now), kind, rows, now)
+    seen += batches.all()
+    assert batches.deadline == inf
+    assert sorted(call for batch in seen for call in batch) == sorted({call for batch in seen for call in batch})
+    assert len([call for batch in seen for call in batch]) == 200
+    for batch in seen:
+        assert len({kind for _, kind, _, _ in batch}) == 1
+        assert batch == sorted(batch)
+        assert len(batch) == 1 or sum(rows for _, _, rows, _ in batch) <= rows_max

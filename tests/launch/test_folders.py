@@ -1,0 +1,117 @@
+"""The folder of a run: private, gone with its owner, however that ends, and nobody else's is touched."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zmqdist as zd
+from tests.launch.launched import Launched
+from zmqdist.launch.folders import OWNER, RunFolder, remove_left_behind
+
+KILLED = """
+import os, signal, sys
+from zmqdist.launch.folders import RunFolder
+folder = RunFolder()
+(folder.path / "token").write_text("secret")
+if sys.argv[1:] == ["forks"] and not os.fork():
+    signal.pause()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Everything here has a folder for temporary files of its own, child processes included."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+def killed(*arguments: str) -> None:
+    """A process makes a folder and is killed."""
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, *arguments]
+    assert subprocess.run(command, timeout=50, check=False).returncode == -signal.SIGKILL
+
+
+def test_a_folder_is_private_and_goes_when_it_is_closed(temporary: Path) -> None:
+    folder = RunFolder()
+    assert folder.path.parent == temporary
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    (folder.path / "keys").mkdir()
+    folder.close()
+    folder.close()
+    assert not list(temporary.iterdir())
+
+
+def test_what_a_killed_owner_left_is_removed_by_the_next_folder(temporary: Path) -> None:
+    killed()
+    (left,) = temporary.iterdir()
+    assert (left / "token").exists()
+    folder = RunFolder()
+    assert list(temporary.iterdir()) == [folder.path]
+    folder.close()
+
+
+@pytest.mark.parametrize("what", ["its owner lives", "of no run", "being made", "a link", "another name", "a file"])
+def test_what_is_in_use_or_not_of_a_run_is_left_alone(what: str, temporary: Path, tmp_path: Path) -> None:
+    folder = None
+    place = temporary / ("other-x" if what == "another name" else "zmqdist-x")
+    if what == "its owner lives":
+        folder = RunFolder()
+    elif what == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / OWNER).touch()
+        place.symlink_to(tmp_path / "elsewhere")
+    elif what == "a file":
+        place.touch()
+    else:
+        place.mkdir()
+        if what != "of no run":
+            (place / (f".{OWNER}" if what == "being made" else OWNER)).touch()
+    before = set(temporary.rglob("*"))
+    assert remove_left_behind() == []
+    assert set(temporary.rglob("*")) == before
+    if folder is not None:
+        folder.close()
+
+
+def test_a_folder_that_a_forked_child_of_its_owner_may_still_use_stays(temporary: Path) -> None:
+    code = KILLED.replace("signal.pause()", "print(os.getpid(), flush=True); signal.pause()")
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, "forks"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        assert process.wait(20) == -signal.SIGKILL
+        assert remove_left_behind() == []
+        pidfd = os.pidfd_open(child)
+        os.kill(child, signal.SIGKILL)
+
+        assert select.select([pidfd], [], [], 20)[0]
+        os.close(pidfd)
+    assert len(remove_left_behind()) == 1
+    assert not list(temporary.iterdir())
+
+
+def test_the_token_of_a_launcher_that_was_killed_goes_with_the_next_cluster(
+    launch: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = launch("import time\nprint('up', flush=True)\nwhile True: time.sleep(1)")
+    job.saw("up")
+    job.process.kill()
+    assert job.ends() == -signal.SIGKILL
+    job.left_nothing(folders=False)
+    assert list(job.temporary.rglob("token"))
+    monkeypatch.setattr(tempfile, "tempdir", str(job.temporary))
+    with zd.local_cluster(workers=0):
+        assert len(list(job.temporary.iterdir())) == 1
+    job.left_nothing()

@@ -1,0 +1,252 @@
+"""The doctor at this machine and at its secrets: each is broken for real where that can be done, and the finding says what to do."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zmqdist.cluster import ClusterConfig
+from zmqdist.net import keys, token
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.looking import Build
+from zmqdist.observe.doctor import cluster, machine, secrets
+from zmqdist.observe.doctor.findings import Finding, healthy, ok, problem, warning
+
+
+def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> None:
+    """This finding, alone, with something to do unless all is well."""
+    if isinstance(found, list):
+        (found,) = found
+    assert (found.level, bool(found.advice)) == (level, level != "ok"), found
+    assert told in found.told, found.told
+    assert advice in found.advice, found.advice
+
+
+def test_a_line_names_the_level_the_subject_what_is_and_what_to_do() -> None:
+    assert ok("memory", "much").line() == "ok       memory: much"
+    assert warning("a", "b\n c", "d").line() == "warning  a: b c: d"
+    assert problem("\x1b[2J", "b", "d").line() == "problem  ?[2J: b: d"
+    assert problem("a", "b", "c").record() == {"level": "problem", "subject": "a", "told": "b", "advice": "c"}
+
+
+def test_only_a_problem_makes_a_machine_ill() -> None:
+    assert healthy([])
+    assert healthy([ok("a", "b"), warning("a", "b", "c")])
+    assert not healthy([ok("a", "b"), problem("a", "b", "c")])
+
+
+def test_this_machine_is_well_enough_for_the_tests() -> None:
+    found = machine.examine()
+    assert healthy(found), [finding.line() for finding in found]
+    assert {finding.subject for finding in found} >= {"zmqdist", "ZeroMQ", "descriptors", "/proc", "memory", "loopback"}
+    assert "NumPy" in found[0].told
+
+
+@pytest.mark.parametrize(
+    ("build", "level", "told"),
+    [
+        (Build("27.0", (4, 3, 5), True), "ok", "libzmq 4.3.5 with CURVE"),
+        (Build("27.0", (4, 2, 9), True), "problem", "libzmq 4.2.9, which is older than 4.3.0"),
+        (Build("27.0", (4, 3, 5), False), "warning", "built without CURVE: nothing but loopback"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_the_zeromq_in_use(build: Build, level: str, told: str) -> None:
+    one(machine.transport(build), level, told, "" if level == "ok" else "install pyzmq from a wheel")
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "level", "advice"),
+    [
+        ((1024, 4096), 1024, "ok", ""),
+        ((256, 4096), 1024, "warning", "`ulimit -n 1024` in the shell that starts it"),
+        ((1024, 4096), 3000, "problem", "`ulimit -n 3000` in the shell that starts it"),
+        ((1024, 2000), 3000, "problem", "the hard limit is 2000"),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 3000, "ok", ""),
+        ((1024, resource.RLIM_INFINITY), 3000, "problem", "`ulimit -n 3000`"),
+    ],
+)
+def test_the_limit_of_descriptors(
+    limits: tuple[int, int], wanted: int, level: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    one(machine.descriptors(wanted), level, "may be open", advice)
+
+
+def test_the_descriptors_of_a_cluster_are_those_of_its_largest_process() -> None:
+    def wanted(**worker: Any) -> int:
+        return cluster.descriptors_wanted(
+            ClusterConfig.from_dict({"name": "x", "jobs": {"worker": worker}, "program": "true"})
+        )
+
+    assert wanted(count=2) == machine.DESCRIPTORS_MIN
+    assert wanted(count=1000) > 5000
+    assert wanted(count=1, slots=2000) > 6000
+
+
+def test_a_proc_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    one(machine.proc(), "problem", "/proc cannot be read (Permission denied)", "mount it")
+
+
+def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQDIST_ARENA", "off")
+    one(machine.shared_memory(), "warning", "switched off by ZMQDIST_ARENA=off", "unset ZMQDIST_ARENA")
+
+
+def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
+    told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go by sockets"
+    one(machine.shared_memory(), "warning", told, "run all processes as one user and group")
+
+
+def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    one(machine.shared_memory(), "warning", "there is none", "memfd_create")
+
+
+def test_memory_that_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MEMORY_LOW", 2**60)
+    one(machine.memory(), "warning", "GiB are free", "end something")
+
+
+def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(99, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    one(machine.loopback(), "problem", "127.0.0.1 cannot be used", "`ip link set lo up`")
+
+
+def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in machine.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    assert machine.proxies() == []
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    one(machine.proxies(), "ok", "http_proxy set, which zmqdist does not look at", "")
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's state folder; it is not there yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "zmqdist"
+
+
+def test_a_token_that_is_not_there_yet_is_made_by_the_first_start_and_not_by_the_doctor(state: Path) -> None:
+    one(secrets.examine(Credentials()), "ok", "is not there yet; the first start makes it", "")
+    assert not state.exists()
+
+
+def test_no_security_is_a_warning() -> None:
+    one(secrets.examine(Credentials(insecure=True)), "warning", "switched off by --insecure", "zmqdist keygen")
+
+
+BROKEN_TOKENS: list[tuple[str, Callable[[Path], object], str]] = [
+    ("well", lambda path: None, "is private and whole"),
+    (
+        "readable",
+        lambda path: path.chmod(0o644),
+        "is open to other users (mode 0644): make it private with `chmod 600`",
+    ),
+    ("folder open", lambda path: path.parent.chmod(0o755), "folder of the token, "),
+    ("damaged", lambda path: path.write_text("short\n"), "is not a token: wanted one line"),
+    ("a folder", lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+]
+
+
+@pytest.mark.parametrize(("what", "breaks", "told"), BROKEN_TOKENS, ids=[row[0] for row in BROKEN_TOKENS])
+def test_the_users_token(what: str, breaks: Callable[[Path], object], told: str, state: Path) -> None:
+    token.create(state / "token")
+    breaks(state / "token")
+    level, advice = ("ok", "") if what == "well" else ("problem", "mode 0600")
+    one(secrets.examine(Credentials()), level, told, advice)
+
+
+def test_a_token_that_is_named_and_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQDIST_TOKEN_FILE", str(tmp_path / "nowhere"))
+    one(secrets.examine(Credentials()), "problem", "cannot read the token file", "the next start makes another")
+
+
+def _replaced(folder: Path, name: str, old: str, new: str) -> None:
+    path = folder / name
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+def _of_another(folder: Path, name: str) -> None:
+    other = folder.parent / "other"
+    keys.keygen(other)
+    (folder / name).write_bytes((other / name).read_bytes())
+
+
+BROKEN_KEYS: list[tuple[str, Callable[[Path], object], str, str]] = [
+    ("well", lambda folder: None, "server, client, submit, worker, admin: private, whole", ""),
+    (
+        "a part",
+        lambda folder: [each.unlink() for each in folder.glob("[!w]*") if each.name != "server.pub"],
+        "worker: ",
+        "",
+    ),
+    ("no folder", lambda folder: folder.rename(folder.parent / "away"), "there is no such folder", "`zmqdist keygen "),
+    ("no keys", lambda folder: [each.unlink() for each in folder.iterdir()], "it has no keys", "copy server.pub"),
+    ("others write", lambda folder: folder.chmod(0o777), "others may change what is in the folder", "`chmod 700 "),
+    ("readable", lambda folder: (folder / "worker.key").chmod(0o640), "worker.key is open to other users", "mode 0600"),
+    ("damaged", lambda folder: (folder / "server.key").write_text("x"), "server.key is damaged", "keygen"),
+    ("no server.pub", lambda folder: (folder / "server.pub").unlink(), "there is no key file", "copy the files"),
+    (
+        "other server.pub",
+        lambda folder: _of_another(folder, "server.pub"),
+        "not the public half of server.key",
+        "copy both",
+    ),
+    (
+        "other role",
+        lambda folder: _of_another(folder, "client.key"),
+        "client.key is not in `authorized`",
+        "add the line",
+    ),
+    ("no authorized", lambda folder: (folder / "authorized").unlink(), "there is no key file", "copy the files"),
+    ("nobody", lambda folder: (folder / "authorized").write_text("# x\n"), "`authorized` lets nobody in", "add a line"),
+    ("no role", lambda folder: _replaced(folder, "authorized", "client ", "guest "), "'guest' is not a role", "copy"),
+]
+
+
+@pytest.mark.parametrize(("what", "breaks", "told", "advice"), BROKEN_KEYS, ids=[row[0] for row in BROKEN_KEYS])
+def test_a_folder_of_keys(what: str, breaks: Callable[[Path], object], told: str, advice: str, tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    keys.keygen(folder)
+    breaks(folder)
+    found = secrets.examine(Credentials(keys_dir=str(folder)))
+    level = "ok" if what in ("well", "a part") else "problem"
+    assert {finding.level for finding in found} == {level}
+    one(found[0], level, told, advice)
+    if level == "problem" and not folder.exists():
+        (folder.parent / "away").rename(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_folder_of_keys_of_another_user(tmp_path: Path) -> None:
+    keys.keygen(tmp_path / "keys")
+    os.chown(tmp_path / "keys", 12345, 12345)
+    one(
+        secrets.examine(Credentials(keys_dir=str(tmp_path / "keys"))), "problem", "belongs to user 12345", "of your own"
+    )
+
+
+def test_the_keys_of_the_environment_are_the_ones_that_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZMQDIST_KEYS_DIR", str(tmp_path / "nowhere"))
+    one(secrets.examine(Credentials()), "problem", "there is no such folder", "keygen")

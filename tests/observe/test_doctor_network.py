@@ -1,0 +1,379 @@
+"""The doctor at addresses: each is broken for real, and the finding says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+import zmqdist as zd
+from zmqdist.cluster import ClusterSpec
+from zmqdist.net import keys, looking, token
+from zmqdist.net.credentials import Credentials
+from zmqdist.observe.doctor import cluster, network
+from zmqdist.observe.doctor.findings import Finding
+from zmqdist.rpc import ZmqServer, about
+from zmqdist.server.server import Server
+from zmqdist.wire.hello import encode_hello
+
+PATIENCE_S = 20.0
+NONE = Credentials()
+
+SPEAKER = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.sendall(b"SSH-2.0-OpenSSH_9.6\\r\\n")
+"""
+
+SERVER = """
+import signal
+from zmqdist.rpc import Server
+server = Server.create("zmq", "127.0.0.1:0")
+server.start()
+print(server.address.rpartition(":")[2], flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[str], tuple[subprocess.Popen[str], str]]]:
+    """child(PROGRAM): the process, and "127.0.0.1:port" from the port that it prints."""
+    made: list[subprocess.Popen[str]] = []
+
+    def run(program: str) -> tuple[subprocess.Popen[str], str]:
+        made.append(subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True))
+        assert made[-1].stdout is not None
+        return made[-1], f"127.0.0.1:{int(made[-1].stdout.readline())}"
+
+    yield run
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., ZmqServer]]:
+    made: list[ZmqServer] = []
+
+    def make(**options: Any) -> ZmqServer:
+        made.append(ZmqServer("127.0.0.1:0", **options))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.stop(0.0)
+
+
+def one(findings: list[Finding], level: str, told: str, advice: str) -> None:
+    """There is exactly this finding, and its line is one that can be read."""
+    (found,) = findings
+    assert (found.level, bool(found.advice)) == (level, bool(advice)), found
+    assert re.search(told, found.told, re.DOTALL), found.told
+    assert advice in found.advice, found.advice
+    assert found.line().startswith(f"{level:<8} {found.subject}: ")
+    assert "\n" not in found.line()
+
+
+def look(address: str, credentials: Credentials = NONE, timeout_s: float = PATIENCE_S) -> list[Finding]:
+    return network.expected(address, credentials, timeout_s).findings
+
+
+def test_a_server_that_is_well_says_who_it_is(serve: Callable[..., ZmqServer]) -> None:
+    found = network.expected(serve().address, NONE, PATIENCE_S)
+    told = rf"rpc pid {os.getpid()} \(incarnation [0-9a-f]{{8}}\), "
+    told += rf"zmqdist {zd.__version__}, protocol \d+\.\d+, Python \d\.\d+, token, \S+ ms there and back"
+    one(found.findings, "ok", told, "")
+    assert found.about is not None
+    assert found.about.incarnation
+    assert network.expected(serve().address, NONE, PATIENCE_S).about != found.about
+
+
+def test_a_port_at_which_nobody_listens() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        told = f"127.0.0.1 is up, and nobody listens on port {port}"
+        one(look(f"127.0.0.1:{port}"), "problem", told, "start the server, or use the address that it printed")
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 70])
+def test_a_name_that_does_not_resolve(name: str) -> None:
+    one(look(f"{name}:5050"), "problem", f"the host name {name} cannot be looked up", "DNS or /etc/hosts")
+
+
+def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def slow(*_: Any) -> None:
+        ended.wait(PATIENCE_S)
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        one(look("host:5050", timeout_s=0.1), "problem", "cannot be looked up .nobody answered.", "IP number")
+    finally:
+        ended.set()
+
+
+def test_a_host_that_drops_packets() -> None:
+    """A listener with a full queue: the kernel drops what comes, as a firewall does."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for each in (first, second):
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        told = "no answer to a TCP connection within 0.2 s"
+        one(look(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2), "problem", told, "a firewall lets TCP port")
+
+
+def test_a_network_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(113, "No route to host")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    one(look("127.0.0.1:5050"), "problem", "no TCP connection .No route to host.", "ip route get 127.0.0.1")
+
+
+def test_a_port_that_another_program_has(child: Callable[[str], tuple[subprocess.Popen[str], str]]) -> None:
+    process, address = child(SPEAKER)
+    told = rf"the port is taken by pid {process.pid} \(.*python.*\), which is no zmqdist server"
+    one(look(address), "problem", told, "stop that, or take another port")
+
+
+def test_a_port_of_a_program_that_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        told = rf"pid {os.getpid()} \(.*\) takes connections and says nothing"
+        one(look(f"127.0.0.1:{silent.getsockname()[1]}"), "problem", told, "state T in ps is stopped")
+
+
+def test_a_process_that_is_stopped(child: Callable[[str], tuple[subprocess.Popen[str], str]]) -> None:
+    process, address = child(SERVER)
+    assert look(address)[0].level == "ok"
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    told = rf"pid {process.pid} \(.*\) is stopped \(SIGSTOP or Ctrl-Z\)"
+    one(look(address), "problem", told, f"`kill -CONT {process.pid}`")
+    process.send_signal(signal.SIGCONT)
+    assert look(address)[0].level == "ok"
+
+
+def test_a_server_whose_python_is_stuck(serve: Callable[..., ZmqServer]) -> None:
+    server, entered, go = serve(), threading.Event(), threading.Event()
+    assert server._loop is not None
+    server._loop.call_soon(lambda: (entered.set(), go.wait(PATIENCE_S)))
+    assert entered.wait(PATIENCE_S)
+    try:
+        told = "it greets, and does not answer within 0.3 s: its Python is busy or stuck"
+        one(look(server.address, timeout_s=0.3), "problem", told, f"of pid {os.getpid()} (py-spy dump)")
+    finally:
+        go.set()
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """What a server and a client are given, by a name."""
+    for name in ("keys", "others"):
+        keys.keygen(tmp_path / name)
+    (tmp_path / "tokens").mkdir(mode=0o700)
+    token.create(tmp_path / "tokens" / "token")
+    return {
+        "the token": {},
+        "another token": {"token_file": str(tmp_path / "tokens" / "token")},
+        "keys": {"keys_dir": str(tmp_path / "keys")},
+        "other keys": {"keys_dir": str(tmp_path / "others")},
+        "a missing token": {"token_file": str(tmp_path / "nowhere")},
+    }
+
+
+REFUSED = [
+    (
+        "the token",
+        "another token",
+        "it belongs to another user, or was started with another ZMQDIST_TOKEN_FILE",
+        "--token",
+    ),
+    ("keys", "other keys", "does not have the key that this side expects", "--keys"),
+    ("keys", "the token", "uses CURVE keys, this side the user's token", "the same kind of security"),
+    ("the token", "keys", "uses the user's token .PLAIN., this side CURVE keys", "the same kind of security"),
+    ("the token", "a missing token", "cannot read the token file", "--token-file"),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "told", "advice"), REFUSED, ids=lambda value: str(value)[:20])
+def test_a_server_that_refuses_us(
+    theirs: str, ours: str, told: str, advice: str, serve: Callable[..., ZmqServer], secrets: dict[str, dict[str, Any]]
+) -> None:
+    server = serve(**secrets[theirs])
+    assert look(server.address, Credentials(**secrets[theirs]))[0].level == "ok"
+    one(look(server.address, Credentials(**secrets[ours])), "problem", told, advice)
+
+
+def test_a_peer_in_plaintext(secrets: dict[str, dict[str, Any]]) -> None:
+    with Server({"worker": ["127.0.0.1:0"]}, insecure=True) as server:
+        told = "uses no security, in plaintext, this side the user's token"
+        one(look(server.address), "problem", told, "the same kind of security")
+        one(look(server.address, Credentials(insecure=True)), "ok", "server-worker:0 pid .* no security", "")
+
+
+def test_a_machine_with_the_key_of_one_role_is_let_in(
+    serve: Callable[..., ZmqServer], secrets: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    part = tmp_path / "part"
+    part.mkdir(mode=0o700)
+    for name in ("client.key", "server.pub"):
+        (part / name).write_bytes((tmp_path / "keys" / name).read_bytes())
+        (part / name).chmod(0o600)
+    one(look(serve(**secrets["keys"]).address, Credentials(keys_dir=str(part))), "ok", "CURVE", "")
+
+
+def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
+    server = serve()
+    router = server._router
+    router._hello = encode_hello(replace(router._said, protocol=(9, 1)))
+    router._said = replace(router._said, protocol=(9, 1))
+    told = r"speaks zmqdist protocol 9\.1, this side 1\.0: install the same zmqdist on both ends"
+    one(look(server.address), "problem", told, "the same zmqdist")
+
+
+ODD: list[tuple[dict[int, Any], str, str, str]] = [
+    ({1: "0.0.1"}, "warning", r"zmqdist 0\.0\.1 there, .* here", "install the same version"),
+    ({4: 3, 5: 7}, "warning", r"Python 3\.7 there, .*: scheduled functions will not run", "the same Python"),
+    ({8: 0.0}, "warning", r"its clock is \d+\.\d s behind this machine's", "NTP"),
+    ({8: 1e10}, "warning", r"its clock is \d+\.\d s ahead of this machine's", "NTP"),
+    ({8: "x"}, "warning", "what should say who it is does not", "the same zmqdist"),
+    ({1: "\x1b[2J\nok"}, "warning", "zmqdist .*2J.*ok there", "install the same version"),
+]
+
+
+@pytest.mark.parametrize(("changes", "level", "told", "advice"), ODD, ids=lambda value: str(value)[:20])
+def test_what_a_server_says_of_itself(
+    changes: dict[int, Any],
+    level: str,
+    told: str,
+    advice: str,
+    serve: Callable[..., ZmqServer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = about.about_us
+    monkeypatch.setattr(
+        "zmqdist.rpc.service.about_us",
+        lambda kind, incarnation: [changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))],
+    )
+    findings = look(serve().address)
+    one([finding for finding in findings if finding.level != "ok"], level, told, advice)
+    assert not [char for finding in findings for char in finding.line() if not char.isprintable()]
+
+
+def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
+    server = serve()
+    del server._service._methods[about.ABOUT]
+    one(look(server.address), "warning", "zmqdist.about is not registered", "install the same zmqdist there")
+
+
+# -- the addresses of a cluster that may run already, or will ----------------------------------------------------------
+
+
+def plan(address: str, credentials: Credentials = NONE) -> list[Finding]:
+    return network.planned(address, credentials, PATIENCE_S, subject="worker:0").findings
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_port_of_the_file_that_is_free() -> None:
+    one(plan(f"127.0.0.1:{free_port()}"), "ok", "is of this machine, and free", "")
+
+
+def test_an_address_without_a_host_is_of_this_machine() -> None:
+    one(plan(f":{free_port()}"), "ok", r"localhost:\d+ is of this machine, and free", "")
+
+
+def test_an_address_without_a_port() -> None:
+    one(plan("10.1.2.3"), "problem", "'10.1.2.3' is not an address", "correct the address of this task")
+
+
+def test_a_port_of_the_file_that_is_bound_and_not_listened_on() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        told = "is of this machine and cannot be bound"
+        one(plan(f"127.0.0.1:{bound.getsockname()[1]}"), "problem", told, "take another port")
+
+
+def test_a_port_of_the_file_that_another_program_has(
+    child: Callable[[str], tuple[subprocess.Popen[str], str]],
+) -> None:
+    process, address = child(SPEAKER)
+    one(plan(address), "problem", f"the port is taken by pid {process.pid}", "take another port")
+
+
+def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "is_own", lambda number: False)
+    told = "127.0.0.1 is up, and nobody listens on port .* yet"
+    one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
+
+
+def test_a_port_of_the_file_with_a_name_that_does_not_resolve() -> None:
+    one(plan("no-such-host.invalid:5050"), "problem", "cannot be looked up", "/etc/hosts")
+
+
+def test_tasks_that_run_are_asked_whom_they_reach() -> None:
+    """Three tasks: one is well, one is missing, one refuses the others, which only they can see."""
+    ports = [free_port() for _ in range(3)]
+    spec = ClusterSpec({"worker": [f"127.0.0.1:{port}" for port in ports[:2]], "ps": [f"127.0.0.1:{ports[2]}"]})
+    with Server(spec, "worker", 0), Server(spec, "worker", 1):
+        findings = cluster.examine_tasks(spec, NONE, 2.0)
+    lines = [finding.line() for finding in findings]
+    assert len(lines) == 7
+    assert f"ok       ps:0 127.0.0.1:{ports[2]}: 127.0.0.1:{ports[2]} is of this machine, and free" in lines
+    for at in (0, 1):
+        assert any(
+            line.startswith(f"ok       worker:{at} 127.0.0.1:{ports[at]}: server-worker:{at} pid") for line in lines
+        )
+        assert f"ok       from worker:{at}: reaches worker:{1 - at}" in lines
+        told = f"it cannot reach ps:0 at 127.0.0.1:{ports[2]} (127.0.0.1 is up, and nobody listens on port {ports[2]})"
+        (found,) = (each for each in findings if each.subject == f"from worker:{at}" and each.advice)
+        assert (found.level, found.told) == ("problem", told)
+        assert f"run zmqdist doctor 127.0.0.1:{ports[2]} on the host of worker:{at}" in found.advice
+
+
+def test_another_task_at_the_address_of_one_is_a_problem() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with Server({"worker": {1: address}}):
+        findings = cluster.examine_tasks(ClusterSpec({"worker": [address]}), NONE, 2.0)
+    assert [finding.level for finding in findings] == ["ok", "problem"]
+    assert findings[1].told == "the task that listens there is worker:1, of this cluster or of another"
+    assert "the same addresses" in findings[1].advice
+
+
+def test_a_task_that_may_not_be_asked_says_so(secrets: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    (tmp_path / "keys" / "submit.key").unlink()
+    (tmp_path / "keys" / "worker.key").unlink()
+    (tmp_path / "keys" / "admin.key").unlink()
+    spec = ClusterSpec({"worker": [f"127.0.0.1:{free_port()}"]})
+    with Server(spec, keys_dir=secrets["keys"]["keys_dir"]):
+        findings = cluster.examine_tasks(spec, Credentials(**secrets["keys"]), 2.0)
+    assert [finding.level for finding in findings] == ["ok", "problem"]
+    assert "role client may not call server.reach" in findings[1].told

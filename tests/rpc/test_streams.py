@@ -1,0 +1,566 @@
+"""Generator functions: iterators at the client, with credit, an end, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rpc.polled import until
+from zmqdist import cancelled, errors
+from zmqdist.core.calls import ClientCall
+from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
+from zmqdist.net.line import Line
+from zmqdist.rpc import ZmqClient, ZmqServer, payload
+from zmqdist.specs import TensorSpec
+from zmqdist.specs import function as zd_function
+from zmqdist.wire.items import Items, decode_items, encode_items
+
+Serve = Callable[..., ZmqServer]
+Connect = Callable[..., ZmqClient]
+Child = Callable[..., "subprocess.Popen[str]"]
+
+
+class Source:
+    """Generator functions whose progress can be watched."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.closed = threading.Event()
+        self.threads: set[int] = set()
+
+    def count(self, start: int = 0) -> Iterator[int]:
+        try:
+            for number in itertools.count(start):
+                self.made = number + 1
+                self.threads.add(threading.get_ident())
+                yield number
+        finally:
+            self.threads.add(threading.get_ident())
+            self.closed.set()
+
+    def upto(self, count: int, fails: bool = False) -> Iterator[int]:
+        yield from range(count)
+        if fails:
+            raise KeyError("at the end")
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def server(serve: Serve, source: Source) -> Iterator[ZmqServer]:
+    server = serve(count=source.count, upto=source.upto, echo=lambda value: value)
+    yield server
+    until(lambda: len(server._service._generators) == 0)
+    assert not server._service._generators._of
+
+
+def take(stream: Any, got: list[Any]) -> None:
+    for item in stream:
+        got.append(item)  # one by one: what came before an error counts
+
+
+# -- what is in one --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 10, 3 * STREAM_ITEMS_AHEAD + 1])
+def test_a_stream_gives_what_the_generator_yields_in_order(server: ZmqServer, connect: Connect, count: int) -> None:
+    client = connect(server.address)
+    assert list(client.upto(count)) == list(range(count))
+    assert list(client.upto(count=count)) == list(range(count))
+    assert list(client.stream("upto", count)) == list(range(count))
+
+
+def test_an_error_of_the_generator_arrives_after_the_items_before_it(server: ZmqServer, connect: Connect) -> None:
+    for count in (0, 3, 2 * STREAM_ITEMS_AHEAD):
+        stream, got = connect(server.address).upto(count, fails=True), []
+        with pytest.raises(errors.UnknownError, match=r"KeyError: 'at the end'\n\nTraceback(.|\n)*in upto\n"):
+            take(stream, got)
+        assert got == list(range(count))
+        assert list(stream) == []  # once
+
+
+def test_items_are_whatever_values_may_be_each_as_it_was_when_it_was_yielded(serve: Serve, connect: Connect) -> None:
+    given = [None, {"a": [1, (2.5, "x")]}, b"bytes", np.arange(3), "y" * 10, [np.zeros(10**5), np.ones(10**6)], 7]
+
+    def all_of() -> Iterator[Any]:
+        yield from given
+
+    def steps(size: int) -> Iterator[Any]:
+        state = np.zeros(size)
+        for _ in range(9):
+            state += 1
+            yield state
+
+    client = connect(serve(all_of=all_of, steps=steps).address, timeout_in_ms=30_000)
+    got = list(client.all_of())
+    assert [type(item) for item in got] == [type(item) for item in given]
+    assert got[:3] == given[:3]
+    assert got[5][1].sum() == 10**6
+    for size in (2, 10**4, 10**6):
+        assert [set(item) for item in map(np.unique, client.steps(size))] == [{float(n)} for n in range(1, 10)]
+
+
+def test_items_fit_the_output_signature_or_the_stream_ends(serve: Serve, connect: Connect) -> None:
+    @zd_function(input_signature=[TensorSpec((), np.int32)], output_signature=TensorSpec((), np.float32))
+    def halves(count: Any) -> Iterator[Any]:
+        for number in range(count):
+            yield number / 2
+        yield "no number"
+
+    client = connect(serve(halves=halves).address)
+    assert str(client.methods()["halves"]) == "halves(count: int32[]) -> stream of float32[]"
+    got: list[Any] = []
+    with pytest.raises(errors.UnknownError, match="halves returned something else"):
+        take(client.halves(2), got)
+    assert [(float(item), item.dtype) for item in got] == [(0.0, np.float32), (0.5, np.float32)]
+    with pytest.raises(ValueError, match="expected 1 arguments, given 2"):
+        client.halves(1, 2)
+    with pytest.raises(errors.InvalidArgumentError, match="expected int32"):
+        list(client.halves("text"))
+
+
+def test_a_generator_runs_in_one_thread_from_beginning_to_end(
+    server: ZmqServer, connect: Connect, source: Source
+) -> None:
+    with connect(server.address).count() as stream:
+        assert list(itertools.islice(stream, 2000)) == list(range(2000))
+    assert source.closed.wait(5)
+    assert len(source.threads) == 1
+
+
+def test_a_stream_in_asyncio(server: ZmqServer, connect: Connect, source: Source) -> None:
+    client = connect(server.address)
+
+    async def use() -> tuple[list[int], list[int]]:
+        whole = [item async for item in client.upto(1500)]
+        both = await asyncio.gather(*(some(client.count(start), 100) for start in (0, 50)))
+        assert await client.echo(5) == 5
+        with pytest.raises(errors.UnknownError, match="at the end"):
+            async for _ in client.upto(2, fails=True):
+                pass
+        return whole, [len(one) for one in both]
+
+    async def some(stream: Any, count: int) -> list[int]:
+        got: list[int] = []
+        async for item in stream:
+            got.append(item)
+            if len(got) == count:
+                break
+        stream.close()
+        return got
+
+    assert asyncio.run(use()) == (list(range(1500)), [100, 100])
+
+
+def test_a_task_that_is_cancelled_in_a_stream_closes_it(serve: Serve, connect: Connect) -> None:
+    closed = threading.Event()
+
+    def silent() -> Iterator[int]:
+        try:
+            yield 1
+            until(cancelled)
+            yield 2
+        finally:
+            closed.set()
+
+    client = connect(serve(silent=silent).address)
+
+    async def use() -> None:
+        stream = client.silent()
+        assert await stream.__anext__() == 1
+        task = asyncio.ensure_future(stream.__anext__())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(StopAsyncIteration):
+            await stream.__anext__()
+
+    asyncio.run(use())
+    assert closed.wait(5)
+
+
+def test_a_stream_that_came_whole_with_the_first_answer_asks_no_more(
+    server: ZmqServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def three(asked: Any, *args: Any) -> None:
+        asked.answer_packed(encode_items(Items([payload.pack(n)[0] for n in range(3)], [], (0, ""))), ())
+
+    server._service._methods["zmqdist.open"].fn = three
+    client = connect(server.address)
+    sent: list[bytes] = []
+    put = Line._put
+    monkeypatch.setattr(Line, "_put", lambda self, *given: sent.append(given[0]) or put(self, *given))
+    assert list(client.upto(3)) == [0, 1, 2]
+    assert len(sent) == 1
+
+
+def test_a_forked_child_does_not_close_the_streams_of_its_parent(child: Child) -> None:
+    assert child(FORKED).communicate(timeout=30)[0] == "0 1 2 3 4\n"
+
+
+FORKED = """
+import os
+from zmqdist.rpc import Client, Server
+def upto(count):
+    yield from range(count)
+server = Server.create("zmq", "127.0.0.1:0")
+server.register("upto", upto)
+server.start()
+client = Client.create("zmq", server.address)
+stream = client.upto(5)
+got = [next(stream)]
+pid = os.fork()
+if not pid:
+    stream.close()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+print(*got, *stream, flush=True)
+client.close()
+server.stop()
+"""
+
+
+# -- credit ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_generator_runs_ahead_by_a_window_and_stops_there(
+    server: ZmqServer, connect: Connect, source: Source
+) -> None:
+    client = connect(server.address)
+    with client.count() as stream:
+        assert next(stream) == 0
+        # One answer may be on its way, and a window is made for the next.
+        until(lambda: source.made >= STREAM_ITEMS_AHEAD)
+        for _ in range(20):
+            assert client.echo_blocking(1) == 1
+        assert source.made <= 2 * STREAM_ITEMS_AHEAD + 1
+        assert list(itertools.islice(stream, 5000)) == list(range(1, 5001))
+        assert source.made <= 5001 + 3 * STREAM_ITEMS_AHEAD
+
+
+def test_large_items_are_bounded_by_their_bytes(serve: Serve, connect: Connect) -> None:
+    made: list[int] = []
+
+    def arrays() -> Iterator[Any]:
+        for number in range(100):
+            made.append(number)
+            yield np.full(STREAM_BYTES_AHEAD // 4, number, np.uint8)
+
+    client = connect(serve(arrays=arrays, echo=lambda value: value).address, timeout_in_ms=30_000)
+    with client.arrays() as stream:
+        assert next(stream).sum() == 0
+        until(lambda: len(made) >= 5)
+        for _ in range(20):
+            client.echo_blocking(1)
+        assert len(made) <= 10
+        assert [int(item[0]) for item in stream] == list(range(1, 100))
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["break", "close", "with", "drop", "cycle", "unread", "client"])
+def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
+    server: ZmqServer, connect: Connect, source: Source, way: str
+) -> None:
+    client = connect(server.address)
+    if way == "break":
+        for item in client.count():
+            if item == 3:
+                break
+    elif way == "close":
+        stream = client.count()
+        next(stream)
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    elif way == "with":
+        with client.count() as stream:
+            next(stream)
+    elif way == "drop":
+        next(client.count())
+    elif way == "cycle":
+        box: list[Any] = [client.count()]
+        next(box[0])
+        box.append(box)
+        del box
+        gc.collect()
+    elif way == "unread":
+        stream = client.count()
+        until(lambda: source.made)
+        stream.close()
+    else:
+        stream = client.count()
+        next(stream)
+        client.close()
+        with pytest.raises(
+            (errors.CancelledError, errors.FailedPreconditionError)
+        ):  # what was asked; what would be asked next
+            list(stream)
+    assert source.closed.wait(5)
+
+
+@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")  # pyzmq's own finalizers come in any order, too
+def test_a_stream_that_is_collected_with_its_client_harms_nobody(server: ZmqServer, source: Source) -> None:
+    """The collector calls their finalizers in any order."""
+    for _ in range(5):
+        client = ZmqClient(server.address, "", True, 5000)
+        stream = client.count()
+        next(stream)
+        box: list[Any] = [client._channel, stream]  # in either order
+        box.append(box)
+        stream._box = box
+        client._channel._box = box
+        gone = weakref.ref(client._channel)
+        del client, stream, box
+        gc.collect()
+        until(lambda gone=gone: gone() is None)
+        assert source.closed.wait(5)
+        source.closed.clear()
+
+
+def test_the_time_of_a_stream_is_for_the_whole_of_it(server: ZmqServer, connect: Connect, source: Source) -> None:
+    client = connect(server.address)
+    got: list[int] = []
+    with pytest.raises(errors.DeadlineExceededError, match="count"):
+        take(client.count(timeout_in_ms=50), got)
+    assert got == list(range(len(got)))
+    assert source.closed.wait(5)
+    source.closed.clear()
+    idle = client.count(timeout_in_ms=20)  # and nobody takes anything
+    assert source.closed.wait(5)
+    with pytest.raises(errors.DeadlineExceededError, match="count"):
+        list(idle)
+
+
+SERVER = """
+import sys, itertools, threading
+from zmqdist.rpc import Server
+def count():
+    yield from itertools.count()
+def stuck():
+    yield 1
+    threading.Event().wait(60)
+server = Server.create("zmq", sys.argv[1])
+server.register("count", count)
+server.register("stuck", stuck)
+server.start()
+print(server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["gone", "back"])
+@pytest.mark.parametrize("method", ["count", "stuck"])
+def test_the_death_of_the_server_ends_a_stream_also_where_another_one_comes(
+    child: Child, connect: Connect, method: str, back: bool
+) -> None:
+    process = child(SERVER, "127.0.0.1:0")
+    assert process.stdout is not None
+    address = process.stdout.readline().strip()
+    client = connect(address, timeout_in_ms=0)
+    stream = getattr(client, method)()
+    assert next(stream) in (0, 1)
+    process.kill()
+    process.wait()
+    if back:
+        other = child(SERVER, address)
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        until(lambda: client.call("zmqdist.methods", timeout_in_ms=500).is_ok())
+    with pytest.raises(errors.UnavailableError):
+        for _ in stream:
+            pass
+
+
+def test_a_server_that_stops_ends_its_streams_with_unavailable(serve: Serve, connect: Connect, source: Source) -> None:
+    server = serve(count=source.count)
+    client = connect(server.address)
+    busy, idle = client.count(), client.count()
+    next(busy)
+    next(idle)
+    server.stop()
+    assert source.closed.is_set()
+    for stream in (busy, idle):
+        with pytest.raises(errors.UnavailableError):
+            list(stream)
+
+
+def test_a_generator_is_told_that_nobody_wants_more_while_it_does_not_yield(serve: Serve, connect: Connect) -> None:
+    told = threading.Event()
+
+    def deaf() -> Iterator[int]:
+        yield 1
+        until(cancelled)
+        told.set()
+
+    client = connect(serve(deaf=deaf).address)
+    for _ in client.deaf():
+        break
+    assert told.wait(5)
+
+
+def test_a_generator_that_raises_when_it_is_closed_harms_nobody(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stubborn() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            raise ValueError("not like this")
+
+    server = serve(stubborn=stubborn, echo=lambda value: value)
+    client = connect(server.address)
+    for _ in client.stubborn():
+        break
+    until(lambda: len(server._service._generators) == 0)
+    assert "ValueError: not like this" in caplog.text
+    assert client.echo_blocking(1) == 1
+
+
+# -- what is no stream, and peers that lie --------------------------------------------------------------------------------
+
+
+def test_what_is_no_stream_is_told(serve: Serve, connect: Connect) -> None:
+    server = serve(plain=lambda: 1, upto=Source().upto)
+    client = connect(server.address)
+    assert not hasattr(client, "upto_blocking")
+    with pytest.raises(errors.InvalidArgumentError, match="plain is not a generator function: call it"):
+        list(client.stream("plain"))
+    with pytest.raises(errors.InvalidArgumentError, match=r"upto is a stream: client\.stream, or client\.upto"):
+        client.call("upto", 3).get_value()
+    with pytest.raises(errors.InvalidArgumentError, match=r"absent is not registered\."):
+        list(client.stream("absent"))
+    with pytest.raises(errors.InvalidArgumentError, match="expected 1 to 2 arguments, given 0"):
+        list(client.stream("upto"))
+    with pytest.raises(errors.InvalidArgumentError, match="set"):
+        client.upto({1})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'many'"):
+        client.upto(many=3)
+
+
+def test_roles_hold_for_streams_too(connect: Connect) -> None:
+    server = ZmqServer("127.0.0.1:0")
+    server._service.register("upto", Source().upto, roles=frozenset({"submit"}))
+    server.start()
+    try:
+        with pytest.raises(errors.PermissionDeniedError, match="role client may not call upto"):
+            list(connect(server.address).upto(3))
+    finally:
+        server.stop()
+
+
+def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: Connect) -> None:
+    greedy, other = connect(server.address), connect(server.address)
+    streams = [greedy.count() for _ in range(STREAMS_OF_PEER_MAX)]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(errors.ResourceExhaustedError, match=f"{STREAMS_OF_PEER_MAX} streams of this client"):
+        list(greedy.count())
+    assert list(other.upto(3)) == [0, 1, 2]
+    for stream in streams:
+        stream.close()
+    until(lambda: len(server._service._generators) == 0)
+    assert list(greedy.upto(3)) == [0, 1, 2]
+
+
+LIES: list[tuple[str, Any, int]] = [
+    ("zmqdist.open", (), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", (1, 2), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", ("one", "count", ()), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", (1, 5, ()), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", (1, "count", 5), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", (1, "count", {"start": 1}), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", (1, "count", {"": (), 5: 1}), errors.INVALID_ARGUMENT),
+    ("zmqdist.open", (1, "zmqdist.open", ()), errors.INVALID_ARGUMENT),
+    ("zmqdist.next", (2**70,), errors.UNAVAILABLE),
+    ("zmqdist.next", ([],), errors.UNAVAILABLE),
+    ("zmqdist.next", (True,), errors.UNAVAILABLE),
+    ("zmqdist.close", ({"a": 1},), errors.OK),
+    ("zmqdist.close", (-1,), errors.OK),
+    ("zmqdist.close", (1, 2, 3), errors.INVALID_ARGUMENT),
+]
+
+
+def test_a_peer_that_lies_about_streams_costs_only_itself(server: ZmqServer, connect: Connect, source: Source) -> None:
+    liar, honest = connect(server.address), connect(server.address)
+    stream = honest.count()
+    assert next(stream) == 0
+    number = stream._number
+    for method, args, code in LIES:
+        assert raw(liar, method, args).get_error()[0] == code, (method, args)
+    assert raw(liar, "zmqdist.next", (number,)).get_error()[0] == errors.UNAVAILABLE
+    assert raw(liar, "zmqdist.close", (number,)).is_ok()
+    assert raw(liar, "zmqdist.open", (7, "count", ())).is_ok()
+    assert raw(liar, "zmqdist.open", (7, "count", ())).get_error()[0] == errors.INVALID_ARGUMENT
+    assert list(itertools.islice(stream, 1000)) == list(range(1, 1001))
+    stream.close()
+    liar.close()
+
+
+def test_a_second_question_before_the_answer_to_the_first_is_refused(serve: Serve, connect: Connect) -> None:
+    release = threading.Event()
+
+    def slow() -> Iterator[int]:
+        yield 1
+        assert release.wait(10)
+        yield 2
+
+    client = connect(serve(slow=slow).address)
+    assert raw(client, "zmqdist.open", (7, "slow", ())).is_ok()
+    first, second = raw(client, "zmqdist.next", (7,)), raw(client, "zmqdist.next", (7,))
+    assert second.get_error()[0] == errors.INVALID_ARGUMENT
+    release.set()
+    assert first.is_ok()
+
+
+def raw(client: ZmqClient, method: str, args: Any) -> Any:
+    """A call of which the value is not looked at: `call` would flatten its arguments."""
+    from zmqdist.rpc.result import StatusOrResult
+
+    call = ClientCall(method, payload.pack(tuple(args))[0])
+    client._channel.call(call)
+    return StatusOrResult(client._channel, call, lambda call, address: None)
+
+
+@pytest.mark.parametrize(
+    ("items", "frames"),
+    [
+        (b"\xc1", 0),
+        (b"", 0),
+        (payload.pack([1, 2])[0], 0),
+        (encode_items(Items([b""], [1])), 0),
+        (encode_items(Items([b""], [2])), 1),
+        (encode_items(Items([b"", b""], [1])), 1),
+        (encode_items(Items([b"", b""], [2, -1])), 1),
+        (encode_items(Items([b""])), 1),
+    ],
+)
+def test_a_server_that_lies_about_items_is_found_out(items: bytes, frames: int) -> None:
+    with pytest.raises(errors.WireError):
+        decode_items(items, frames, "server")
+
+
+def test_an_item_that_is_no_value_ends_its_stream_with_a_wire_error(serve: Serve, connect: Connect) -> None:
+    server = serve()
+    server._service._methods["zmqdist.open"].fn = lambda asked, *args: asked.answer_packed(
+        encode_items(Items([payload.pack(1)[0], b"\xc1"], [], (0, ""))), ()
+    )
+    stream = connect(server.address).stream("m")
+    assert next(stream) == 1
+    with pytest.raises(errors.WireError):
+        next(stream)

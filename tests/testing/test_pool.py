@@ -1,0 +1,202 @@
+"""Section 7 of the contract, MultiProcessPoolRunner, by the names of TensorFlow's tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.testing.tasks import for_ever, me
+from zmqdist import errors
+from zmqdist.testing import (
+    MultiProcessPoolRunner,
+    SubprocessTimeoutError,
+    UnexpectedSubprocessExitError,
+    create_cluster_spec,
+    get_barrier,
+)
+
+
+@pytest.fixture
+def pool() -> Iterator[MultiProcessPoolRunner]:
+    with MultiProcessPoolRunner({"worker": ["localhost:1", "localhost:2"]}) as pool:
+        yield pool
+
+
+def test_same_process_across_runs(pool: MultiProcessPoolRunner) -> None:
+    pids = pool.run(os.getpid)
+    assert len(set(pids)) == 2
+    for _ in range(3):
+        assert pool.run(os.getpid) == pids
+
+
+def test_exceptions_in_sub_process(pool: MultiProcessPoolRunner) -> None:
+    def fail() -> None:
+        raise ValueError("This is an error.")
+
+    pids = pool.run(os.getpid)
+    with pytest.raises(ValueError, match="This is an error"):
+        pool.run(fail)
+    assert pool.run(os.getpid) == pids
+
+
+def test_tf_config() -> None:
+    cluster = create_cluster_spec(has_chief=True, num_workers=2)
+
+    def task() -> tuple[Any, Any]:
+        config = json.loads(os.environ["TF_CONFIG"])
+        return config["task"], config["cluster"]
+
+    with MultiProcessPoolRunner(cluster) as pool:
+        told = pool.run(task)
+    assert told == [
+        ({"type": job, "index": index}, cluster) for job, index in [("chief", 0), ("worker", 0), ("worker", 1)]
+    ]
+
+
+def test_unexpected_exit(pool: MultiProcessPoolRunner) -> None:
+    """And the pool can be used again, with new processes."""
+
+    def leave() -> None:
+        if me() == "worker-1":
+            print("last words")
+            sys.exit(3)
+        for_ever()
+
+    pids = pool.run(os.getpid)
+    with pytest.raises(UnexpectedSubprocessExitError, match=r"(?s)worker-1 exited with exit code 3.*last words"):
+        pool.run(leave)
+    assert not set(pool.run(os.getpid)) & set(pids)
+
+
+def test_a_process_that_dies_between_two_runs_is_told_by_the_next(pool: MultiProcessPoolRunner) -> None:
+    (pid, _) = pool.run(os.getpid)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(UnexpectedSubprocessExitError, match="worker-0 exited with exit code -9"):
+        pool.run(for_ever)
+
+
+PARENT = """
+from zmqdist.testing import MultiProcessPoolRunner
+pool = MultiProcessPoolRunner({"worker": ["localhost:1", "localhost:2"]})
+assert pool.run(lambda: 1) == [1, 1]
+raise ValueError("in the main process")
+"""
+
+
+def test_exception_in_main_process() -> None:
+    """A program that ends without shutdown ends, and so do its processes: the module's end finds orphans."""
+    done = subprocess.run([sys.executable, "-c", PARENT], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: in the main process\n")
+
+
+def test_initializer() -> None:
+    def initialize() -> None:
+        sys.initialized = getattr(sys, "initialized", 0) + 1  # type: ignore[attr-defined]
+
+    with MultiProcessPoolRunner(create_cluster_spec(num_workers=2), initializer=initialize) as pool:
+        for _ in range(2):
+            assert pool.run(lambda: sys.initialized) == [1, 1]  # type: ignore[attr-defined]
+
+
+def test_an_initializer_that_fails_fails_the_run() -> None:
+    def initialize() -> None:
+        raise ValueError("not today")
+
+    with MultiProcessPoolRunner(create_cluster_spec(), initializer=initialize) as pool:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="not today"):
+                pool.run(os.getpid)
+
+
+_global_pool = MultiProcessPoolRunner({"worker": ["localhost:1", "localhost:2"]})
+
+
+def test_global_pool() -> None:
+    """One of a module starts nothing until it is used, and can be shut down and used again."""
+    try:
+        pids = _global_pool.run(os.getpid)
+        assert len(pids) == 2
+        _global_pool.shutdown()
+        _global_pool.shutdown()
+        assert not set(_global_pool.run(os.getpid)) & set(pids)
+    finally:
+        _global_pool.shutdown()
+
+
+def test_nested_pool(pool: MultiProcessPoolRunner) -> None:
+    """Each process has its own pool; those of a pool that was never shut down end with it."""
+
+    def nested() -> int:
+        inner = MultiProcessPoolRunner({"worker": ["localhost:1", "localhost:2"]})
+        sys.kept = inner  # type: ignore[attr-defined]
+        return len(set(inner.run(os.getpid)))
+
+    assert pool.run(nested) == [2, 2]
+
+
+def test_values_and_the_barrier_come_in_every_run(pool: MultiProcessPoolRunner) -> None:
+    def meet(word: str, *, twice: bool) -> str | None:
+        for _ in range(1 + twice):
+            get_barrier().wait()
+        return word if me() == "worker-1" else None
+
+    assert pool.run(meet, ("a",), {"twice": True}) == ["a"]
+    assert pool.run(meet, ("b",), {"twice": False}) == ["b"]
+
+
+def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:
+    def work() -> str | None:
+        if me() == "worker-0":
+            raise ValueError("first")
+        with pytest.raises(errors.AbortedError):
+            get_barrier().wait()
+        return None
+
+    with MultiProcessPoolRunner(create_cluster_spec(num_workers=2)) as pool, pytest.raises(ValueError, match="first"):
+        pool.run(work)
+
+
+def test_a_run_that_takes_too_long_writes_its_stacks_and_ends_the_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with MultiProcessPoolRunner(create_cluster_spec()) as pool:
+        pool.run(me)
+        pool._task_timeout_s = 1.0  # now that it has started
+        with pytest.raises(SubprocessTimeoutError, match="still running after 1 s: worker-0"):
+            pool.run(for_ever)
+        assert "in for_ever" in capsys.readouterr().out
+
+
+def test_a_pool_that_nobody_has_any_more_ends_its_processes() -> None:
+    pool = MultiProcessPoolRunner({"worker": ["localhost:1"]})
+    (pid,) = pool.run(os.getpid)
+    pidfd = os.pidfd_open(pid)
+    del pool
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:  # it was waited for already
+        pass
+    finally:
+        os.close(pidfd)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "initializer", "error"),
+    [
+        ({"chief": ["localhost:1", "localhost:2"]}, None, ValueError),
+        ({}, None, ValueError),
+        (None, None, TypeError),
+        ({"worker": ["localhost:1"]}, "initialize", ValueError),
+    ],
+)
+def test_what_cannot_be_a_pool_is_refused_at_once(cluster: Any, initializer: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        MultiProcessPoolRunner(cluster, initializer)

@@ -1,0 +1,16 @@
+"""The variables of the environment that say which cluster a process belongs to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CONFIG_ENV: Final = "ZMQDIST_CONFIG"
+"""The path of a cluster file; or JSON in the form of TF_CONFIG."""
+
+TF_CONFIG_ENV: Final = "TF_CONFIG"
+"""JSON: {"cluster": {job: addresses}, "task": {"type": job, "index": number}, "rpc_layer": ..., "session_master": ...}."""
+
+
+def is_json(text: str) -> bool:
+    """Whether the value of CONFIG_ENV is JSON, not a path."""
+    return text.lstrip().startswith("{")

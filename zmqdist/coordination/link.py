@@ -1,0 +1,295 @@
+"""The connections of one task to the keeper of barriers and keys, and the thread that keeps the task registered there.
+
+Rules
+    One connection stands for the task's life. The thread asks for errors of tasks over it all the time: that is the sign of life.
+    Questions have another one, made at the first of them: an answer that a thread has to read for others takes twice as long.
+    Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
+    what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
+    An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
+
+Not here: what can be asked (client.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from math import inf
+from typing import Any, Final, TypeAlias
+
+from zmqdist.coordination.service import PREFIX
+from zmqdist.core.answers import named
+from zmqdist.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
+from zmqdist.limits import BARRIERS_MAX, TASK_ERRORS_KEPT, WAIT_LOG_S
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.result import StatusOrResult
+
+log = logging.getLogger("zmqdist.coordination")
+
+AGAIN_S: Final = 0.1
+"""Between two attempts to register with a keeper that is just ending."""
+
+LEAVE_S: Final = 1.0
+"""A goodbye without the others waits no longer for its answer."""
+
+LOOKING, UP, LOST, REFUSED, ENDED = "looking", "up", "lost", "refused", "ended"
+"""What a link may be: the keeper was never there; registered; the keeper has gone; refused for good; closed."""
+
+OnError: TypeAlias = Callable[[str, OpError], object]
+
+
+class Wait:
+    """A question that may take long, for the log.
+
+    Attributes:
+      missing: where the keeper knows for whom it waits: the name of a barrier.
+    """
+
+    def __init__(self, what: str, missing: str = "") -> None:
+        self.what = what
+        self.missing = missing
+        self.began = self.logged_at = time.monotonic()
+
+
+class Link:
+    """See the module's docstring. Belongs to one client and to its thread; the client must `close` it."""
+
+    def __init__(self, connect: Callable[[], ZmqClient], who: tuple[str, int, int] | None, keeper: str) -> None:
+        """Args:
+        connect: makes a connection to the keeper, which waits for nothing.
+        who: (job, index, incarnation); None for somebody who is no task: then there is neither a registration nor a thread.
+        keeper: its name, for errors; "" where only the address is known.
+        """
+        self.who = who
+        self.name = "this client" if who is None else named(who[:2])
+        self._life, self._questions = connect(), connect()
+        self.keeper = f"{keeper or 'the server'} at {self._life.address}, which keeps barriers and keys,"
+        self.errors: list[tuple[str, OpError]] = []
+        self.callbacks: list[OnError] = []
+        self._changed = threading.Condition()
+        self._state = LOOKING
+        self._refused: OpError | None = None
+        self._pending: StatusOrResult | None = None
+        self._waits: set[Wait] = set()
+        self._asked: set[StatusOrResult] = set()
+        """Questions that wait; not those that were cut off."""
+        self._counters: OrderedDict[str, int] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        if who is not None:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._live, name=f"zmqdist-coordination-{self.name}", daemon=True)
+        self._thread.start()
+
+    # -- questions ------------------------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, *args: Any, due: float = inf, wait: Wait | None = None) -> Any:
+        """Ask the keeper, and wait for its answer.
+
+        Args:
+          due: until when to wait for the keeper to appear, on `time.monotonic`. From then on it is the keeper who sees to the time.
+          wait: told in the log while it lasts.
+
+        Raises:
+          DeadlineExceededError: no keeper until `due`.
+          UnavailableError: it has gone.
+          OpError: what it answers.
+        """
+        if self.who is not None:
+            self.ready(due)
+            due = inf
+        started = asking.start(self._questions, PREFIX + method, *args, due=due)
+        with self._changed:
+            self._asked.add(started)
+        if self._state == LOST:  # meanwhile
+            self._cut_off()
+        if wait is not None:
+            self._waits.add(wait)
+        try:
+            return started.get_value()
+        except UnavailableError as error:
+            raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
+        except OpError as error:
+            with self._changed:
+                own = started in self._asked
+            if own:
+                raise
+            raise UnavailableError(None, None, f"{self.keeper} has gone") from error
+        except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
+            started.cancel()
+            raise
+        finally:
+            with self._changed:
+                self._asked.discard(started)
+            if wait is not None:
+                self._waits.discard(wait)
+
+    def ready(self, due: float) -> None:
+        """Wait until the task is registered. Raises as `ask`."""
+        began = time.monotonic()
+        with self._changed:
+            while self._state != UP:
+                if self._state == LOST:
+                    text = f"{self.keeper} has gone; what it kept is lost, and it can be used again when it is back"
+                    raise UnavailableError(None, None, text)
+                if self._state == ENDED:
+                    raise FailedPreconditionError(
+                        None, None, f"{self.name} takes part in nothing any more: it was closed"
+                    )
+                if self._refused is not None:
+                    raise from_code(self._refused.error_code, self._refused.message)
+                now = time.monotonic()
+                if now >= due:
+                    raise DeadlineExceededError(None, None, f"{self.keeper} did not appear within {now - began:.1f} s")
+                if not self._changed.wait(min(due - now, WAIT_LOG_S)):
+                    log.warning(
+                        "%s has waited %.0f s for %s to appear", self.name, time.monotonic() - began, self.keeper
+                    )
+
+    def counter(self, name: str) -> int:
+        """The next round of a barrier."""
+        return self._counters.get(name, 0)
+
+    def ended(self, name: str, counter: int) -> None:
+        """A round of a barrier has ended. The keeper forgets names that nobody has used for long, and so may we."""
+        with self._changed:
+            self._counters[name] = max(counter + 1, self._counters.pop(name, 0))
+            if len(self._counters) > BARRIERS_MAX:
+                self._counters.popitem(last=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self._state == ENDED
+
+    # -- the end ------------------------------------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Wait until the others leave, too, where the keeper wants that; leave. Raises what it answers, after the end."""
+        try:
+            if self._state == UP:
+                self.ask("leave", self.who, True)  # as one that is there: the signs of life go on
+        finally:
+            self.close(say_so=False)
+
+    def close(self, say_so: bool = True) -> None:
+        """Leave, and end the thread and the connection. Idempotent.
+
+        Args:
+          say_so: tell the keeper, if it is there; else the end of the connection does.
+        """
+        with self._changed:
+            if self._state == ENDED:
+                return
+            was_up, self._state = self._state == UP, ENDED
+            self._changed.notify_all()
+        try:
+            if say_so and was_up:
+                due = time.monotonic() + LEAVE_S
+                asking.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
+        finally:
+            self._join()
+            self._life.close()
+            self._questions.close()
+
+    def reset(self) -> None:
+        """Have the keeper forget what this task was, and register again."""
+        assert self.who is not None
+        with self._changed:
+            if self._state == ENDED:
+                raise FailedPreconditionError(None, None, f"{self.name} takes part in nothing any more: it was closed")
+            self._state = ENDED
+            self._changed.notify_all()
+        self._join()
+        try:
+            asking.start(self._life, PREFIX + "reset", *self.who[:2]).get_value()
+        finally:
+            self._state, self._refused = LOOKING, None
+            if self._thread is not threading.current_thread():  # from a callback: the thread goes on by itself
+                self._begin()
+
+    def _join(self) -> None:
+        with self._changed:
+            pending = self._pending
+        if pending is not None:
+            pending.cancel()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # -- the thread -----------------------------------------------------------------------------------------------------------
+
+    def _live(self) -> None:
+        """Stay registered, until the end or until refused for good."""
+        keeper = after = 0
+        while self._state not in (ENDED, REFUSED):
+            try:
+                errors_count, incarnation = self._hear("register", self.who, os.getpid())
+                if incarnation != keeper:  # another life of the keeper
+                    keeper, after = incarnation, errors_count
+                    with self._changed:
+                        self._counters.clear()
+                self._become(UP)
+                while self._state == UP:
+                    for number, task, code, message in self._hear("poll", self.who, after):
+                        after = number
+                        self._tell(named(task), from_code(code, message))
+                    self._log_waits()
+            except (UnavailableError, CancelledError):
+                self._become(LOST if keeper else LOOKING)
+                self._cut_off()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._state == ENDED, AGAIN_S)
+            except OpError as error:
+                self._become(REFUSED, error)
+
+    def _hear(self, method: str, *args: Any) -> Any:
+        pending = asking.start(self._life, PREFIX + method, *args)
+        with self._changed:
+            self._pending = pending
+            ended = self._state == ENDED
+        if ended:
+            pending.cancel()
+        return pending.get_value()
+
+    def _cut_off(self) -> None:
+        """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
+        with self._changed:
+            for started in list(self._asked):
+                if started.cancel():
+                    self._asked.discard(started)
+
+    def _become(self, state: str, refused: OpError | None = None) -> None:
+        with self._changed:
+            if self._state != ENDED:
+                self._state, self._refused = state, refused
+            self._changed.notify_all()
+
+    def _tell(self, task: str, error: OpError) -> None:
+        self.errors.append((task, error))
+        del self.errors[:-TASK_ERRORS_KEPT]
+        for fn in list(self.callbacks):
+            try:
+                fn(task, error)
+            except Exception:
+                log.exception("on_error of %s failed", self.name)
+
+    def _log_waits(self) -> None:
+        now = time.monotonic()
+        for wait in [wait for wait in list(self._waits) if now - wait.logged_at >= WAIT_LOG_S]:
+            wait.logged_at = now
+            tasks = self._hear("missing", wait.missing) if wait.missing else []
+            missing = f", for {', '.join(map(named, tasks))}" if tasks else ""
+            log.warning("%s has waited %.0f s %s%s", self.name, now - wait.began, wait.what, missing)

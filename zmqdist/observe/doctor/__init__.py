@@ -1,0 +1,1 @@
+"""What is wrong, and what to do: the checks behind `zmqdist doctor`."""

@@ -1,0 +1,184 @@
+"""Addresses: the name, the port, what listens there, whether it lets us in, and what it says of itself.
+
+Each step is a reason of its own why nothing works, and the next is only tried when it has succeeded.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from zmqdist import errors
+from zmqdist._version import __version__
+from zmqdist.net import looking
+from zmqdist.net.address import split
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.looking import Owner, Seen
+from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
+from zmqdist.observe.status import printable
+from zmqdist.rpc import ZmqClient
+from zmqdist.rpc.about import ABOUT, About, heard
+
+LOOKS: Final = 5
+"""Questions for the round trip and the clock; the quickest counts."""
+
+CLOCK_OFF_S: Final = 2.0
+
+STOPPED: Final = ("T", "t")
+
+
+@dataclass
+class Address:
+    """What was found at one address.
+
+    Attributes:
+      about: what the server there says of itself; None where none answered us.
+    """
+
+    findings: list[Finding]
+    about: About | None = None
+
+
+def expected(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
+    """An address at which a server should be running."""
+    subject = subject or address
+    seen = looking.look(address, timeout_s)
+    if seen.failure is not None:
+        return Address([problem(subject, *looking.explain(address, seen, timeout_s))])
+    return _introduced(subject, address, seen, credentials, timeout_s)
+
+
+def planned(address: str, credentials: Credentials, timeout_s: float, *, subject: str) -> Address:
+    """An address of a cluster file: a server may be running there already, or will be started."""
+    address = f"localhost{address}" if address.startswith(":") else address
+    try:
+        host, port = split(address)
+    except errors.InvalidArgumentError as error:
+        return Address([problem(subject, error.message, "correct the address of this task")])
+    seen = looking.look(address, timeout_s)
+    if seen.failure is None:
+        return _introduced(subject, address, seen, credentials, timeout_s)
+    if not seen.number or not isinstance(seen.failure, ConnectionRefusedError):
+        return Address([problem(subject, *looking.explain(address, seen, timeout_s))])
+    if not looking.is_own(seen.number):
+        advice = f"start it on {host}; if it runs, its address is another one"
+        return Address([warning(subject, f"{host} is up, and nobody listens on port {port} yet", advice)])
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in seen.number else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((seen.number, port))
+    except OSError as error:
+        advice = "take a port from 1024 on" if isinstance(error, PermissionError) else "take another port"
+        return Address(
+            [problem(subject, f"{address} is of this machine and cannot be bound ({error.strerror})", advice)]
+        )
+    return Address([ok(subject, f"{address} is of this machine, and free")])
+
+
+def _introduced(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
+    """A TCP connection was made: what is it, and does it let us in?"""
+    _, port = split(address)
+    owner = looking.owner(seen.number, port) if looking.is_own(seen.number) else None
+    if seen.mechanism is None:
+        return Address([_silent(subject, owner)])
+    if not seen.mechanism:
+        told = f"the port is taken by {_named(owner)}, which is no zmqdist server"
+        return Address([problem(subject, told, "stop that, or take another port (0 for a free one)")])
+    try:
+        client = client_of(address, credentials)
+    except errors.OpError as error:
+        return Address([problem(subject, error.message, "name this cluster's token or keys (--token-file, --keys)")])
+    with client:
+        try:
+            about, rtt_s, ahead_s = _ask(client, timeout_s)
+        except errors.OpError as error:
+            return Address([_refused(subject, error, owner, timeout_s)])
+    return Address(_described(subject, about, rtt_s, ahead_s, seen.mechanism), about)
+
+
+def client_of(address: str, credentials: Credentials) -> ZmqClient:
+    """As the first role that this side has the key of; with the token any will do."""
+    problems = []
+    for role in ("submit", "worker", "admin", "client"):
+        try:
+            return ZmqClient(address, "zmqdist doctor", security=credentials.client(address, role))
+        except errors.FailedPreconditionError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _ask(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
+    """What it says of itself, the quickest round trip, and how far its clock is ahead, both in seconds."""
+    until = time.monotonic() + timeout_s
+    looks = []
+    for _ in range(LOOKS):
+        left_ms = max(1, round(1000 * (until - time.monotonic())))
+        before, began = time.time(), time.monotonic()
+        about = heard(client.call(ABOUT, timeout_in_ms=left_ms).get_value(), client.address)
+        rtt_s = time.monotonic() - began
+        looks.append((rtt_s, about.time_s - (before + rtt_s / 2)))
+    return about, *min(looks)
+
+
+def _described(subject: str, about: About, rtt_s: float, ahead_s: float, mechanism: str) -> list[Finding]:
+    security = {"PLAIN": "token", "CURVE": "CURVE"}.get(mechanism, "no security")
+    told = (
+        f"{about.kind} pid {about.pid} (incarnation {about.incarnation & 0xFFFFFFFF:08x}), "
+        f"zmqdist {about.version}, protocol {_dotted(about.protocol)}, "
+        f"Python {_dotted(about.python)}, {security}, {1000 * rtt_s:.2g} ms there and back"
+    )
+    found = [ok(subject, told)]
+    if about.version != __version__:
+        told = f"zmqdist {about.version} there, {__version__} here; they understand each other"
+        found.append(warning(subject, told, "install the same version on both ends"))
+    if about.python != sys.version_info[:2]:
+        told = f"Python {_dotted(about.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"
+        found.append(warning(subject, told, "use the same Python on all machines; plain calls work all the same"))
+    if abs(ahead_s) > CLOCK_OFF_S:
+        told = f"its clock is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+        advice = "run NTP on both; zmqdist does not need it, whoever compares log lines does"
+        found.append(warning(subject, told, advice))
+    return found
+
+
+def _refused(subject: str, error: errors.OpError, owner: Owner | None, timeout_s: float) -> Finding:
+    """A ZeroMQ server that did not answer; the client's own words are best where it was turned away."""
+    if isinstance(error, errors.DeadlineExceededError):
+        told = f"it greets, and does not answer within {timeout_s:g} s: its Python is busy or stuck"
+        who = f" of pid {owner.pid}" if owner is not None and owner.pid else ""
+        return problem(subject, told, f"look at its log and its threads{who} (py-spy dump), or wait longer (--timeout)")
+    if isinstance(error, errors.UnauthenticatedError):
+        return problem(
+            subject, error.message, "name this cluster's token or keys: --token-file, --keys, or the environment"
+        )
+    if error.error_code == errors.INVALID_ARGUMENT:
+        return warning(
+            subject, f"it lets us in, and cannot say who it is ({error.message})", "install the same zmqdist there"
+        )
+    return problem(subject, error.message, "give both ends the same zmqdist and the same kind of security")
+
+
+def _silent(subject: str, owner: Owner | None) -> Finding:
+    if owner is not None and owner.state in STOPPED:
+        told = f"{_named(owner)} is stopped (SIGSTOP or Ctrl-Z), so it takes connections and says nothing"
+        return problem(subject, told, f"`kill -CONT {owner.pid}`")
+    told = f"{_named(owner)} takes connections and says nothing: it is stopped, hangs, or is no zmqdist server"
+    advice = (
+        "look at the process that has the port (ss -ltnp; state T in ps is stopped: kill -CONT), or take another port"
+    )
+    return problem(subject, told, advice)
+
+
+def _named(owner: Owner | None) -> str:
+    if owner is None:
+        return "what listens there"
+    if not owner.pid:
+        return f"a process of user {owner.uid}"
+    return f"pid {owner.pid} ({printable(owner.command)})"
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,103 @@
+"""Tokens and keys as the next start will find them: there, private, whole, and fitting each other."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from zmqdist.errors import FailedPreconditionError
+from zmqdist.net import keys, token
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.zap import ROLES
+from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
+
+_TOKEN_ADVICE = "a token is one line in a file of mode 0600, in a folder of mode 0700; remove a bad one, and the next start makes another"
+_KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once more, each with mode 0600"
+
+
+def examine(credentials: Credentials) -> list[Finding]:
+    """The token, and the keys where there are any, by the rules of net/security.py."""
+    if credentials.insecure:
+        return [
+            warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")
+        ]
+    folder = credentials.keys_dir or (None if credentials.token_file else os.environ.get(keys.ENVIRONMENT))
+    return key_folder(Path(folder)) if folder else [user_token(credentials.token_file)]
+
+
+def user_token(path: str | None) -> Finding:
+    """The one that would be used; the user's own is not made if it is missing."""
+    try:
+        own = token.default_path()
+        if not path and not os.environ.get(token.ENVIRONMENT) and not own.exists():
+            return ok("token", f"{own} is not there yet; the first start makes it")
+        _, used = token.user_token(path)
+    except FailedPreconditionError as error:
+        return problem("token", error.message, _TOKEN_ADVICE)
+    return ok("token", f"{used} is private and whole; it has no end of validity")
+
+
+def key_folder(folder: Path) -> list[Finding]:
+    """A folder made by `zmqdist keygen`, or a part of one."""
+    subject = f"keys {folder}"
+    if not folder.is_dir():
+        return [problem(subject, "there is no such folder", f"`zmqdist keygen {folder}`, or name the right one")]
+    found = _openness(folder, subject)
+    roles = [role for role in ROLES if (folder / f"{role}.key").exists()]
+    if (folder / "server.key").exists():
+        found += _serving(folder, subject)
+    if roles:
+        found += _connecting(folder, subject, roles)
+    if not roles and not (folder / "server.key").exists():
+        advice = "copy server.pub and the key of a role there, or server.key and authorized for a server"
+        found.append(problem(subject, "it has no keys", advice))
+    if not found:
+        what = ["server"] if (folder / "server.key").exists() else []
+        told = f"{', '.join(what + roles)}: private, whole, and fitting each other; they have no end of validity"
+        found.append(ok(subject, told))
+    return found
+
+
+def _openness(folder: Path, subject: str) -> list[Finding]:
+    told = folder.stat()
+    if told.st_uid not in (os.geteuid(), 0):
+        text = f"the folder belongs to user {told.st_uid}, this process runs as {os.geteuid()}"
+        return [problem(subject, text, "use a folder of your own")]
+    mode = stat.S_IMODE(told.st_mode)
+    if mode & 0o022:
+        text = f"others may change what is in the folder (mode {mode:04o})"
+        return [problem(subject, text, f"`chmod 700 {folder}`, and make new keys if they may have done so")]
+    return []
+
+
+def _serving(folder: Path, subject: str) -> list[Finding]:
+    try:
+        pair = keys.load_server(folder)
+        authorized = keys.load_authorized(folder)
+        public = keys.load_server_public(folder) if (folder / "server.pub").exists() else pair.public
+    except FailedPreconditionError as error:
+        return [problem(subject, error.message, _KEYS_ADVICE)]
+    if public != pair.public:
+        text = "server.pub is not the public half of server.key: who connects with it is told that the key is wrong"
+        return [problem(subject, text, "copy both from the folder in which `zmqdist keygen` made them")]
+    if not authorized:
+        advice = "add a line `role PUBLIC-KEY` for each, from the first lines of the key files"
+        return [problem(subject, "`authorized` lets nobody in", advice)]
+    return []
+
+
+def _connecting(folder: Path, subject: str, roles: list[str]) -> list[Finding]:
+    found = []
+    try:
+        keys.load_server_public(folder)
+        authorized = keys.load_authorized(folder) if (folder / "authorized").exists() else None
+        for role in roles:
+            pair = keys.load_role(folder, role)
+            if authorized is not None and keys.raw(pair.public) not in authorized:
+                text = f"{role}.key is not in `authorized` beside it: a server that uses this folder refuses it"
+                advice = f"add the line `{role} {pair.public.decode()}` to {folder / 'authorized'}, and start the servers again"
+                found.append(problem(subject, text, advice))
+    except FailedPreconditionError as error:
+        found.append(problem(subject, error.message, _KEYS_ADVICE))
+    return found

@@ -1,0 +1,97 @@
+"""How Slurm writes many hosts, or many numbers, in a short text.
+
+    hosts     n1,n[1-3,7],n[0001-0003]-ib,rack[1-2]n[1-4]      a list; each [...] stands for its numbers, the last one runs fastest
+    tasks     3(x2),2,1                                        3, 3, 2, 1
+
+Order and leading zeros are kept. What does not follow this grammar is a ValueError that shows the text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from zmqdist import limits
+
+_T = TypeVar("_T")
+
+_HOST = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
+_PIECE = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_REPEATED = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+
+
+def expand_hostlist(hostlist: str) -> list[str]:
+    """`"n[1-2],m5,o[3-4]"` as `["n1", "n2", "m5", "o3", "o4"]`.
+
+    Raises:
+      ValueError: no host list, or one of more than `limits.WORKERS_MAX` hosts.
+    """
+    hosts: list[str] = []
+    for text in _split(hostlist):
+        hosts += _bounded(_hosts(text, hostlist), len(hosts), hostlist)
+    return hosts
+
+
+def expand_tasks_per_node(tasks: str) -> list[int]:
+    """`"3(x2),2,1"` as `[3, 3, 2, 1]`.
+
+    Raises:
+      ValueError: another form, or more than `limits.WORKERS_MAX` nodes.
+    """
+    counts: list[int] = []
+    for text in tasks.split(","):
+        match = _REPEATED.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"{tasks!r} is no list of tasks per node: {text!r} is not of the form 3 or 3(x2)")
+        count, times = int(match[1]), int(match[2] or 1)
+        counts += _bounded(itertools.repeat(count, times), len(counts), tasks)
+    return counts
+
+
+def _split(hostlist: str) -> Iterator[str]:
+    """The parts between the commas that are outside of brackets."""
+    place = 0
+    while True:
+        match = _HOST.match(hostlist, place)
+        if match is None:
+            rest = hostlist[place:]
+            raise ValueError(f"{hostlist!r} is no host list: expected a host at {rest!r}, brackets in pairs")
+        yield match[0]
+        place = match.end()
+        if place == len(hostlist):
+            return
+        if hostlist[place] != ",":
+            raise ValueError(f"{hostlist!r} is no host list: {hostlist[place:]!r} does not belong there")
+        place += 1
+
+
+def _hosts(text: str, hostlist: str) -> Iterator[str]:
+    choices = [[piece[2]] if piece[1] is None else _numbers(piece[1], hostlist) for piece in _PIECE.finditer(text)]
+    return map("".join, itertools.product(*choices))
+
+
+def _numbers(inside: str, hostlist: str) -> list[str]:
+    """What stands for `1-3,07` in brackets: 1, 2, 3, 07."""
+    found: list[str] = []
+    for text in inside.split(","):
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{hostlist!r} is no host list: {text!r} is not of the form 3 or 1-3")
+        first, last = match[1], match[2] or match[1]
+        if int(first) > int(last):
+            raise ValueError(f"{hostlist!r} is no host list: the range {text} is empty")
+        numbers = (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+        found += _bounded(numbers, len(found), hostlist)
+    return found
+
+
+def _bounded(items: Iterable[_T], before: int, text: str) -> list[_T]:
+    """At most as many as a cluster may have: a short text can stand for billions."""
+    room = limits.WORKERS_MAX - before
+    taken = list(itertools.islice(items, room + 1))
+    if len(taken) > room:
+        raise ValueError(f"{text!r} stands for more than {limits.WORKERS_MAX} nodes")
+    return taken

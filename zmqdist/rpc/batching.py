@@ -1,0 +1,142 @@
+"""Methods whose concurrent calls run as one: arguments joined along axis 0, results cut apart again.
+
+Rules
+    Every argument is an array, or a structure of arrays, and a call's arrays have the same number of rows (their axis 0).
+    Calls are joined leaf by leaf where structures, dtypes and the shapes of a row are the same; others are another batch.
+    The function runs once for a batch, and one batch of it runs at a time. It returns arrays (in any structure) with as many rows as it was
+    given; anything else is UNKNOWN for all calls of that batch, and so is what it raises its error.
+    A call that nobody waits for any more is left out.
+
+Not here: what goes together, and when (core/batching.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.core.batching import Batches
+from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, UnknownError
+from zmqdist.rpc.methods import Method
+from zmqdist.running import enter, leave
+
+if TYPE_CHECKING:
+    from zmqdist.rpc.service import Asked, RpcService
+
+_Waiting: TypeAlias = "tuple[Asked, Any, int]"
+"""A call: its arguments as (tuple, dict), and its rows."""
+
+
+class Batched:
+    """The calls of one method. `asked` and `close` are the loop's."""
+
+    def __init__(self, service: RpcService, method: Method, rows_max: int, delay_s: float) -> None:
+        self._service = service
+        self._method = method
+        self._fn: Callable[..., Any] = method.fn
+        self._batches: Batches[_Waiting] = Batches(rows_max, delay_s)
+        self._running = False
+        self._one_at_a_time = threading.Lock()
+
+    def asked(self, asked: Asked, *args: Any, **named: Any) -> None:
+        """A call; raises InvalidArgumentError: its arguments cannot be joined with others."""
+        given = (args, named)
+        rows: set[int] = set()
+        kind = _kind(given, rows)
+        if len(rows) != 1:
+            told = f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
+            raise InvalidArgumentError(
+                None, None, f"{self._method.name}: wanted arrays of the same number of rows, given {told}"
+            )
+        (count,) = rows
+        self._batches.arrived((asked, given, count), kind, count, time.monotonic())
+        self._run_next()
+
+    def close(self) -> None:
+        """The server stops: what waits is run without waiting for company."""
+        for batch in self._batches.all():
+            self._service.submit(self._run, batch)
+
+    def _run_next(self) -> None:
+        while not self._running:
+            batch = self._batches.ready(time.monotonic())
+            if not batch:
+                deadline = self._batches.deadline
+                self._service.set_timer(self, None if deadline == inf else deadline, self._run_next)
+                return
+            wanted = [waiting for waiting in batch if waiting[0].wanted()]
+            for asked, _, _ in batch:
+                if not asked.wanted():
+                    asked.fail(DeadlineExceededError(None, None, "deadline passed before it ran"))
+            if wanted:
+                self._running = True
+                self._service.submit(self._run, wanted)
+
+    def _ran(self) -> None:
+        self._running = False
+        self._run_next()
+
+    # -- in a thread of the pool --------------------------------------------------------------------------------------------
+
+    def _run(self, batch: list[_Waiting]) -> None:
+        enter(lambda: not any(asked.wanted() for asked, _, _ in batch))
+        try:
+            with self._one_at_a_time:
+                args, named = _joined([given for _, given, _ in batch])
+                result = self._method.result(self._fn(*args, **named))
+            for (asked, _, _), part in zip(batch, self._parts(result, [rows for _, _, rows in batch]), strict=True):
+                asked.answer(part)
+        except BaseException as error:
+            for asked, _, _ in batch:
+                asked.fail(error)
+        leave()
+        self._service.soon(self._ran)
+
+    def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
+        """The result of each call: views of the joined one."""
+        total = sum(rows)
+        leaves = nest.flatten(result)
+        for leaf in leaves:
+            if not isinstance(leaf, np.ndarray) or leaf.shape[:1] != (total,):
+                shown = (
+                    f"an array of shape {leaf.shape}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
+                )
+                raise UnknownError(
+                    None,
+                    None,
+                    f"{self._method.name} was given a batch of {total} rows, and {shown} is not as many results",
+                )
+        ends = np.cumsum(rows).tolist()
+        return (
+            nest.pack_sequence_as(result, [leaf[end - count : end] for leaf in leaves])
+            for end, count in zip(ends, rows, strict=True)
+        )
+
+
+def _joined(given: list[Any]) -> Any:
+    if len(given) == 1:
+        return given[0]
+    columns = zip(*map(nest.flatten, given), strict=True)
+    return nest.pack_sequence_as(given[0], [np.concatenate(column) for column in columns])
+
+
+def _kind(value: Any, rows: set[int]) -> Hashable:
+    """What two calls must have in common; the numbers of rows are put into `rows`."""
+    if isinstance(value, np.ndarray) and value.ndim:
+        rows.add(len(value))
+        return value.dtype, value.shape[1:]
+    if isinstance(value, dict):
+        keys = sorted(value, key=lambda key: (str(type(key)), key))
+        return dict, *((key, _kind(value[key], rows)) for key in keys)
+    if isinstance(value, (list, tuple)):
+        return isinstance(value, list), getattr(value, "_fields", None), *(_kind(item, rows) for item in value)
+    shown = "an array without rows" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    raise InvalidArgumentError(
+        None, None, f"calls of this method are joined along axis 0: wanted arrays, given {shown}"
+    )

@@ -1,0 +1,127 @@
+"""What a server tells of its methods, and what a user sees of it."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from dataclasses import dataclass
+from typing import Any
+
+from zmqdist import nest
+from zmqdist.errors import WireError
+from zmqdist.specs import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MethodInfo:
+    """One method of a server. `str` of it is a line for people: `scale(array, by=10) -> float32[?, 3]`.
+
+    Attributes:
+      name: as `Client.call` takes it.
+      signature: its parameters. A default is there as the text that the server has for it, `...` where that says nothing.
+        None where Python cannot tell the parameters.
+      input_signature, output_signature: structures of TensorSpec, of each item where it streams; None where it has none.
+      streaming: it gives an iterator.
+      batch: calls of several clients are joined along axis 0 and run as one.
+      doc: the first line of its docstring.
+    """
+
+    name: str
+    signature: inspect.Signature | None
+    input_signature: Any
+    output_signature: Any
+    streaming: bool
+    batch: bool
+    doc: str
+
+    def __str__(self) -> str:
+        if self.signature is None:
+            inputs = ["..."] if self.input_signature is None else list(map(_shown, self.input_signature))
+        else:
+            specs = list(self.input_signature or ())
+            inputs = [
+                _parameter(p, specs[place] if place < len(specs) else None)
+                for place, p in enumerate(self.signature.parameters.values())
+            ]
+        output = "" if self.output_signature is None else _shown(self.output_signature)
+        if self.streaming:
+            output = f"stream of {output}" if output else "stream"
+        return f"{self.name}({', '.join(inputs)}){f' -> {output}' if output else ''}"
+
+    def told(self) -> list[Any]:
+        """As it travels. New items go to the end."""
+        given = None
+        if self.signature is not None:
+            given = [
+                [p.name, int(p.kind), None if p.default is p.empty else _default(p.default)]
+                for p in self.signature.parameters.values()
+            ]
+        return [self.name, self.input_signature, self.output_signature, given, self.streaming, self.batch, self.doc]
+
+
+def heard(listing: Any, peer: str) -> dict[str, MethodInfo]:
+    """The methods that a server told, by name. Raises WireError: this is no listing."""
+    try:
+        found = [_heard(*item[:7]) for item in listing]
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise WireError(peer, f"what should list its methods does not: {error}") from None
+    return {info.name: info for info in found}
+
+
+def _heard(name: str, inputs: Any, outputs: Any, given: Any, streaming: bool, batch: bool, doc: str) -> MethodInfo:
+    for signature in (inputs, outputs):
+        if signature is not None and not all(isinstance(spec, TensorSpec) for spec in nest.flatten(signature)):
+            raise TypeError(f"the signature of {name!r} holds something else than specs")
+    if not isinstance(name, str) or not isinstance(doc, str) or not isinstance(inputs, (list, tuple, type(None))):
+        raise TypeError("neither names nor signatures")
+    signature = None
+    if given is not None:
+        signature = inspect.Signature(
+            [
+                inspect.Parameter(
+                    parameter,
+                    inspect._ParameterKind(kind),
+                    default=inspect.Parameter.empty if default is None else Default(str(default)),
+                )
+                for parameter, kind, default in given
+            ]
+        )
+    return MethodInfo(name, signature, inputs, outputs, bool(streaming), bool(batch), doc)
+
+
+class Default(str):
+    """The text of a default value that is the server's; it prints without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def first_line(fn: Any) -> str:
+    """Of the docstring of a function; of another callable's class it would say nothing about it."""
+    doc = inspect.getdoc(fn) if inspect.isroutine(fn) or hasattr(fn, "__wrapped__") else None
+    return doc.strip().partition("\n")[0] if doc else ""
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, Default):
+        return str(value)
+    return reprlib.repr(value) if isinstance(value, (bool, int, float, str, bytes, type(None))) else "..."
+
+
+def _parameter(parameter: inspect.Parameter, spec: Any) -> str:
+    stars = (
+        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+    )
+    text = stars + parameter.name + ("" if spec is None or stars else f": {_shown(spec)}")
+    return text if parameter.default is parameter.empty else f"{text}={_default(parameter.default)}"
+
+
+def _shown(specs: Any) -> str:
+    return str(nest.map_structure(lambda spec: Default(_spec(spec)), specs))
+
+
+def _spec(spec: TensorSpec) -> str:
+    sizes = "..." if spec.shape is None else ", ".join("?" if size is None else str(size) for size in spec.shape)
+    return f"{spec.dtype}[{sizes}]"

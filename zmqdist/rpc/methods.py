@@ -1,0 +1,168 @@
+"""Registered functions: what may be registered, and what a call's body brings for one.
+
+On the wire (the body of Call)
+    a tuple   the arguments, each with its structure
+    a dict    arguments by name, and under "" the tuple of the others
+    a list    the leaves of the arguments, as `Client.call` sends them: packed into the signature's structure here
+
+Not here: when and in which thread a function runs (service.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import MethodType
+from typing import Any, Final
+
+from zmqdist.errors import InvalidArgumentError, OpError, UnknownError, WireError
+from zmqdist.rpc import payload
+from zmqdist.rpc.listing import MethodInfo, first_line
+from zmqdist.rpc.signatures import Parameters, convert_args, convert_leaves, fit, signature_of
+from zmqdist.specs import Function, convert, function
+
+_NONE: Final[dict[str, Any]] = {}
+
+
+class Method:
+    """One registered function.
+
+    Attributes:
+      roles: who may call it, besides `admin`; None: everybody who was let in.
+      later: it is given an Asked before the arguments, in the loop, and answers when it likes.
+      streaming: it is a generator function: its calls are made as streams (generators.py).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        input_signature: Any = None,
+        output_signature: Any = None,
+        *,
+        inline: bool = False,
+        roles: frozenset[str] | None = None,
+        later: bool = False,
+        streaming: bool = False,
+    ) -> None:
+        self.name = name
+        self.later = later
+        self.streaming = streaming
+        self.batch = False
+        self.fn = fn
+        self.inline = inline
+        self.roles = None if roles is None else roles | {"admin"}
+        self.input_signature = input_signature
+        self.output_signature = output_signature
+        self._doc = first_line(fn)
+        self._parameters = Parameters(signature_of(partial(fn, None) if later else fn))
+
+    def run(self, body: bytes, frames: Any, peer: str) -> Any:
+        """Call the function with the arguments in a body and `frames`, a list that is emptied."""
+        args, named = self.arguments(body, frames, peer)
+        return self.result(self.fn(*args, **named) if named else self.fn(*args))
+
+    def result(self, value: Any) -> Any:
+        """What the function returned, in the form of its output signature, if it has one."""
+        if self.output_signature is None:
+            return value
+        try:
+            return fit(self.output_signature, value, convert, "result")
+        except (TypeError, ValueError, OpError) as error:
+            raise UnknownError(
+                None, None, f"{self.name} returned something else than its output_signature says: {error}"
+            ) from None
+
+    def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
+        """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
+        given = payload.unpack(body, frames, peer)
+        if frames:
+            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+        return self.checked(given, peer)
+
+    def checked(self, given: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The same for a body that was unpacked: positional arguments, and those by name."""
+        specs = self.input_signature
+        named = _NONE
+        try:
+            kind = type(given)
+            if kind is dict:
+                given, named = _split(given, peer)
+            elif kind is list and specs is not None:
+                return convert_leaves(specs, given), _NONE
+            elif kind is not tuple and kind is not list:
+                raise WireError(peer, "the arguments are neither a tuple, a list nor a dict")
+            if specs is None:
+                if named:
+                    if self._parameters.signature is not None:
+                        self._parameters.signature.bind(*given, **named)
+                else:
+                    problem = self._parameters.problem(len(given))
+                    if problem is not None:
+                        raise ValueError(problem)
+                return list(given), named
+            if not named and len(given) == len(specs):
+                return convert_args(specs, given), _NONE
+            return self._parameters.fit(specs, given, named, convert)
+        except (TypeError, ValueError, OpError) as error:
+            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
+
+    def info(self) -> MethodInfo:
+        """What clients are told of it."""
+        return MethodInfo(
+            self.name,
+            self._parameters.signature,
+            self.input_signature,
+            self.output_signature,
+            self.streaming,
+            self.batch,
+            self._doc,
+        )
+
+
+def _split(given: dict[Any, Any], peer: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = given.pop("", None)
+    if type(args) is not tuple or not all(type(name) is str for name in given):
+        raise WireError(peer, "arguments by name without a tuple of the others")
+    return args, given
+
+
+def method_for(
+    name: str,
+    fn: Callable[..., Any],
+    input_signature: Any,
+    output_signature: Any,
+    inline: bool,
+    roles: frozenset[str] | None,
+) -> Method:
+    """A method for `fn`, if it can be one; the errors are those of `RpcService.register`."""
+    if not callable(fn):
+        raise TypeError(f"{name}: a method is a callable, not {type(fn).__name__}")
+    own = fn.__func__ if isinstance(fn, MethodType) else fn
+    given = own if isinstance(own, Function) else None
+    plain = fn if given is None else given.__wrapped__
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
+    streaming = inspect.isgeneratorfunction(plain)
+    if streaming and inline:
+        raise ValueError(f"{name}: a generator function has a thread of its own, it cannot be inline")
+    if given is not None:
+        input_signature = given.input_signature if input_signature is None else input_signature
+        output_signature = given.output_signature if output_signature is None else output_signature
+    parameters = Parameters(signature_of(fn))
+    if given is not None and input_signature is None:
+        if parameters.most != 0:
+            raise ValueError(
+                f"Input signature not specified for {name}: write @zmqdist.function(input_signature=[...]) above it, "
+                "or register a plain function"
+            )
+        input_signature = []
+    checked = function(fn, input_signature, output_signature)
+    if input_signature is not None:
+        problem = parameters.problem(len(input_signature))
+        if problem is not None:
+            raise ValueError(f"the input signature of {name} does not fit the function: it {problem}")
+    return Method(
+        name, fn, checked.input_signature, checked.output_signature, inline=inline, roles=roles, streaming=streaming
+    )

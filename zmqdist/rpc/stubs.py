@@ -1,0 +1,99 @@
+"""The attributes that a client has for the methods of its server.
+
+They hold the channel, not the client: no cycle keeps a dropped client alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from time import monotonic
+from typing import Any
+
+from zmqdist.core.calls import ClientCall
+from zmqdist.net.channel import Channel
+from zmqdist.rpc import payload
+from zmqdist.rpc.into import Into
+from zmqdist.rpc.listing import MethodInfo
+from zmqdist.rpc.result import StatusOrResult, as_returned, outcome
+from zmqdist.rpc.signatures import Parameters, is_flat
+from zmqdist.rpc.snapshots import snapshot
+from zmqdist.rpc.streams import Stream
+
+
+def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
+    """When a call is due that begins now; 0 or less stands for the default, and there for never."""
+    if timeout_in_ms <= 0:
+        timeout_in_ms = default_in_ms
+    return monotonic() + timeout_in_ms / 1000 if timeout_in_ms > 0 else inf
+
+
+def given(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """Arguments as they travel (methods.py)."""
+    return {**named, "": args} if named else args
+
+
+def _check(info: MethodInfo) -> Callable[[tuple[Any, ...], Mapping[str, Any]], None]:
+    """A function that raises TypeError or ValueError for arguments that this client knows to be wrong. It sends nothing."""
+    parameters, specs = Parameters(info.signature), info.input_signature
+    count = -1 if specs is None or not is_flat(specs) else len(specs)
+
+    def check(args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        if specs is None:
+            if named:
+                parameters.check_names(len(args), named)
+        elif named or len(args) != count:
+            parameters.fit(specs, args, named, lambda value, spec: None)
+
+    return check
+
+
+def stubs(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
+    """`client.m`, and `client.m_blocking` where the method gives one value."""
+    made = (_stream(channel, info, default_in_ms),) if info.streaming else _calls(channel, info, default_in_ms)
+    for function, name in zip(made, (info.name, f"{info.name}_blocking"), strict=False):
+        function.__name__ = function.__qualname__ = name
+        function.__doc__ = f"RPC Call for {info.name} method to server {channel.address}"
+    return made
+
+
+def _calls(channel: Channel, info: MethodInfo, default_in_ms: float) -> tuple[Callable[..., Any], ...]:
+    name, check = info.name, _check(info)
+
+    def asked(args: tuple[Any, ...], named: dict[str, Any], timeout_in_ms: int, still: bool) -> ClientCall:
+        due = due_after(timeout_in_ms, default_in_ms)
+        check(args, named)
+        body, parts = payload.pack(given(args, named))
+        return ClientCall(name, body, snapshot(parts, lends=channel.lends, still=still) if parts else (), due)
+
+    def start(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> StatusOrResult:
+        read = as_returned if out is None else (into := Into(out)).read
+        call = asked(args, named, timeout_in_ms, False)
+        if out is not None:
+            call.room = into.room
+        channel.call(call)
+        return StatusOrResult(channel, call, read)
+
+    def wait(*args: Any, timeout_in_ms: int = 0, out: Any = None, **named: Any) -> Any:
+        read = as_returned if out is None else (into := Into(out)).read
+        call = asked(args, named, timeout_in_ms, True)
+        if out is not None:
+            call.room = into.room
+        try:
+            channel.ask(call)
+        except BaseException:  # Ctrl-C, or a signal handler of the user: the arrays are the caller's again
+            channel.cancel(call)
+            raise
+        return outcome(call, channel.address, read)
+
+    return start, wait
+
+
+def _stream(channel: Channel, info: MethodInfo, default_in_ms: float) -> Callable[..., Stream]:
+    name, check = info.name, _check(info)
+
+    def begin(*args: Any, timeout_in_ms: int = 0, **named: Any) -> Stream:
+        check(args, named)
+        return Stream(channel, name, given(args, named), due_after(timeout_in_ms, default_in_ms))
+
+    return begin

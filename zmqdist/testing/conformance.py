@@ -1,0 +1,71 @@
+"""What every cluster resolver must do, as one function: for the tests of zmqdist, and of whoever writes a resolver."""
+
+from __future__ import annotations
+
+import copy
+
+from zmqdist.cluster import ClusterSpec
+from zmqdist.resolvers import ClusterResolver
+
+
+def check_resolver(resolver: ClusterResolver) -> None:
+    """Ask a resolver everything; what can be set is set in a copy.
+
+    It should describe a real cluster, the larger the better; what it answers for a cluster is not known here, but its
+    answers must agree with each other.
+
+    Raises:
+      AssertionError: it breaks a rule; the text says which.
+    """
+    _rule(isinstance(resolver, ClusterResolver), "it is a zmqdist.resolvers.ClusterResolver")
+    spec = resolver.cluster_spec()
+    _rule(isinstance(spec, ClusterSpec), f"cluster_spec() is a ClusterSpec, not {spec!r}")
+    _rule(resolver.cluster_spec() == spec, "cluster_spec() gives the same cluster when nothing has changed")
+    for same in (ClusterSpec(spec), ClusterSpec(spec.as_cluster_def()), ClusterSpec(spec.as_dict())):
+        _rule(same == spec, "the cluster survives its ClusterDef and its dict")
+    _check_masters(resolver, spec)
+    _check_properties(resolver)
+    counted = resolver.num_accelerators()
+    right = isinstance(counted, dict) and all(isinstance(kind, str) and count >= 0 for kind, count in counted.items())
+    _rule(right and "CPU" not in counted, f"num_accelerators() is {{type: count}} without CPUs, not {counted!r}")
+    problems = resolver.validate()
+    right = isinstance(problems, list) and all(isinstance(each, str) for each in problems)
+    _rule(right, f"validate() is a list of sentences, not {problems!r}")
+
+
+def _check_masters(resolver: ClusterResolver, spec: ClusterSpec) -> None:
+    tasks = [(job, index) for job in spec.jobs for index in spec.task_indices(job)]
+    for job, index in tasks:
+        address, task = spec.task_address(job, index), f"{job!r}, {index}"
+        told = resolver.master(job, index)
+        lonely = len(tasks) == 1 and told == ""  # then there may be nobody to connect to
+        _rule(lonely or told.rpartition("://")[2] == address, f"master({task}) is at {address!r}, not {told!r}")
+        told = resolver.master(job, index, rpc_layer="other")
+        _rule(
+            lonely or told == f"other://{address}", f"rpc_layer wins in master({task}, rpc_layer='other'), not {told!r}"
+        )
+    if len(tasks) > 1:
+        job = tasks[0][0]
+        beyond = max(spec.task_indices(job)) + 1
+        for unknown in ((job, beyond), ("no such job", 0)):
+            try:
+                told = resolver.master(*unknown)
+            except ValueError:
+                continue
+            _rule(False, f"master{unknown!r} is a ValueError, as the cluster has no such task; not {told!r}")
+
+
+def _check_properties(resolver: ClusterResolver) -> None:
+    task_type, task_id = resolver.task_type, resolver.task_id
+    _rule(isinstance(resolver.environment, str), f"environment is a text, not {resolver.environment!r}")
+    _rule(task_type is None or isinstance(task_type, str), f"task_type is a text or None, not {task_type!r}")
+    _rule(task_id is None or type(task_id) is int, f"task_id is a whole number or None, not {task_id!r}")
+    twin = copy.copy(resolver)
+    twin.task_type, twin.task_id, twin.rpc_layer = "set", 0, "layer"
+    kept = twin.task_type, twin.task_id, twin.rpc_layer
+    _rule(kept == ("set", 0, "layer"), f"task_type, task_id and rpc_layer can be set, also to 0; not {kept!r}")
+
+
+def _rule(kept: bool, rule: str) -> None:
+    if not kept:
+        raise AssertionError(f"a rule of resolvers is broken: {rule}")

@@ -1,0 +1,166 @@
+"""`get_barrier`: the tasks of a run wait for each other.
+
+The parent counts (`Gate`), because it alone knows who has ended and can never come: then those who wait are told at once, instead of
+waiting for ever. A task that was terminated, or that is started again after a failure, may still come.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from zmqdist import errors
+from zmqdist.limits import WAIT_LOG_S
+from zmqdist.testing.runner.line import Line
+
+log = logging.getLogger("zmqdist.testing")
+
+Task: TypeAlias = tuple[str, int]
+"""(job, index)."""
+Answer: TypeAlias = "Callable[[str, Any], object]"
+
+
+def named(task: Task) -> str:
+    """("worker", 1) as the harness writes it: "worker-1"."""
+    return f"{task[0]}-{task[1]}"
+
+
+class Gate:
+    """The parent's side: who has come to the barrier. From any thread.
+
+    Args:
+      members: all who have to come.
+    """
+
+    def __init__(self, members: Iterable[Task]) -> None:
+        self._members = list(members)
+        self._waiting: dict[Task, Answer] = {}
+        self._ended: dict[Task, str] = {}
+        self._broken: tuple[int, str] | None = None
+        self._lock = threading.Lock()
+
+    def heard(self, task: Task, word: str, answer: Answer) -> None:
+        """A task says that it has come ("arrive"), asks for whom it waits ("who"), or can wait no longer ("give up")."""
+        with self._lock:
+            if word == "arrive":
+                self._arrive(task, answer)
+            elif task in self._waiting and word == "who":
+                answer("waiting", self._told())
+            elif task in self._waiting:
+                text = f"the barrier was not complete when the time of {named(task)} was over: {self._told()}"
+                self._broken = (errors.DEADLINE_EXCEEDED, text)
+                self._fail(*self._broken)
+
+    def started(self, task: Task) -> None:
+        """It begins (again): it may come, and what was broken is whole again."""
+        with self._lock:
+            self._ended.pop(task, None)
+            self._broken = None
+
+    def gone(self, task: Task, why: str | None) -> None:
+        """It waits no longer. With `why`, it cannot come any more: nobody needs to wait for it."""
+        with self._lock:
+            self._waiting.pop(task, None)
+            if why is not None and task in self._members:
+                self._ended.setdefault(task, why)
+                if self._waiting:
+                    self._fail(errors.ABORTED, self._hopeless())
+
+    def _arrive(self, task: Task, answer: Answer) -> None:
+        if task not in self._members:
+            known = ", ".join(map(named, self._members))
+            answer("fail", [errors.INVALID_ARGUMENT, f"{named(task)} is not one of the barrier's tasks: {known}"])
+        elif self._broken is not None:
+            answer("fail", list(self._broken))
+        elif self._ended.keys() - {task}:
+            answer("fail", [errors.ABORTED, self._hopeless()])
+        else:
+            self._waiting[task] = answer
+            if len(self._waiting) == len(self._members):
+                for number, each in enumerate(self._waiting.values()):
+                    each("pass", number)
+                self._waiting.clear()
+
+    def _fail(self, code: int, text: str) -> None:
+        for answer in self._waiting.values():
+            answer("fail", [code, text])
+        self._waiting.clear()
+
+    def _told(self) -> str:
+        missing = ", ".join(named(task) for task in self._members if task not in self._waiting)
+        return f"{len(self._waiting)}/{len(self._members)} tasks have come; missing: {missing}"
+
+    def _hopeless(self) -> str:
+        return "the barrier cannot be complete any more: " + "; ".join(
+            f"{named(task)} {why}" for task, why in self._ended.items()
+        )
+
+
+class Barrier:
+    """What `get_barrier` gives to a task. `wait` is for one thread of it at a time.
+
+    Attributes:
+      parties: how many tasks have to come.
+    """
+
+    def __init__(self, line: Line, parties: int) -> None:
+        self.parties = parties
+        self._line = line
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until all tasks of the run have called this; it can be used again at once.
+
+        Args:
+          timeout: seconds; None waits for ever and logs every 10 s for whom.
+
+        Returns:
+          How many had come before.
+
+        Raises:
+          DeadlineExceededError: somebody's time was over, yours or another's: it fails for all who wait, and for who comes later.
+          AbortedError: a task has ended that had not come.
+          InvalidArgumentError: this task was added to the run, and is not counted.
+        """
+        with self._lock:
+            due = None if timeout is None else time.monotonic() + timeout
+            self._line.send("arrive")
+            while True:
+                left = WAIT_LOG_S if due is None else min(WAIT_LOG_S, due - time.monotonic())
+                if self._line.poll(max(0.0, left)):
+                    word, facts, _ = self._line.receive()
+                    if word == "pass":
+                        return int(facts)
+                    if word == "fail":
+                        raise errors.from_code(*facts)
+                    log.warning("waiting at the barrier: %s", facts)
+                elif due is not None and time.monotonic() >= due:
+                    self._line.send("give up")
+                    due = None
+                else:
+                    self._line.send("who")
+
+
+_here: Barrier | None = None
+
+
+def get_barrier() -> Barrier:
+    """The barrier of all tasks of this run. To be called in a task.
+
+    Raises:
+      ValueError: this is the parent, which is no task.
+    """
+    if _here is None:
+        raise ValueError(
+            "get_barrier() is for the tasks of a run: call it in the function that the runner runs, not in the process that runs the test"
+        )
+    return _here
+
+
+def set_barrier(barrier: Barrier | None) -> None:
+    """This process is a task from now on; None: it is none any more."""
+    global _here
+    _here = barrier

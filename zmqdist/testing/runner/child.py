@@ -1,0 +1,102 @@
+"""A process of a run: `python -m zmqdist.testing.runner.child LIFELINE LINE`, two descriptors that it has from its parent.
+
+It ends with its parent, however that ends, and takes with it what it has started: the kernel sends SIGKILL to the whole process group
+when the lifeline, a pipe, breaks. So that works also for a function that is stuck in C code and holds the interpreter's lock.
+
+SIGTERM writes the stacks of all threads to standard error and ends it; so does a crash.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import importlib.util
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import traceback
+from typing import Any
+
+from zmqdist.testing.runner.barrier import Barrier, set_barrier
+from zmqdist.testing.runner.line import Line
+from zmqdist.wire import trusted
+
+
+def main() -> int:
+    """Run what the parent sends, until one of it was the last or the parent closes the line."""
+    _end_with_parent(int(sys.argv[1]))
+    line = Line(int(sys.argv[2]))
+    faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a text file: nobody has replaced it yet
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    _, facts, _ = line.receive()
+    sys.path[:] = facts["path"]
+    multiprocessing.current_process().authkey = bytes.fromhex(facts["authkey"])  # for what `manager` shares
+    set_barrier(Barrier(line, facts["parties"]))
+    while True:
+        try:
+            _, facts, payloads = line.receive()
+        except (EOFError, OSError):
+            return 0
+        done = _run(line, facts["module"], payloads)
+        sys.stdout.flush()
+        if facts["last"]:
+            return 0 if done else 1
+
+
+def _end_with_parent(lifeline: int) -> None:
+    os.set_inheritable(lifeline, False)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # it broke before anybody was to be told
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _run(line: Line, module: list[str] | None, payloads: list[bytes]) -> bool:
+    """Run one function and report what came of it. SystemExit is let through: that code is the process's."""
+    try:
+        if module is not None:
+            _make_importable(*module)
+        code, *arguments = payloads
+        fn = trusted.unpack(code)
+        args, kwargs = trusted.unpack_parts(arguments)
+        packed = trusted.pack(fn(*args, **kwargs))
+    except SystemExit:
+        raise
+    except BaseException as error:  # pytest's fail and skip, too, which are no Exceptions
+        error.__traceback__ = _without_us(error)
+        traceback.print_exception(error)
+        line.send("raised", None, [trusted.pack_error(error)])
+        return False
+    line.send("returned", None, packed if isinstance(packed, list) else [packed])
+    return True
+
+
+def _without_us(error: BaseException) -> Any:
+    """Its traceback from the function on; all of it where the function was not reached."""
+    trace = error.__traceback__
+    return trace.tb_next if trace is not None and trace.tb_next is not None else trace
+
+
+def _make_importable(name: str, path: str) -> None:
+    """A test's module need not be on the path: pytest imports it by its file, and so do we."""
+    if name in sys.modules:
+        return
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return
+    except ImportError:  # one of the packages around it
+        pass
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is not None and spec.loader is not None:
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""The processes of a run: started with their environment, heard, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zmqdist.cluster.defs import ClusterDef
+from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.launch.children import Child, Children
+from zmqdist.testing.runner.barrier import Gate, Task, named
+from zmqdist.testing.runner.line import Line, pair
+from zmqdist.wire import trusted
+
+PREFIX_CHARS = 14
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+OUTCOME_S = 60.0
+"""So long what a process said last may take to be read and unpickled when it has ended: gigabytes, on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A function with its arguments, as they were when this was made, for any number of processes."""
+
+    payloads: list[Any]
+    module: tuple[str, str] | None
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
+        """Raises InvalidArgumentError: something cannot be pickled; the text says what."""
+        packed = trusted.pack_call(tuple(args), dict(kwargs))
+        parts = [bytes(part) for part in packed] if isinstance(packed, list) else [packed]
+        inner: Any = fn
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        module = sys.modules.get(getattr(inner, "__module__", None) or "")
+        path = getattr(module, "__file__", None)
+        found = None if module is None or path is None or module.__name__ == "__main__" else (module.__name__, path)
+        return cls([trusted.pack_function(fn), *parts], found)
+
+    def send(self, line: Line, last: bool) -> None:
+        """`last`: the process ends after it."""
+        line.send("run", {"module": self.module, "last": last}, self.payloads)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one function: its value, or its error."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+    @property
+    def told(self) -> str:
+        """For who waits at the barrier."""
+        return "has returned" if self.error is None else f"has raised {type(self.error).__name__}: {self.error}"
+
+
+class TaskProcess:
+    """One process of one task.
+
+    Attributes:
+      line: to it.
+      child: with its pid and exit code.
+    """
+
+    def __init__(self, task: Task, line: Line, child: Child) -> None:
+        self.task = task
+        self.line = line
+        self.child = child
+        self.thread: threading.Thread | None = None
+
+
+class Crew:
+    """The processes of one run or pool.
+
+    Args:
+      cluster: as users give it; whatever keeps its ports reserved lives as long as this.
+      on_line: gets each line that a process writes, with its prefix and a newline.
+      on_outcome: gets a process and what its function gave, in a thread of that process.
+      on_exit: gets a process that has ended, when all that it said was told.
+
+    Raises:
+      ValueError: more than one chief, or no tasks.
+      TypeError: not a cluster.
+    """
+
+    def __init__(
+        self,
+        cluster: Any,
+        *,
+        rpc_layer: str | None,
+        share_gpu: bool,
+        on_line: Callable[[str], object],
+        on_outcome: Callable[[TaskProcess, Outcome], object],
+        on_exit: Callable[[TaskProcess], object],
+    ) -> None:
+        self._given = cluster
+        self._spec = checked(cluster)
+        self._rpc_layer = rpc_layer
+        self._share_gpu = share_gpu
+        self._on_line = on_line
+        self._on_outcome = on_outcome
+        self._on_exit = on_exit
+        self._processes: dict[Child, TaskProcess] = {}
+        self._children: Children | None = None
+        self._lock = threading.Lock()
+        self.tasks = tasks_of(self._spec)
+        self.gate = Gate(self.tasks)
+
+    def start(self, task: Task, works: Sequence[Work], last: bool, cluster: ClusterSpec | None = None) -> TaskProcess:
+        """Start a process for a task.
+
+        Args:
+          works: what it runs first.
+          last: it ends after that.
+          cluster: what it sees in TF_CONFIG; None: the crew's.
+        """
+        environment = {**os.environ, "TF_CONFIG": self.tf_config(task, cluster), **self._gpus(task)}
+        ours, theirs = pair()
+        self.gate.started(task)
+        with self._lock:  # it may end before it stands in the table
+            if self._children is None:
+                self._children = Children(self._exited, whole_groups=True)
+            try:
+                child = self._children.start(
+                    named(task),
+                    lambda lifeline: ["zmqdist.testing.runner.child", str(lifeline), str(theirs)],
+                    environment,
+                    functools.partial(self._wrote, f"[{named(task)}]:".ljust(PREFIX_CHARS)),
+                    [theirs],
+                )
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                os.close(theirs)
+            process = self._processes[child] = TaskProcess(task, ours, child)
+            process.thread = threading.Thread(
+                target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
+            )
+            process.thread.start()
+        return process
+
+    def tf_config(self, task: Task, cluster: ClusterSpec | None = None) -> str:
+        """The text of TF_CONFIG for a task."""
+        told: dict[str, Any] = {
+            "cluster": (cluster or self._spec).as_dict(),
+            "task": {"type": task[0], "index": task[1]},
+        }
+        if self._rpc_layer is not None:
+            told["rpc_layer"] = self._rpc_layer
+        return json.dumps(told)
+
+    def facts(self) -> dict[str, Any]:
+        """What a process is told first."""
+        return {
+            "path": sys.path,
+            "authkey": bytes(multiprocessing.current_process().authkey).hex(),
+            "parties": len(self.tasks),
+        }
+
+    def signal(self, processes: Sequence[TaskProcess], number: int) -> None:
+        """SIGKILL is for all that a process has started, too; other signals for itself."""
+        for process in processes:
+            process.child.signal(number, group=number == signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill what still runs. Returns when all have ended. Idempotent."""
+        children = self._children
+        if children is not None:
+            with self._lock:
+                self.signal(list(self._processes.values()), signal.SIGKILL)
+            children.close(0.0)
+
+    def listen(self, task: Task, line: Line, told: Callable[[str, list[bytes]], object]) -> None:
+        """Serve one task's line until its other end is closed: the barrier's questions here, the rest to `told`."""
+
+        def answer(word: str, facts: Any) -> None:
+            with contextlib.suppress(OSError):  # it has just gone
+                line.send(word, facts)
+
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                word, _, payloads = line.receive()
+                if word in ("returned", "raised"):
+                    told(word, payloads)
+                else:
+                    self.gate.heard(task, word, answer)
+
+    def _listen(self, process: TaskProcess, works: Sequence[Work], last: bool) -> None:
+        with contextlib.suppress(OSError):  # it has gone already: its exit code says why
+            process.line.send("task", self.facts())
+            for work in works:
+                work.send(process.line, last)
+        self.listen(process.task, process.line, lambda *said: self._on_outcome(process, _outcome(*said)))
+
+    def _wrote(self, prefix: str, line: str) -> None:
+        self._on_line(f"{prefix} {line}\n")
+
+    def _exited(self, child: Child) -> None:
+        with self._lock:
+            process = self._processes.pop(child)
+        thread = process.thread
+        if thread is not None:
+            thread.join(OUTCOME_S)
+            if not thread.is_alive():
+                process.line.close()
+        self._on_exit(process)
+
+    def _gpus(self, task: Task) -> dict[str, str]:
+        """Which devices a process sees: every n-th for the n tasks, or one where there are fewer than tasks."""
+        devices = [] if self._share_gpu else physical_gpus()
+        if not devices:
+            return {}
+        rank = self.tasks.index(task) if task in self.tasks else len(self.tasks)
+        mine = devices[rank :: len(self.tasks)] or [devices[rank % len(devices)]]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+
+def checked(cluster: Any) -> ClusterSpec:
+    """Raises as `Crew`."""
+    if not isinstance(cluster, Mapping | ClusterSpec | ClusterDef):
+        raise TypeError(f"cluster_spec is a dict of jobs, as create_cluster_spec gives it, not {cluster!r}")
+    spec = ClusterSpec(cluster)
+    if not tasks_of(spec):
+        raise ValueError("cluster_spec has no tasks: there is nothing to run")
+    if "chief" in spec.jobs and spec.num_tasks("chief") > 1:
+        raise ValueError(f"cluster_spec has {spec.num_tasks('chief')} chiefs; a cluster has one at most")
+    return spec
+
+
+def tasks_of(spec: ClusterSpec) -> list[Task]:
+    """All tasks, the chief first."""
+    jobs = sorted(spec.jobs, key=lambda job: job != "chief")
+    return [(job, index) for job in jobs for index in spec.task_indices(job)]
+
+
+def physical_gpus() -> list[str]:
+    """The devices that this process may use: those of CUDA_VISIBLE_DEVICES, else those that the driver tells."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if told is not None:
+        return [name.strip() for name in told.split(",") if name.strip()]
+    return [str(number) for number, _ in enumerate(NVIDIA.iterdir())] if NVIDIA.is_dir() else []
+
+
+def _outcome(word: str, payloads: list[bytes]) -> Outcome:
+    try:
+        if word == "raised":
+            return Outcome(error=trusted.unpack_error(payloads[0]))
+        return Outcome(trusted.unpack_parts(payloads))
+    except BaseException as error:  # of a class's own way to be rebuilt
+        return Outcome(error=error)

@@ -1,0 +1,189 @@
+"""MultiProcessPoolRunner: one process for each task, which stays for the next function.
+
+Starting Python and importing NumPy takes longer than most tests; so a module of tests has one pool and calls `run` in each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from signal import SIGTERM
+from typing import Any, NoReturn
+
+from zmqdist.errors import describe_exit
+from zmqdist.testing.runner.barrier import Task, named
+from zmqdist.testing.runner.crew import Crew, Outcome, TaskProcess, Work
+from zmqdist.testing.runner.errors import (
+    MultiProcessRunnerResult,
+    SubprocessTimeoutError,
+    UnexpectedSubprocessExitError,
+)
+
+TASK_TIMEOUT_S = 120.0
+TERM_GRACE_S = 3.0
+
+
+class MultiProcessPoolRunner:
+    """Processes for the tasks of a cluster, used again by each `run`. They are started by the first one.
+
+    Args:
+      cluster_spec: a dict of jobs to addresses, as `create_cluster_spec` gives it.
+      initializer: called without arguments in each process, before anything else.
+      share_gpu: False: the devices of this machine are dealt out, by CUDA_VISIBLE_DEVICES.
+      task_timeout_s: how long one `run` may take.
+
+    What the processes write goes to standard output, with the task in front. They end by `shutdown`, with the with-statement, when
+    the pool is dropped, and with this process.
+
+    Raises:
+      ValueError: more than one chief, no task, or an initializer that cannot be called.
+      TypeError: `cluster_spec` is not a cluster.
+    """
+
+    def __init__(
+        self,
+        cluster_spec: Any,
+        initializer: Callable[[], Any] | None = None,
+        share_gpu: bool = True,
+        *,
+        task_timeout_s: float = TASK_TIMEOUT_S,
+    ) -> None:
+        if initializer is not None and not callable(initializer):
+            raise ValueError(f"initializer is what each process calls first, and {initializer!r} cannot be called")
+        self._cluster_spec = cluster_spec
+        self._initializer = initializer
+        self._share_gpu = share_gpu
+        self._task_timeout_s = task_timeout_s
+        self._lock = threading.RLock()
+        self._told: SimpleQueue[tuple[TaskProcess, Outcome | None]] = SimpleQueue()
+        self._processes: dict[Task, TaskProcess] = {}
+        self._crew = self._new_crew()
+        self._dropped: weakref.finalize[..., Any] | None = None
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        """Run `fn` in all tasks, and wait for all.
+
+        Returns:
+          What they returned, in the order of the tasks, the chief first; without None.
+
+        Raises:
+          Exception: what the first of them raised, when all have finished; the pool can be used again.
+          UnexpectedSubprocessExitError: a process ended. The others are ended, too; the next `run` starts new ones.
+          SubprocessTimeoutError: it took longer than `task_timeout_s`. The same happens.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text says what.
+        """
+        work = Work.of(fn, args or (), kwargs or {})
+        with self._lock:
+            if not self._processes:
+                self._start()
+            for task, process in self._processes.items():
+                self._crew.gate.started(task)
+                with contextlib.suppress(OSError):  # it has ended: that is told
+                    work.send(process.line, last=False)
+            outcomes = self._collect()
+        for task in self._crew.tasks:
+            error = outcomes[task].error
+            if error is not None:
+                raise error
+        return [outcomes[task].value for task in self._crew.tasks if outcomes[task].value is not None]
+
+    def shutdown(self) -> None:
+        """End the processes. Idempotent; a later `run` starts new ones."""
+        with self._lock:
+            if self._dropped is not None:
+                self._dropped.detach()
+                self._dropped = None
+                self._crew.close()
+                self._processes = {}
+                self._crew = self._new_crew()
+
+    def __enter__(self) -> MultiProcessPoolRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def _new_crew(self) -> Crew:
+        """It knows a queue and not this pool, so that a pool that nobody has any more goes."""
+        told = self._told = SimpleQueue()
+        return Crew(
+            self._cluster_spec,
+            rpc_layer=None,
+            share_gpu=self._share_gpu,
+            on_line=_stream,
+            on_outcome=lambda process, outcome: told.put((process, outcome)),
+            on_exit=lambda process: told.put((process, None)),
+        )
+
+    def _start(self) -> None:
+        works = [] if self._initializer is None else [Work.of(self._initializer, (), {})]
+        self._dropped = weakref.finalize(self, _close_in_background, self._crew)
+        self._dropped.atexit = False  # their lifelines end them then
+        try:
+            for task in self._crew.tasks:
+                self._processes[task] = self._crew.start(task, works, last=False)
+            if works:
+                for outcome in self._collect().values():
+                    if outcome.error is not None:
+                        raise outcome.error
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _collect(self) -> dict[Task, Outcome]:
+        outcomes: dict[Task, Outcome] = {}
+        due = time.monotonic() + self._task_timeout_s
+        try:
+            while len(outcomes) < len(self._processes):
+                process, outcome = self._told.get(timeout=max(0.0, due - time.monotonic()))
+                if outcome is None:
+                    self._lost(process, outcomes)
+                outcomes[process.task] = outcome
+                self._crew.gate.gone(process.task, outcome.told)
+        except Empty:
+            self._late(outcomes)
+        except BaseException:  # Ctrl-C: what they are at nobody waits for
+            self.shutdown()
+            raise
+        return outcomes
+
+    def _lost(self, process: TaskProcess, outcomes: dict[Task, Outcome]) -> NoReturn:
+        code = process.child.exit_code or 0
+        text = f"Subprocess {named(process.task)} exited with exit code {code} ({describe_exit(code)}) during run"
+        last = process.child.tail
+        raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, _result(outcomes))
+
+    def _late(self, outcomes: dict[Task, Outcome]) -> NoReturn:
+        late = [process for task, process in self._processes.items() if task not in outcomes]
+        self._crew.signal(late, SIGTERM)  # they write their stacks
+        until = time.monotonic() + TERM_GRACE_S
+        for process in late:
+            process.child.ended.wait(max(0.0, until - time.monotonic()))
+        self.shutdown()
+        names = ", ".join(named(process.task) for process in late)
+        raise SubprocessTimeoutError(
+            f"still running after {self._task_timeout_s:g} s: {names}; their stacks are in their output",
+            _result(outcomes),
+        )
+
+
+def _result(outcomes: dict[Task, Outcome]) -> MultiProcessRunnerResult:
+    return MultiProcessRunnerResult([each.value for each in outcomes.values() if each.value is not None], [])
+
+
+def _close_in_background(crew: Crew) -> None:
+    """The garbage collector may have borrowed any thread, one of the crew's too."""
+    threading.Thread(target=crew.close, name="zmqdist-pool-close", daemon=True).start()
+
+
+def _stream(line: str) -> None:
+    with contextlib.suppress(ValueError, OSError):  # somebody has closed it
+        sys.stdout.write(line)
+        sys.stdout.flush()

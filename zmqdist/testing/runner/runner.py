@@ -1,0 +1,437 @@
+"""MultiProcessRunner: a function in every task of a cluster, each a process, and what came of it.
+
+Rules
+    A task is a process, started by command, with TF_CONFIG in its environment. Function and arguments are pickled; no main guard and
+    no special main are needed, and the processes end with this one, however it ends.
+
+    What a function raises is raised by `join`, the first one first, as it was; it wins over a time-out and over exit codes. Of a
+    task that ran more than once its last outcome counts.
+
+    Who is terminated has not failed. A process that a signal from outside ended (SIGKILL, SIGTERM) has not either; one that crashed
+    (SIGSEGV, SIGABRT, ...) has, and so has one with an exit code above 0.
+
+    `join` leaves no process behind, whatever happens in it: a Ctrl-C, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zmqdist.errors import describe_exit
+from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
+from zmqdist.testing.runner.crew import Crew, Outcome, TaskProcess, Work, checked
+from zmqdist.testing.runner.errors import (
+    MultiProcessRunnerResult,
+    SubprocessTimeoutError,
+    UnexpectedSubprocessExitError,
+)
+from zmqdist.testing.runner.line import Line, pair
+
+log = logging.getLogger("zmqdist.testing")
+
+JOIN_TIMEOUT_S = 200
+TERM_GRACE_S = 30.0
+CHIEF_GRACE_S = 3.0
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
+
+
+class MultiProcessRunner:
+    """A function in every task of a cluster. `run` is the short form.
+
+    Args:
+      fn: what every task runs.
+      cluster_spec: a dict of jobs to addresses; `create_cluster_spec` makes one with free ports.
+      rpc_layer: what TF_CONFIG says under that name; None: nothing.
+      max_run_time: seconds from the start after which tasks that still run are ended, and `join` fails.
+      stream_output: write their lines to this process's standard output as they come, prefixed with the task.
+      return_output: keep these lines for `MultiProcessRunnerResult.stdout`.
+      dependence_on_chief: when the chief has ended, the others have `chief_grace_s`, and are then killed.
+      auto_restart: a task that failed or was terminated is started again, until the chief has ended well.
+      share_gpu: False: the devices of this machine are dealt out, by CUDA_VISIBLE_DEVICES.
+      args, kwargs: for `fn`.
+      grpc_fail_fast, use_dill_for_args, daemon: TensorFlow's, without effect here: there is no gRPC, cloudpickle goes where
+        plain pickle does not, and no process outlives this one.
+      term_grace_s: from SIGTERM, which makes a task write its stacks, to SIGKILL.
+
+    As a context manager it ends what still runs.
+
+    Raises:
+      ValueError: `fn` is not callable, there is more than one chief, or no task.
+      TypeError: `cluster_spec` is not a cluster.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        cluster_spec: Any,
+        rpc_layer: str | None = None,
+        max_run_time: float | None = None,
+        grpc_fail_fast: bool | None = None,
+        stream_output: bool = True,
+        return_output: bool = False,
+        use_dill_for_args: bool = True,
+        daemon: bool = False,
+        dependence_on_chief: bool = True,
+        auto_restart: bool = False,
+        share_gpu: bool = True,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        chief_grace_s: float = CHIEF_GRACE_S,
+        term_grace_s: float = TERM_GRACE_S,
+    ) -> None:
+        if not callable(fn):
+            raise ValueError(f"fn is what every task runs, and {fn!r} cannot be called")
+        self._fn, self._args, self._kwargs = fn, tuple(args or ()), dict(kwargs or {})
+        self._max_run_time = max_run_time
+        self._stream_output = stream_output
+        self._return_output = return_output
+        self._dependence_on_chief = dependence_on_chief
+        self._auto_restart = auto_restart
+        self._chief_grace_s = chief_grace_s
+        self._term_grace_s = term_grace_s
+        self._crew = Crew(
+            cluster_spec,
+            rpc_layer=rpc_layer,
+            share_gpu=share_gpu,
+            on_line=self._wrote,
+            on_outcome=self._reported,
+            on_exit=self._exited,
+        )
+        self._changed = threading.Condition(threading.RLock())
+        self._processes: dict[Task, TaskProcess] = {}  # the last one of each task
+        self._running: set[TaskProcess] = set()
+        self._works: dict[Task, tuple[Work, Any]] = {}
+        self._outcomes: dict[Task, Outcome] = {}  # in the order in which they came
+        self._terminated: set[TaskProcess] = set()
+        self._overran: list[Task] = []
+        self._timers: list[threading.Timer] = []
+        self._lines: list[str] = []
+        self._started = False
+        self._joined = False
+
+    # -- starting ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all tasks.
+
+        Raises:
+          ValueError: it was started before, or joined.
+          InvalidArgumentError: the function or its arguments cannot be pickled; the text says what.
+        """
+        self._start_all_but(None)
+
+    def start_in_process_as(self, as_task_type: str, as_task_id: int) -> None:
+        """Start all other tasks, and run the function in this process as that task, until it returns.
+
+        TF_CONFIG is set meanwhile. What it returns is dropped. When it raises, the other tasks are ended.
+
+        Raises:
+          ValueError: no such task; or as `start`.
+          InvalidArgumentError: as `start`.
+          Exception: what the function raises.
+        """
+        me = (as_task_type, as_task_id)
+        if me not in self._crew.tasks:
+            raise ValueError(f"{named(me)} is not in this cluster; it has {self._known()}")
+        self._start_all_but(me)
+        try:
+            with self._being(me):
+                self._fn(*self._args, **self._kwargs)
+        except BaseException as error:
+            self._crew.gate.gone(me, Outcome(error=error).told)
+            self.terminate_all()
+            raise
+        self._crew.gate.gone(me, Outcome().told)
+
+    def start_single_process(
+        self,
+        task_type: str,
+        task_id: int,
+        cluster_spec: Any = None,
+        fn: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Start one task: one that was terminated, or one that the cluster did not have.
+
+        Args:
+          cluster_spec: what it finds in TF_CONFIG; None: the runner's.
+          fn, args, kwargs: None: the runner's (its arguments only with its function).
+
+        Raises:
+          ValueError: that task is running, or the runner was joined; or as the constructor.
+          InvalidArgumentError: as `start`.
+        """
+        task = (task_type, task_id)
+        if fn is not None and not callable(fn):
+            raise ValueError(f"fn is what the task runs, and {fn!r} cannot be called")
+        own = fn is None
+        work = Work.of(
+            self._fn if fn is None else fn,
+            self._args if own and args is None else args or (),
+            self._kwargs if own and kwargs is None else kwargs or {},
+        )
+        cluster = None if cluster_spec is None else checked(cluster_spec)
+        with self._changed:
+            if self._joined:
+                raise ValueError(f"{named(task)} cannot be started: this runner was joined")
+            if self.process_exists(*task):
+                raise ValueError(f"{named(task)} is running already; terminate it first")
+            self._started = True
+            self._start_task(task, work, cluster)
+
+    def _start_all_but(self, me: Task | None) -> None:
+        with self._changed:
+            if self._joined:
+                raise ValueError("this runner was joined: make a new one")
+            if self._started:
+                raise ValueError("this runner was started already; start_single_process adds a task")
+            work = Work.of(self._fn, self._args, self._kwargs)
+            self._started = True
+            try:
+                for task in self._crew.tasks:
+                    if task != me:
+                        self._start_task(task, work, None)
+            except BaseException:
+                self.terminate_all()
+                raise
+            if self._max_run_time is not None:
+                self._after(self._max_run_time, self._overrun)
+
+    def _start_task(self, task: Task, work: Work, cluster: Any) -> None:
+        self._works[task] = (work, cluster)
+        process = self._processes[task] = self._crew.start(task, [work], True, cluster)
+        self._running.add(process)
+
+    @contextlib.contextmanager
+    def _being(self, me: Task) -> Any:
+        ours, theirs = pair()
+        here = Line(theirs)
+        thread = threading.Thread(
+            target=self._crew.listen, args=(me, ours, lambda *_: None), name=f"zmqdist-line-{named(me)}", daemon=True
+        )
+        thread.start()
+        before = os.environ.get("TF_CONFIG")
+        os.environ["TF_CONFIG"] = self._crew.tf_config(me)
+        set_barrier(Barrier(here, len(self._crew.tasks)))
+        try:
+            yield
+        finally:
+            set_barrier(None)
+            if before is None:
+                os.environ.pop("TF_CONFIG", None)
+            else:
+                os.environ["TF_CONFIG"] = before
+            here.close()
+            thread.join()
+            ours.close()
+
+    # -- ending -----------------------------------------------------------------------------------------------------
+
+    def terminate(self, task_type: str, task_id: int) -> None:
+        """Kill one task and what it has started, and wait for its end. With `auto_restart` it is started again.
+
+        Raises:
+          ValueError: it was never started.
+        """
+        task = (task_type, task_id)
+        with self._changed:
+            process = self._processes.get(task)
+            if process is None:
+                raise ValueError(f"{named(task)} was not started; there are: {self._known()}")
+            if process in self._running:
+                self._terminated.add(process)
+                self._crew.signal([process], signal.SIGKILL)
+                self._changed.wait_for(lambda: process not in self._running)
+
+    def terminate_all(self, sig: int = signal.SIGKILL) -> None:
+        """Send a signal to all tasks that run; nothing is started again. Their errors until then are still raised by `join`."""
+        with self._changed:
+            self._auto_restart = False
+            self._terminated |= self._running
+            self._crew.signal(list(self._running), sig)
+
+    def join(self, timeout: int | None = JOIN_TIMEOUT_S) -> MultiProcessRunnerResult:
+        """Wait for the end of all tasks. Once.
+
+        Args:
+          timeout: whole seconds; None waits for ever.
+
+        Raises:
+          ValueError: joined before, never started, or `timeout` is not a number of seconds.
+          SubprocessTimeoutError: tasks still ran; they got SIGTERM, on which they write their stacks, and then SIGKILL.
+          UnexpectedSubprocessExitError: a task ended with an exit code above 0, crashed, or ran longer than `max_run_time`.
+          Exception: what the function of a task raised, with the remote traceback as its cause.
+            All of these have `mpr_result`, a MultiProcessRunnerResult with what there was until then.
+        """
+        if timeout is not None and (not isinstance(timeout, int) or isinstance(timeout, bool) or timeout < 0):
+            raise ValueError(f"timeout is a whole number of seconds, or None, not {timeout!r}")
+        with self._changed:
+            if self._joined:
+                raise ValueError("this runner was joined already")
+            if not self._started:
+                raise ValueError("nothing to join: call start first")
+            self._joined = True
+        late: list[str] = []
+        try:
+            if not self._wait(timeout):
+                late = sorted(named(process.task) for process in self._running)
+                log.error("still running after %s s, and ended now: %s", timeout, ", ".join(late))
+                self._end_with_stacks()
+        finally:
+            self._close()
+        return self._verdict(timeout, late)
+
+    def __enter__(self) -> MultiProcessRunner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._joined = True
+        self._close()
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    def _end_with_stacks(self) -> None:
+        self.terminate_all(signal.SIGTERM)
+        if not self._wait(self._term_grace_s):
+            self.terminate_all()
+
+    def _overrun(self) -> None:
+        with self._changed:
+            self._overran = [process.task for process in self._running]
+        self._end_with_stacks()
+
+    def _close(self) -> None:
+        """Idempotent: what is over is ended again in no time."""
+        with self._changed:
+            self._auto_restart = False
+        self._crew.close()
+        for timer in self._timers:  # no more are made: nobody is left whose end could be told
+            timer.cancel()
+            timer.join()
+
+    def _verdict(self, timeout: int | None, late: list[str]) -> MultiProcessRunnerResult:
+        values = [outcome.value for outcome in self._outcomes.values() if outcome.value is not None]
+        result = MultiProcessRunnerResult(values, self._lines)
+        for outcome in self._outcomes.values():
+            if outcome.error is not None:
+                outcome.error.mpr_result = result  # type: ignore[attr-defined]
+                raise outcome.error
+        if late:
+            raise SubprocessTimeoutError(
+                f"still running {timeout} s after join: {', '.join(late)}; their stacks are in their output. "
+                "Give join a longer timeout if they only needed more time",
+                result,
+            )
+        if self._overran:
+            told = ", ".join(map(named, self._overran))
+            raise UnexpectedSubprocessExitError(f"ended after max_run_time, {self._max_run_time} s: {told}", result)
+        for task, process in self._processes.items():
+            code = process.child.exit_code or 0
+            if process not in self._terminated and (code > 0 or -code in CRASHES):
+                how = "" if code > 0 else f" ({describe_exit(code)})"
+                text = f"Subprocess {named(task)} exited with exit code {code}{how}"
+                last = process.child.tail
+                raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, result)
+        return result
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def process_exists(self, task_type: str, task_id: int) -> bool:
+        """Whether that task has a process that has not ended."""
+        with self._changed:
+            return self._processes.get((task_type, task_id)) in self._running
+
+    def get_process_id(self, task_type: str, task_id: int) -> int | None:
+        """The number of the task's last process; None where it never had one."""
+        process = self._processes.get((task_type, task_id))
+        return None if process is None else process.child.pid
+
+    def get_process_exit_code(self, task_type: str, task_id: int) -> int | None:
+        """As `subprocess`: negative for a signal; None while it runs, or where it never did."""
+        process = self._processes.get((task_type, task_id))
+        return None if process is None else process.child.exit_code
+
+    def _known(self) -> str:
+        return ", ".join(map(named, {**dict.fromkeys(self._crew.tasks), **self._processes}))
+
+    # -- what happens, in threads of the crew -------------------------------------------------------------------------
+
+    def _wrote(self, line: str) -> None:
+        if self._return_output:
+            self._lines.append(line)
+        if self._stream_output:
+            with contextlib.suppress(ValueError, OSError):  # somebody has closed it
+                sys.stdout.write(line)
+                sys.stdout.flush()
+
+    def _reported(self, process: TaskProcess, outcome: Outcome) -> None:
+        with self._changed:
+            self._outcomes.pop(process.task, None)
+            self._outcomes[process.task] = outcome
+            if outcome.error is None or not self._auto_restart:
+                self._crew.gate.gone(process.task, outcome.told)
+
+    def _exited(self, process: TaskProcess) -> None:
+        task, code = process.task, process.child.exit_code
+        with self._changed:
+            self._running.discard(process)
+            if code != 0 and self._auto_restart:
+                self._crew.gate.gone(task, None)
+                log.info("%s is started again: %s", named(task), describe_exit(code or 0))
+                try:
+                    self._start_task(task, *self._works[task])
+                except Exception as error:  # no more processes or descriptors: join tells
+                    self._outcomes[task] = Outcome(error=error)
+            else:
+                may_come = process in self._terminated
+                self._crew.gate.gone(task, None if may_come else f"has ended ({describe_exit(code or 0)})")
+                if task[0] == "chief":
+                    self._chief_ended()
+            self._changed.notify_all()
+
+    def _chief_ended(self) -> None:
+        self._auto_restart = False
+        if self._dependence_on_chief and self._running:
+            self._after(self._chief_grace_s, self.terminate_all)
+
+    def _after(self, delay_s: float, fn: Callable[[], object]) -> None:
+        timer = threading.Timer(delay_s, fn)
+        timer.daemon = True
+        timer.name = "zmqdist-runner-timer"
+        self._timers.append(timer)
+        timer.start()
+
+
+def run(
+    fn: Callable[..., Any],
+    cluster_spec: Any,
+    rpc_layer: str | None = None,
+    max_run_time: float | None = None,
+    return_output: bool = False,
+    timeout: int | None = JOIN_TIMEOUT_S,
+    args: Sequence[Any] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> MultiProcessRunnerResult:
+    """Run `fn` in every task of a cluster, and wait for all. Arguments, errors: MultiProcessRunner and its `join`."""
+    with MultiProcessRunner(
+        fn,
+        cluster_spec,
+        rpc_layer,
+        max_run_time=max_run_time,
+        return_output=return_output,
+        args=args,
+        kwargs=kwargs,
+    ) as runner:
+        runner.start()
+        return runner.join(timeout)

@@ -1,0 +1,72 @@
+"""`manager`: objects that the parent and the tasks of a run share, those of the standard library's `multiprocessing.Manager`.
+
+They live in a process of their own, `python -m zmqdist.testing.runner.shared`, which ends with this one: its standard input is its
+lifeline. Each look at one of the objects is a question to that process; for tests that is quick enough.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from multiprocessing.managers import SyncManager
+
+_lock = threading.Lock()
+_manager: SyncManager | None = None
+_process: subprocess.Popen[str] | None = None
+
+
+def manager() -> SyncManager:
+    """The one manager of this process: `.Value`, `.list`, `.dict`, `.Queue`, `.Event`, ... Its objects can be arguments of tasks."""
+    global _manager, _process
+    with _lock:
+        if _manager is None:
+            _process = subprocess.Popen(
+                [sys.executable, "-m", "zmqdist.testing.runner.shared"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            assert _process.stdin is not None
+            assert _process.stdout is not None
+            authkey = bytes(multiprocessing.current_process().authkey)
+            print(authkey.hex(), file=_process.stdin, flush=True)
+            host, port = json.loads(_process.stdout.readline())
+            _manager = SyncManager((host, port), authkey)
+            _manager.connect()
+            atexit.register(end_manager)
+        return _manager
+
+
+def end_manager() -> None:
+    """End its process; the objects are gone. Idempotent; the next `manager()` starts a new one."""
+    global _manager, _process
+    with _lock:
+        process, _process, _manager = _process, None, None
+        if process is not None:
+            atexit.unregister(end_manager)
+            process.communicate()  # closes its input, on which it ends
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    authkey = bytes.fromhex(sys.stdin.readline())
+    multiprocessing.current_process().authkey = authkey
+    server = SyncManager(("127.0.0.1", 0), authkey).get_server()
+    threading.Thread(target=_end_with_parent, name="zmqdist-lifeline", daemon=True).start()
+    print(json.dumps(server.address), flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
