@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import (
     bandwidth,
     calls,
+    collectives,
     fanout,
     imports,
     latency,
@@ -29,7 +30,7 @@ from benchmarks import (
 from benchmarks.measuring import FULL, QUICK, Question, measure, to_stderr
 from benchmarks.systems import SYSTEMS
 
-MODULES = (latency, calls, tasks, roundtrip, bandwidth, fanout, startup, imports, memory, scale, servers)
+MODULES = (latency, calls, tasks, roundtrip, bandwidth, fanout, startup, imports, memory, scale, servers, collectives)
 QUESTIONS: dict[str, Question] = {module.QUESTION.name: module.QUESTION for module in MODULES}
 PAGE = "performance.md"
 

@@ -44,6 +44,7 @@ class Plan:
       fanout_bytes: bytes of the array of `fanout`.
       queued: tasks that `memory` queues at zmqdist's dispatcher.
       queued_each: tasks that it queues at each system.
+      ring_bytes: of the array of `collectives`.
       workers, tasks: the axes of `scale`.
     """
 
@@ -55,6 +56,7 @@ class Plan:
     fanout_bytes: int = 2**26
     queued: int = 1_000_000
     queued_each: int = 10_000
+    ring_bytes: int = 2**26
     workers: tuple[int, ...] = (2, 10, 100, 1000, 10_000)
     tasks: tuple[int, ...] = (1000, 10_000, 100_000, 1_000_000)
 

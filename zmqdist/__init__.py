@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from zmqdist._version import __version__
 
 if TYPE_CHECKING:
-    from zmqdist import cluster, coordinator, data, errors, nest, resolvers, rpc, testing
+    from zmqdist import cluster, collectives, coordinator, data, errors, nest, resolvers, rpc, testing
     from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
     from zmqdist.coordinator.executor import Executor
     from zmqdist.dispatch.server import DispatchServer
     from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.running import cancelled
@@ -30,6 +31,7 @@ _WHERE = {
     "ClusterSpec": "zmqdist.cluster",
     "DispatchServer": "zmqdist.dispatch.server",
     "Executor": "zmqdist.coordinator.executor",
+    "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
@@ -46,7 +48,7 @@ _WHERE = {
     "function": "zmqdist.specs",
     "local_cluster": "zmqdist.launch.local_cluster",
 }
-_MODULES = ("cluster", "coordinator", "data", "errors", "nest", "resolvers", "rpc", "testing")
+_MODULES = ("cluster", "collectives", "coordinator", "data", "errors", "nest", "resolvers", "rpc", "testing")
 
 
 def __getattr__(name: str) -> Any:
@@ -70,6 +72,7 @@ __all__ = [
     "ClusterSpec",
     "DispatchServer",
     "Executor",
+    "IndexedSlices",
     "JobDef",
     "Server",
     "ServerDef",
@@ -80,6 +83,7 @@ __all__ = [
     "cancelled",
     "check_alive",
     "cluster",
+    "collectives",
     "connect_to_cluster",
     "connect_to_host",
     "coordinator",

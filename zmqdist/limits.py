@@ -243,3 +243,24 @@ STREAMS_MAX: Final = 512
 SERVER_DESCRIPTORS: Final = 32
 """Descriptors that a task's server needs: twelve, as many to its leader, and some for others. Where there are none libzmq
 ends the process, or never gets to accept a connection."""
+
+# -- messages and collectives between tasks -------------------------------------------------------------------------
+
+MAIL_ITEMS_MAX: Final = 65_536
+"""Messages that a task keeps and nobody has received yet; the next is answered RESOURCE_EXHAUSTED."""
+
+MAIL_BYTES_MAX: Final = 4 * 2**30
+"""And their bytes: a sender that is ahead must notice before memory is full. One larger message is taken when nothing else is there."""
+
+COLLECTIVE_TIMEOUT_S: Final = 600.0
+"""A collective without a time-out of its own waits this long for the other members, and as long for each of their pieces. Members may be
+minutes apart (one reads its data while another compiles); for ever would be a hang that nobody can explain."""
+
+COLLECTIVE_INLINE_BYTES_MAX: Final = 65_536
+"""What each member brings up to this size rides along with its announcement, and the leader answers with the result: one round trip."""
+
+COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
+"""Bytes of a piece on a ring. With four processes on two cores half of it is a quarter slower, because each piece wakes two threads."""
+
+COLLECTIVE_WIDTH: Final = 3
+"""Pieces of a ring that a member has under way at a time: one is reduced while another travels."""

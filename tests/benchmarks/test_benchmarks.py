@@ -21,6 +21,7 @@ TINY = Plan(
     count_max=8,
     sizes=(2**10, 2**20),
     fanout_bytes=2**17,
+    ring_bytes=2**21,
     queued=50,
     queued_each=40,
     workers=(2, 5, 10),
@@ -74,6 +75,13 @@ def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -
     found = asked(tmp_path, "startup", "imports", "memory", "--against", "pool")
     assert [systems_of(found[name]) for name in found] == [["zmqdist", "ProcessPoolExecutor"]] * 3
     assert [figure["unit"] for figure in found["memory"]["figures"]][2:] == ["bytes", "MB", "MB", "MB", "tasks/s", "s"]
+
+
+def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:
+    found = asked(tmp_path, "collectives", "--against", "none")["collectives"]["figures"]
+    assert [figure["unit"] for figure in found] == ["GB/s"] * 3 + ["us"]
+    assert [figure["ratio"] is None for figure in found] == [True, False, False, True]
+    assert all(figure["median"] > 0 for figure in found)
 
 
 def test_the_cost_as_it_grows_is_measured_and_drawn_and_written_into_the_page(

@@ -14,7 +14,7 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,20 @@ from numpy.typing import NDArray
 from zmqdist.errors import UnavailableError, WireError
 from zmqdist.limits import ARENA_CELLS, ARENA_DESCRIPTOR_BYTES_MIN, ARENA_MAPPED_BYTES_MAX, ARENA_MAPPED_MAX
 from zmqdist.net import memory
-from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, NONCE_CELL, OURS, PUBLISHED, Frozen, Handle, Offer, Segment
+from zmqdist.net.arena import (
+    FROZEN,
+    FROZEN_PUBLISHED,
+    NONCE_CELL,
+    OURS,
+    PUBLISHED,
+    Block,
+    Frozen,
+    Handle,
+    Offer,
+    Segment,
+    _Kept,
+    this_arena,
+)
 from zmqdist.net.memory import Exporter, Mapping, open_memfd
 
 LOCK_TRIES: Final = 1000
@@ -276,6 +289,24 @@ class _Shared(Exporter):
         super().__init__(mapping.address + offset, length, writable=True)
         self.lock = lock
         self.mapping = mapping
+
+
+def lendable(array: NDArray[Any]) -> Block | None:
+    """Shared memory that shows an array which begins with a block of ours, or with one that was lent to us; else None.
+
+    Of use when nobody changes the array any more: then it can be lent on as it is.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    arena = this_arena()
+    if arena is None or not isinstance(base, (_Kept, _Hold)) or not array.flags.forc:
+        return None
+    if array.ctypes.data != base.array().ctypes.data:
+        return None
+    if isinstance(base, _Hold):
+        return arena.adopt(base.segment, base.offset, array.nbytes, base)
+    return base.block if base.block.nbytes == array.nbytes else None
 
 
 _process = object()

@@ -5,27 +5,42 @@ What users have instead: `Client.call` (which flattens the arguments) and a clie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
 from zmqdist.core.calls import ClientCall
+from zmqdist.net.arena import Block
+from zmqdist.net.transfers import Source
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.snapshots import snapshot
 
 
-def start(client: ZmqClient, method: str, *args: Any, due: float = inf) -> StatusOrResult:
+def start(
+    client: ZmqClient,
+    method: str,
+    *args: Any,
+    due: float = inf,
+    still: bool = False,
+    block: Block | None = None,
+) -> StatusOrResult:
     """Call a method, and do not wait. The arguments are as they are now.
 
     Args:
       due: when the caller stops waiting, on `time.monotonic`.
+      still: nobody changes the arrays in `args` before the call has ended: they are not copied where they need not be.
+      block: shared memory that shows the one large array in `args`, which nobody changes.
 
     Raises:
       InvalidArgumentError: something in `args` cannot travel.
     """
     channel = client._channel
     body, parts = payload.pack(args)
-    call = ClientCall(method, body, snapshot(parts, lends=channel.lends, still=False) if parts else (), due)
+    sources: Sequence[Source] = ()
+    if parts:
+        sources = snapshot(parts, lends=channel.lends, still=still) if block is None else [block]
+    call = ClientCall(method, body, sources, due)
     channel.call(call)
     return StatusOrResult(channel, call, as_returned)

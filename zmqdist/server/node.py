@@ -127,6 +127,11 @@ class Node:
             raise
         self.address = f"{address.rpartition(':')[0]}:{port}"
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is about to be."""
+        return self._closed
+
     def serve(self) -> None:
         """Answer from now on."""
         self.service.attach(self.router, self.loop, self.incarnation)

@@ -14,19 +14,27 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from numpy.typing import NDArray
+
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.collectives import CommunicationOptions
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
+from zmqdist.rpc import StatusOrResult
+from zmqdist.server.collectives import Collectives
 from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
-from zmqdist.server.node import Node, named
+from zmqdist.server.grouping import Group, Operations, Tasks
+from zmqdist.server.mail import Mail
+from zmqdist.server.node import Node, Task, named
 from zmqdist.server.reach import Reach
 from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
 from zmqdist.server.variables import Variables
+from zmqdist.server.watch import Watches
 
 
 class Server:
@@ -89,6 +97,9 @@ class Server:
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
+        watches = Watches(self._node)  # these end their waits first when it stops
+        self._mail = Mail(self._node, watches)
+        self._operations = Operations(self._node, Collectives(self._node, watches))
         Reach(self._node)
         me_later = weakref.ref(self)
         Remote(self._node, me_later)
@@ -226,6 +237,144 @@ class Server:
         """
         with self._life:
             _close(self._node, self._stopped, GRACE_S if grace is None else grace)
+
+    # -- messages (mail.py) ------------------------------------------------------------------------------------------------
+
+    def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
+        """Send a value to a task of the cluster, this one included. Waits for nothing.
+
+        Args:
+          value: what calls take: numbers, texts, arrays, and lists, tuples and dicts of them. As it is now; it may be changed at once.
+          dst: "worker:1" or ("worker", 1). It need not have started yet.
+          tag: any text without semicolons; the receiver asks for it.
+          timeout: in seconds; None: the message waits for the task as long as it takes.
+
+        Returns:
+          The outcome, later: get_value() returns None when the message is in the other's mailbox, or raises UnavailableError when that
+          task went, DeadlineExceededError, ResourceExhaustedError when too much lies there unread. Who ends before may lose it.
+
+        Raises:
+          InvalidArgumentError: no such task, no tag, or a value that does not travel.
+          FailedPreconditionError: this server was stopped.
+        """
+        return self._mail.send(value, dst, tag, timeout)
+
+    def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
+        """Wait for the next value that a task has sent here under a tag; those of one task and tag come in the order of sending.
+
+        A task that was never there yet is waited for.
+
+        Args:
+          timeout: in seconds; None waits as long as it takes, and logs whom it waits for.
+          out: a writable array: the value, one array of its shape and dtype, is copied there, and `out` is returned.
+
+        Returns:
+          The value, private to the caller. An array of this host has not been copied.
+
+        Raises:
+          UnavailableError: that task has ended, or cannot be reached any more, and nothing of it is left under this tag.
+          DeadlineExceededError: nothing came within the time.
+          CancelledError: this server was stopped.
+          InvalidArgumentError: no such task; or the value does not fit `out`: then it is still the next one.
+        """
+        return self._mail.recv(src, tag, timeout, out)
+
+    # -- collectives (grouping.py) -----------------------------------------------------------------------------------------
+
+    def group(self, tasks: Tasks = None, name: str = "") -> Group:
+        """Tasks that do collectives together.
+
+        Args:
+          tasks: in the order of their ranks; all members name the same. None: all of the own job.
+          name: groups of different names are independent; by default that is the list of tasks.
+
+        Raises:
+          InvalidArgumentError: no such task, one twice, this one is missing, or the name has other members.
+        """
+        return self._operations.group(tasks, name)
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: Any = "sum",
+        group: Tasks = None,
+        timeout: float | None = None,
+        *,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Everybody's values put together, at everybody, with the same bits. All members of the group call it.
+
+        Args:
+          x: an array, a number, IndexedSlices, or a structure of them; of the same shapes and dtypes at all members (IndexedSlices may
+            have different numbers of rows: the result has all of them).
+          op: "sum", "mean" (of whole numbers as float64), "min", "max", "prod", or a ReduceOp.
+          group: tasks, by rank, or what `group` returned; None: all tasks of the own job.
+          timeout: seconds to wait for the others, and for each piece of a large value; None: limits.COLLECTIVE_TIMEOUT_S;
+            math.inf for ever.
+          options: bytes_per_pack and, without `timeout`, timeout_seconds.
+
+        Raises:
+          InvalidArgumentError: the members have brought different things; at all of them. The next collective works.
+          DeadlineExceededError: members were absent; it names them.
+          UnavailableError: a member has ended; it names it.
+          CancelledError: a member has cancelled its part, or this server was stopped.
+          TypeError, ValueError: not numbers or bools; no such op.
+        """
+        if options is None:
+            return self._operations.all_reduce(x, op, group, timeout)
+        timeout = options.timeout_seconds if timeout is None else timeout
+        return self._operations.all_reduce(x, op, group, timeout, options.bytes_per_pack)
+
+    def reduce_scatter(
+        self, x: Any, op: Any = "sum", group: Tasks = None, timeout: float | None = None
+    ) -> NDArray[Any]:
+        """Everybody's arrays put together, and of the result the part of the own rank: rows of the first axis.
+
+        Where they cannot be divided evenly, the first ranks get one more. All else as in `all_reduce`.
+        """
+        return self._operations.reduce_scatter(x, op, group, timeout)
+
+    def all_gather(self, x: Any, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
+        """Everybody's arrays one after the other, by rank, at everybody.
+
+        Args:
+          x: an array or a structure of arrays. Members may differ in the sizes along `axis` only.
+          axis: 0 or more.
+
+        Raises:
+          ValueError: a scalar, or no such axis.
+          NotImplementedError: IndexedSlices.
+          OpError: as `all_reduce`.
+        """
+        return self._operations.all_gather(x, axis, group, timeout)
+
+    def gather(self, x: Any, root: int = 0, axis: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
+        """`all_gather` for the member of rank `root`; the others get None."""
+        return self._operations.gather(x, root, axis, group, timeout)
+
+    def broadcast(self, x: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None) -> Any:
+        """The value of the member of rank `root`, at everybody: an array, or any structure that calls take.
+
+        What the others give does not matter.
+
+        Raises:
+          OpError: as `all_reduce`; InvalidArgumentError also for no such rank.
+        """
+        return self._operations.broadcast(x, root, group, timeout)
+
+    def all_to_all(self, x: Any, group: Tasks = None, timeout: float | None = None) -> NDArray[Any]:
+        """Item i goes to rank i: the result has item `rank` of rank i in place i. As many items as members. Raises as `all_reduce`."""
+        return self._operations.all_to_all(x, group, timeout)
+
+    def broadcast_object(
+        self, value: Any = None, root: int = 0, group: Tasks = None, timeout: float | None = None
+    ) -> Any:
+        """`broadcast` of anything that can be pickled. Raises as `broadcast`."""
+        return self._operations.broadcast_object(value, root, group, timeout)
+
+    def all_gather_object(self, value: Any, group: Tasks = None, timeout: float | None = None) -> list[Any]:
+        """Everybody's value, by rank, at everybody; anything that can be pickled. Raises as `all_reduce`."""
+        return self._operations.all_gather_object(value, group, timeout)
 
     def __enter__(self) -> Server:
         self.start()

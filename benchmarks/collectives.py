@@ -1,0 +1,111 @@
+"""How fast do four processes of this host reduce an array together, and how fast a small one?
+
+The speed of a ring is what each member sends in a second, 2 (n - 1) / n of the array for each all_reduce. Beside it, in blocks that take
+turns: plain TCP sockets in the same ring, all members sending at once, and one such pair alone. Those only move bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.measuring import Figure, Plan, Question
+from zmqdist.observe.bench import p99
+
+MEMBERS: Final = 4
+SMALL_BYTES: Final = 1024
+
+
+class Ring:
+    """Four processes that do the same at once. See ring_member.py."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        addresses = [f"127.0.0.1:{port}" for port in _free_ports(2 * MEMBERS)]
+        self._members = []
+        for rank in range(MEMBERS):
+            command = [sys.executable, "-m", "benchmarks.ring_member", str(rank), *addresses]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.terminate)
+            self._members.append(process)
+        for process in self._members:
+            self._line(process)
+
+    def ask(self, what: str, nbytes: int, count: int) -> list[list[float]]:
+        """What each member says of its pieces of work: seconds of each."""
+        for process in self._members:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([what, nbytes, count]) + "\n")
+            process.stdin.flush()
+        return [self._line(process) for process in self._members]
+
+    def _line(self, process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError("a member of the ring has ended")
+        return json.loads(line)
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """All figures."""
+    with ExitStack() as stack:
+        ring = Ring(stack)
+        nbytes = plan.ring_bytes
+        moved = 2 * (MEMBERS - 1) / MEMBERS * nbytes
+        each = max(1, min(8, plan.count_max))
+        ways = ("all_reduce", "sockets", "pair")
+        for way in ways:
+            ring.ask(way, nbytes, 1)
+        blocks = [{way: _speed(ring, way, nbytes, moved, each) for way in ways} for _ in range(plan.blocks)]
+        small = [
+            time
+            for _ in range(plan.blocks)
+            for time in ring.ask("all_reduce", SMALL_BYTES, max(1, min(200, plan.count_max)))[0]
+        ]
+    size = f"{nbytes / 2**20:g} MiB, {MEMBERS} processes"
+
+    def figure(system: str, way: str) -> Figure:
+        ratio = None if way == "all_reduce" else median(block["all_reduce"] / block[way] for block in blocks)
+        return Figure(
+            "collectives",
+            f"sent by each member, {size}",
+            system,
+            "GB/s",
+            median(block[way] for block in blocks),
+            ratio=ratio,
+        )
+
+    return [
+        figure("zmqdist, all_reduce", "all_reduce"),
+        figure("plain TCP, the same ring", "sockets"),
+        figure("plain TCP, one pair alone", "pair"),
+        Figure(
+            "collectives",
+            f"all_reduce of {SMALL_BYTES} bytes, {MEMBERS} processes",
+            "zmqdist",
+            "us",
+            1e6 * median(small),
+            1e6 * p99(small),
+        ),
+    ]
+
+
+QUESTION = Question("collectives", "Collectives of four processes", "", own=measure)
+
+
+def _speed(ring: Ring, way: str, nbytes: int, moved: float, count: int) -> float:
+    """GB/s that a member sends: by the slowest of them."""
+    slowest = max(sum(times) for times in ring.ask(way, nbytes, count) if times)
+    return moved * count / slowest / 1e9
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        made = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in made]

@@ -1,0 +1,335 @@
+"""The mailbox, with no network: TensorFlow's rendezvous tests on the machine, and its promises one by one."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from zmqdist.core.mailbox import Key, Mailbox, Wait
+from zmqdist.errors import (
+    ABORTED,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    InvalidArgumentError,
+    OpError,
+)
+
+LIFE = 7890
+
+
+def key(tag: str = "foo", source: str = "worker:1", life: int = LIFE) -> Key:
+    return Key(source, life, "worker:0", tag)
+
+
+def put(box: Mailbox, letter: Any, where: Key | None = None, **kwargs: int) -> list[Wait]:
+    ended, refusal = box.sent(where or key(), letter, **kwargs)
+    assert refusal is None
+    return ended
+
+
+def refusal(box: Mailbox, where: Key | None = None, **kwargs: int) -> OpError:
+    _, error = box.sent(where or key(), "refused", **kwargs)
+    assert error is not None
+    return error
+
+
+def letters(box: Mailbox, tag: str = "foo") -> list[Any]:
+    """All that can be received under a tag now."""
+    found = []
+    while (wait := box.wanted(key(tag, life=0))).ended and not wait.code:
+        found.append(wait.letter)
+    box.cancelled(wait)
+    return found
+
+
+# -- rendezvous_test.cc ----------------------------------------------------------------------------------------------
+
+
+def test_key() -> None:
+    made = Key("/job:mnist/replica:1/task:2/CPU:0", LIFE, "/job:mnist/replica:1/task:2/device:GPU:0", "var0")
+    text = "/job:mnist/replica:1/task:2/CPU:0;0000000000001ed2;/job:mnist/replica:1/task:2/device:GPU:0;var0;0:0"
+    assert str(made) == text
+    assert Key.parse(text) == made
+
+
+@pytest.mark.parametrize(
+    "text", ["foo;bar", "/job:mnist/replica:1/task:2/CPU:0;", "a;0000000000001ed2;b;c;d;0:0", "a;1ed2;b;c;0:0", "a;;;;"]
+)
+def test_key_malformed(text: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="not a key"):
+        Key.parse(text)
+
+
+def test_send_recv() -> None:
+    box = Mailbox()
+    assert put(box, "hello") == []
+    assert box.wanted(key()).letter == "hello"
+
+
+def test_recv_send() -> None:
+    box = Mailbox()
+    wait = box.wanted(key())
+    assert not wait.ended
+    assert put(box, "hello") == [wait]
+    assert (wait.ended, wait.code, wait.letter) == (True, 0, "hello")
+
+
+def test_ping_pong() -> None:
+    there, back = Mailbox(), Mailbox()
+    waiting = back.wanted(key("back"))
+    put(there, "hello", key("there"))
+    put(back, there.wanted(key("there")).letter, key("back"))
+    assert waiting.letter == "hello"
+
+
+def test_cancel_before_recv() -> None:
+    box = Mailbox()
+    wait = box.wanted(key())
+    box.cancelled(wait)
+    assert wait.code == CANCELLED
+    put(box, "for the next")
+    assert letters(box) == ["for the next"]
+
+
+def test_cancel_after_recv() -> None:
+    box = Mailbox()
+    wait = box.wanted(key())
+    assert box.cancelled(wait)
+    assert (wait.ended, wait.code) == (True, CANCELLED)
+    assert not box.cancelled(wait)
+
+
+def test_cancel_empty_queue() -> None:
+    box = Mailbox()
+    put(box, "hello")
+    wait = box.wanted(key())
+    assert not box.cancelled(wait)
+    assert wait.letter == "hello"
+
+
+def test_cancel_multiple() -> None:
+    box = Mailbox()
+    waits = [box.wanted(key()) for _ in range(4)]
+    box.cancelled(waits[1])
+    box.cancelled(waits[3])
+    put(box, "one")
+    put(box, "two")
+    assert [wait.letter for wait in waits] == ["one", None, "two", None]
+    assert [wait.code for wait in waits] == [0, CANCELLED, 0, CANCELLED]
+
+
+def test_random_send_recv() -> None:
+    box, chance = Mailbox(), random.Random(1)
+    events = [(kind, number) for kind in ("send", "recv") for number in range(100)]
+    chance.shuffle(events)
+    waits = {}
+    for kind, number in events:
+        if kind == "send":
+            put(box, f"value of {number}", key(str(number)))
+        else:
+            waits[number] = box.wanted(key(str(number)))
+    assert [waits[number].letter for number in range(100)] == [f"value of {number}" for number in range(100)]
+    assert (box.items, box._letters, box._waits) == (0, {}, {})
+
+
+def test_multi_sends() -> None:
+    box = Mailbox()
+    early = [box.wanted(key()) for _ in range(50)]
+    for number in range(100):
+        put(box, number)
+    assert [wait.letter for wait in early] == list(range(50))
+    assert letters(box) == list(range(50, 100))
+
+
+def test_recv_abort() -> None:
+    box = Mailbox()
+    wait = box.wanted(key())
+    assert box.aborted(ABORTED, "the end") == [wait]
+    assert (wait.code, wait.message) == (ABORTED, "the end")
+
+
+def test_recv_sleep_abort() -> None:
+    box = Mailbox()
+    wait = box.wanted(key(), due=100.0)
+    assert box.ticked(99.0) == []
+    box.aborted(ABORTED, "the end")
+    assert box.ticked(101.0) == []
+    assert wait.code == ABORTED
+
+
+def test_abort_then_recv_or_send() -> None:
+    box = Mailbox()
+    put(box, "lost")
+    box.aborted(ABORTED, "the end")
+    assert refusal(box).error_code == ABORTED
+    assert box.wanted(key()).code == ABORTED
+    assert box.aborted(CANCELLED, "again") == []
+    assert box.wanted(key()).code == ABORTED
+    assert (box.items, box.nbytes) == (0, 0)
+
+
+def test_transfer_dummy_device_context() -> None:
+    """A letter is whatever the shell makes of it: what the sender puts beside the value arrives with it."""
+    box = Mailbox()
+    context = object()
+    put(box, ("value", context))
+    assert box.wanted(key()).letter[1] is context
+
+
+# -- time, lives, bounds, order ----------------------------------------------------------------------------------------
+
+
+def test_a_wait_ends_at_its_time_and_the_letter_is_for_the_next() -> None:
+    box = Mailbox()
+    early, late = box.wanted(key(), due=1.0), box.wanted(key(), due=2.0)
+    assert box.deadline == 1.0
+    assert box.ticked(1.0) == [early]
+    assert (early.code, box.deadline) == (DEADLINE_EXCEEDED, 2.0)
+    put(box, "x")
+    assert late.letter == "x"
+
+
+def test_a_new_life_of_the_sender_never_satisfies_a_wait_for_the_old_one() -> None:
+    box = Mailbox()
+    put(box, "old, in another channel", key("other"))
+    wait = box.wanted(key())
+    assert put(box, "of the new one", key(life=2)) == [wait]
+    assert wait.code == UNAVAILABLE
+    assert box.wanted(key()).code == UNAVAILABLE
+    assert letters(box) == ["of the new one"]
+    assert letters(box, "other") == []
+    assert refusal(box).error_code == UNAVAILABLE  # a straggler of the old one
+    assert (box.items, box.nbytes) == (0, 0)
+
+
+def test_what_a_sender_left_is_there_after_its_end_until_its_next_life_is_heard_of() -> None:
+    box = Mailbox()
+    put(box, "one")
+    put(box, "two")
+    assert box.gone("worker:1", "it has ended") == []
+    assert box.wanted(key(life=0)).letter == "one"
+    box.heard("worker:1", 2)
+    assert letters(box) == []
+
+
+def test_a_sender_that_goes_ends_the_waits_for_it_and_for_nobody_else() -> None:
+    box = Mailbox()
+    mine, other = box.wanted(key(life=0)), box.wanted(key(source="worker:2", life=0))
+    assert box.gone("worker:1", "it has ended") == [mine]
+    assert (mine.code, mine.message, other.ended) == (UNAVAILABLE, "it has ended", False)
+
+
+def test_a_wait_for_nobody_known_yet_is_bound_to_the_first_life() -> None:
+    box = Mailbox()
+    wait = box.wanted(key(life=0))
+    box.heard("worker:1", LIFE)
+    assert not wait.ended
+    box.heard("worker:1", 2)
+    assert wait.code == UNAVAILABLE
+
+
+def test_too_much_unread_is_refused_and_those_behind_it_go_on() -> None:
+    box = Mailbox(items_max=2, bytes_max=100)
+    put(box, "a", nbytes=1000, number=1, low=1)  # an empty mailbox takes anything
+    assert refusal(box, nbytes=1, number=2, low=1).error_code == RESOURCE_EXHAUSTED
+    assert letters(box) == ["a"]
+    put(box, "c", number=3, low=1, after=2)
+    put(box, "d", number=4, low=1)
+    assert refusal(box, number=5, low=1).error_code == RESOURCE_EXHAUSTED
+    wait = box.wanted(key("waited for"))
+    put(box, "e", key("waited for"), number=6, low=1)  # nothing stays here
+    assert wait.letter == "e"
+    assert letters(box) == ["c", "d"]
+
+
+def test_a_letter_that_did_not_fit_is_the_next_one_again() -> None:
+    box = Mailbox()
+    put(box, "first")
+    put(box, "second")
+    wait = box.wanted(key(life=0))
+    box.returned(wait)
+    assert letters(box) == ["first", "second"]
+    put(box, "third")
+    wait = box.wanted(key(life=0))
+    waiting = box.wanted(key(life=0))
+    assert box.returned(wait) == [waiting]
+    assert waiting.letter == "third"
+
+
+def test_letters_that_overtake_each_other_are_received_in_the_order_of_sending() -> None:
+    box = Mailbox()
+    wait = box.wanted(key(life=0))
+    assert put(box, "third", number=3, low=1, after=2) == []
+    assert put(box, "second", number=2, low=1, after=1) == []
+    put(box, "of another tag", key("other"), number=4, low=1)
+    assert letters(box, "other") == ["of another tag"]
+    assert put(box, "first", number=1, low=1) == [wait]
+    assert [wait.letter, *letters(box)] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("how", ["skipped", "low"])
+def test_what_its_sender_gave_up_is_not_waited_for(how: str) -> None:
+    box = Mailbox()
+    put(box, "second", number=2, low=1, after=1)
+    assert letters(box) == []
+    if how == "skipped":
+        box.skipped("worker:1", LIFE, 1)
+    else:
+        put(box, "of another tag", key("other"), number=3, low=2)
+    assert letters(box) == ["second"]
+
+
+def test_a_letter_is_taken_once() -> None:
+    box = Mailbox()
+    for _ in range(2):
+        put(box, "once", number=1, low=1)
+    assert letters(box) == ["once"]
+
+
+def test_random_order_of_arrival_losses_and_ends_keep_the_promises() -> None:
+    for seed in range(200):
+        _run(random.Random(seed))
+
+
+def _run(chance: random.Random) -> None:
+    """A sender numbers its letters as Mail does; they arrive in any order, some are lost and given up; lives end."""
+    box = Mailbox()
+    sent: dict[str, list[int]] = defaultdict(list)
+    got: dict[str, list[int]] = defaultdict(list)
+    lost: set[int] = set()
+    waits: list[Wait] = []
+    flight: dict[int, tuple[str, int, int]] = {}
+    number = 0
+    while number < 60 or flight:
+        kind = chance.choice(["send", "arrive", "arrive", "lose", "wait"])
+        if kind == "send" and number < 60:
+            number += 1
+            tag = chance.choice("ab")
+            behind = any(other == tag for other, _, _ in flight.values())
+            flight[number] = (tag, min(flight, default=number), sent[tag][-1] if behind else 0)
+            sent[tag].append(number)
+        elif kind in ("arrive", "lose") and flight:
+            which = chance.choice(list(flight))
+            tag, low, after = flight.pop(which)
+            if kind == "arrive":
+                put(box, which, key(tag), number=which, low=low, after=after)
+            else:
+                lost.add(which)
+                box.skipped("worker:1", LIFE, which, after)
+        elif kind == "wait":
+            waits.append(box.wanted(key(chance.choice("ab"), life=0)))
+            if chance.random() < 0.2 and box.cancelled(waits[-1]):
+                waits.pop()
+    for wait in waits:
+        if wait.ended:
+            got[wait.key.tag].append(wait.letter)
+    for tag in "ab":
+        got[tag] += letters(box, tag)
+        assert got[tag] == [one for one in sent[tag] if one not in lost]
+    assert (box.items, box.nbytes) == (0, 0)
+    assert not box._sources["worker:1"].held

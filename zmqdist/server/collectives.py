@@ -1,0 +1,324 @@
+"""Operations that a group of tasks does together: one piece of one operation at a time, from the announcement to the result.
+
+Theory of operation
+    Each member announces to the leader what it is about to do (leading.py), with the value where that is small: then the answer is the
+    result. Else the answer is that all have come, and the members exchange pieces by themselves, as core/collectives.py says: a piece
+    is a call to the next member, large ones by shared memory on one host. What has been folded lies in shared memory already, and what
+    has arrived goes on without a copy.
+
+Rules
+    A member that fails in the middle tells all others: none waits for pieces that will not come. Whoever dies is noticed by those that
+    wait for its pieces or send to it.
+    Operations of one group are done one after the other, in the order of the calls on each member; those of different groups are
+    independent.
+
+Not here: what users call, structures and packing (grouping.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from zmqdist.core import collectives as core
+from zmqdist.core.collectives import Schedule
+from zmqdist.core.mailbox import Key, Mailbox
+from zmqdist.errors import (
+    CANCELLED,
+    UNKNOWN,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    OpError,
+    UnavailableError,
+    from_code,
+)
+from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
+from zmqdist.net.lent import lendable
+from zmqdist.rpc import StatusOrResult
+from zmqdist.rpc.asking import start
+from zmqdist.server.leading import Leader
+from zmqdist.server.mail import LockedMailbox
+from zmqdist.server.node import TASKS, Node, Task, named
+from zmqdist.server.watch import Watches
+
+Array: TypeAlias = NDArray[Any]
+
+GRACE_S = 5.0
+"""The leader says when the time of an announcement has passed, and who is absent; so long after that it is not waited for any more."""
+ON_THE_WAY_MAX = 2 * COLLECTIVE_WIDTH + 2
+"""Pieces that a member has sent and the others have not taken note of. Less than twice the width could be a deadlock."""
+
+
+class Members:
+    """A group as one of its members sees it.
+
+    Attributes:
+      name: known to all members; operations of different names never meet.
+      tasks: the members; their order is that of the ranks.
+      rank: the own one.
+      number: of the operations announced so far.
+      aborted: (code, message), if the present one was aborted from elsewhere.
+      lock: held by whoever does one.
+    """
+
+    def __init__(self, name: str, tasks: Sequence[Task], me: Task) -> None:
+        self.name = name
+        self.tasks = tuple(tasks)
+        if not tasks or len(set(tasks)) < len(tasks):
+            raise InvalidArgumentError(None, None, f"a group needs different tasks, not {[*map(named, tasks)]}")
+        if me not in self.tasks:
+            told = ", ".join(map(named, tasks))
+            raise InvalidArgumentError(None, None, f"{named(me)} is not a member of the group {told}")
+        self.rank = self.tasks.index(me)
+        self.number = 0
+        self.aborted: tuple[int, str] | None = None
+        self.lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        return len(self.tasks)
+
+
+class _Answer:
+    """What the leader's own member is answered, as a call of any other would be."""
+
+    def __init__(self) -> None:
+        self._there = threading.Event()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def answer(self, value: Any) -> None:
+        self._value = value
+        self._there.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._there.set()
+
+    def get_value(self) -> Any:
+        self._there.wait()
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def cancel(self) -> None:
+        pass
+
+
+class Collectives:
+    """The collectives of one task."""
+
+    def __init__(self, node: Node, watches: Watches) -> None:
+        self._node = node
+        self._watches = watches
+        self._leader = Leader(node, watches)
+        self._lock = threading.Lock()
+        self._boxes: dict[str, dict[str, LockedMailbox]] = {}
+        self._running: dict[str, tuple[Members, str]] = {}
+        node.service.register("collective.piece", self._arrived, inline=True, roles=TASKS)
+        node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
+        node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
+        node.on_close.append(self._stopped)
+        watches.listen(lambda task, life: None, self._gone)
+
+    # -- the announcement -------------------------------------------------------------------------------------------------
+
+    def agree(
+        self, group: Members, what: str, brought: tuple[Any, ...], timeout_s: float, failure: OpError | None = None
+    ) -> tuple[Any, ...]:
+        """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
+
+        Returns:
+          (RESULT, value) or (GO, name of the exchange, what each member has told).
+        """
+        with self._lock:  # nobody can be ahead of us: what is left is of operations that failed
+            self._boxes.pop(group.name, None)
+            group.aborted = None
+            self._running[group.name] = group, ""
+        group.number += 1
+        status = None if failure is None else (failure.error_code, failure.message)
+        args = (
+            group.name,
+            list(group.tasks),
+            group.rank,
+            self._node.incarnation,
+            group.number,
+            what,
+            timeout_s,
+            status,
+            brought,
+        )
+        leader = group.tasks[0]
+        answer: _Answer | StatusOrResult
+        if leader == self._node.me:
+            answer = _Answer()
+            self._leader.announce(*args, token=answer)
+        else:
+            answer = start(
+                self._node.client(leader), "collective.announce", *args, due=monotonic() + timeout_s + GRACE_S
+            )
+        if failure is not None:
+            return ()
+        try:
+            verdict: tuple[Any, ...] = answer.get_value()
+            return verdict
+        except UnavailableError as error:
+            raise UnavailableError(None, None, f"{what} with leader {named(leader)}: {error.message}") from None
+        except BaseException:  # also Ctrl-C: the others are told
+            if isinstance(answer, _Answer):
+                self._leader.withdrew(group.name, answer)
+            else:
+                answer.cancel()
+            raise
+
+    def abort(self, group: Members, code: int, message: str) -> None:
+        """Everything of this group fails at every member, now and until the reset."""
+        tasks = list(group.tasks)
+        calls = []
+        for task in tasks:
+            if task == self._node.me:
+                self._aborted(group.name, code, message)
+            else:
+                calls.append(
+                    start(
+                        self._node.client(task), "collective.stop", group.name, code, message, due=monotonic() + GRACE_S
+                    )
+                )
+        if tasks[0] == self._node.me:
+            self._leader.abort(group.name, tasks, code, message)
+        else:
+            start(self._node.client(tasks[0]), "collective.abort", group.name, tasks, code, message).get_value()
+        for call in calls:
+            call.is_ok()  # who cannot be told has no part in it any more
+
+    def reset(self, group: Members) -> None:
+        """The end of an abort."""
+        if group.tasks[0] == self._node.me:
+            self._leader.reset(group.name)
+        else:
+            start(self._node.client(group.tasks[0]), "collective.reset", group.name).get_value()
+
+    # -- the exchange -----------------------------------------------------------------------------------------------------
+
+    def exchange(self, group: Members, name: str, schedules: Iterator[Schedule], timeout_s: float) -> None:
+        """Send and receive pieces until all schedules have ended. When it fails, all members are told."""
+        box = self._box(group.name, name)
+        with self._lock:
+            self._running[group.name] = group, name
+        try:
+            if group.aborted is not None:
+                raise from_code(*group.aborted)
+            self._run(group, name, box, schedules, timeout_s)
+        except BaseException as error:
+            code = error.error_code if isinstance(error, OpError) else CANCELLED
+            told = (
+                f"{named(self._node.me)}: {error}" if str(error) else f"{named(self._node.me)}: {type(error).__name__}"
+            )
+            code = code if isinstance(error, (OpError, KeyboardInterrupt)) else UNKNOWN
+            for task in group.tasks:
+                if task != self._node.me and not self._node.closed:
+                    start(
+                        self._node.client(task),
+                        "collective.fail",
+                        group.name,
+                        name,
+                        code,
+                        told,
+                        due=monotonic() + GRACE_S,
+                    )
+            raise
+        finally:
+            with self._lock:
+                self._boxes.get(group.name, {}).pop(name, None)
+
+    def _run(
+        self, group: Members, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
+    ) -> None:
+        sent: deque[StatusOrResult] = deque()
+        sent_to, received = [0] * group.size, [0] * group.size
+        steps = core.pipelined(schedules, COLLECTIVE_WIDTH)
+        arrived = None
+        try:
+            while True:
+                step = steps.send(arrived)
+                arrived = None
+                if step.to is not None:
+                    sent.append(self._send(group, name, step.to, sent_to[step.to], step.piece, timeout_s))
+                    sent_to[step.to] += 1
+                    while len(sent) > ON_THE_WAY_MAX:
+                        sent.popleft().get_value()
+                else:
+                    assert step.source is not None
+                    arrived = self._receive(group, box, step.source, received[step.source], timeout_s)
+                    received[step.source] += 1
+        except StopIteration:
+            pass
+        except BaseException:
+            for call in sent:
+                call.cancel()
+            raise
+        for call in sent:  # who gets them may need us no more, but we may end now
+            call.get_value()
+
+    def _send(self, group: Members, name: str, to: int, index: int, piece: Array, timeout_s: float) -> StatusOrResult:
+        client = self._node.client(group.tasks[to])
+        block = lendable(piece) if piece.nbytes > CHUNK_BYTES else None
+        args = (group.name, name, group.rank, index, piece)
+        return start(client, "collective.piece", *args, due=monotonic() + timeout_s, still=True, block=block)
+
+    def _receive(self, group: Members, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
+        task = group.tasks[source]
+        self._watches.watch(task)
+        key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s
+        try:
+            piece: Array = box.receive(key, due, partial(self._watches.gone, task)).letter
+        except DeadlineExceededError:
+            if monotonic() < due:  # another member's, who has told us
+                raise
+            told = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had come"
+            raise DeadlineExceededError(None, None, told) from None
+        return piece
+
+    # -- from the others --------------------------------------------------------------------------------------------------
+
+    def _box(self, group: str, name: str) -> LockedMailbox:
+        with self._lock:
+            return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
+
+    def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
+        box = self._box(group, name)
+        box.tell(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
+
+    def _failed(self, group: str, name: str, code: int, message: str) -> None:
+        box = self._box(group, name)
+        box.tell(box.box.aborted, code, message)
+
+    def _aborted(self, group: str, code: int, message: str) -> None:
+        with self._lock:
+            running, name = self._running.get(group, (None, ""))
+            if running is not None:
+                running.aborted = code, message
+        if name:
+            self._failed(group, name, code, message)
+
+    def _gone(self, task: Task, message: str) -> None:
+        with self._lock:
+            running = list(self._running.values())
+        for group, name in running:
+            if task in group.tasks:
+                box = self._box(group.name, name)
+                box.tell(box.box.gone, str(group.tasks.index(task)), message)
+
+    def _stopped(self, until: float) -> None:
+        told = f"the server of {named(self._node.me)} was stopped"
+        with self._lock:
+            running = list(self._running.values())
+        for group, name in running:
+            self._failed(group.name, name, CANCELLED, told)
+        self._leader.stopped()

@@ -1,0 +1,116 @@
+"""Which of the other tasks are alive, as far as this one has asked.
+
+A task is watched from the first time that somebody waits for it on. The watch is a call that is never answered: it ends with the process at
+the other end, by its connection or by ZeroMQ's heartbeats, without anything being sent meanwhile. A task that was never seen may not have
+started yet, so it is waited for; one that was seen and has gone is gone until its next life is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zmqdist.errors import UNAVAILABLE, OpError
+from zmqdist.net.router import Peer
+from zmqdist.rpc import StatusOrResult
+from zmqdist.rpc.asking import start
+from zmqdist.rpc.service import Asked
+from zmqdist.server.node import TASKS, Node, Task, named
+
+log = logging.getLogger("zmqdist.server")
+
+METHOD = "zmqdist.watch"
+
+
+class Watches:
+    """The watches of one task. From any thread."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._watched: set[Task] = set()
+        self._lives: dict[Task, int] = {}
+        self._gone: dict[Task, str] = {}
+        self._on_life: list[Callable[[Task, int], object]] = []
+        self._on_gone: list[Callable[[Task, str], object]] = []
+        node.service.register_later(METHOD, self._asked, roles=TASKS)
+        node.router.on_gone.append(self._left)
+
+    def listen(self, on_life: Callable[[Task, int], object], on_gone: Callable[[Task, str], object]) -> None:
+        """Have these called, in a thread of zmqdist, with each new life of a watched task and with its end. Before `serve`."""
+        self._on_life.append(on_life)
+        self._on_gone.append(on_gone)
+
+    def watch(self, task: Task) -> None:
+        """From now on. Does not wait.
+
+        Raises:
+          FailedPreconditionError: the own server was stopped.
+        """
+        if task == self._node.me or task in self._watched:
+            return
+        with self._lock:
+            if task in self._watched:
+                return
+            self._watched.add(task)
+        self._ask(task, 0)
+
+    def gone(self, task: Task) -> str:
+        """What is to be said of a task that was there and has gone; empty for one that is there or was never seen."""
+        return self._gone.get(task, "")
+
+    def speaks(self, task: Task) -> None:
+        """Something has come from a task just now: it is there, also where its watch has not noticed yet."""
+        self._gone.pop(task, None)
+
+    def _left(self, peer: Peer) -> None:
+        """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone."""
+        for task in self._watched.copy():
+            if (
+                peer.role == "worker"
+                and peer.hello is not None
+                and peer.hello.name == named(task)
+                and task not in self._lives
+            ):
+                self._has_gone(task, UNAVAILABLE, "")
+
+    def _asked(self, asked: Asked, life: int) -> None:
+        """A task watches us: who knows our life learns no more until it ends."""
+        if life != self._node.incarnation:
+            asked.answer(self._node.incarnation)
+
+    def _ask(self, task: Task, life: int) -> None:
+        result = start(self._node.client(task), METHOD, life)
+        result.add_done_callback(partial(self._answered, task, life))
+
+    def _answered(self, task: Task, life: int, result: StatusOrResult) -> None:
+        code, message = result.get_error()
+        if not code:
+            self._is_there(task, result.get_value())
+        elif life or code != UNAVAILABLE:
+            self._has_gone(task, code, message)
+        try:
+            if code in (0, UNAVAILABLE):
+                self._ask(task, 0 if code else result.get_value())
+            else:
+                self._watched.discard(task)
+        except OpError:  # the own server was stopped
+            self._watched.discard(task)
+
+    def _is_there(self, task: Task, life: Any) -> None:
+        self._lives[task] = life
+        self._gone.pop(task, None)
+        for fn in self._on_life:
+            fn(task, life)
+
+    def _has_gone(self, task: Task, code: int, message: str) -> None:
+        life = self._lives.get(task, 0)
+        which = f"its life {life:016x}" if life else "it"
+        told = f"{which} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
+        self._gone[task] = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {told}"
+        log.info("%s", self._gone[task])
+        for fn in self._on_gone:
+            fn(task, self._gone[task])
