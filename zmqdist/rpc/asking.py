@@ -29,3 +29,8 @@ def start(client: ZmqClient, method: str, *args: Any, due: float = inf) -> Statu
     call = ClientCall(method, body, snapshot(parts, lends=channel.lends, still=False) if parts else (), due)
     channel.call(call)
     return StatusOrResult(channel, call, as_returned)
+
+
+def has_left(started: StatusOrResult) -> bool:
+    """Whether a call was sent: then it ends by itself when the connection does. Else it waits for a server, or for company."""
+    return started._call.id not in started._channel._line.table.waiting
