@@ -268,7 +268,7 @@ class Link:
         """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
         with self._changed:
             for started in list(self._asked):
-                if started.cancel():
+                if not asking.has_left(started) and started.cancel():
                     self._asked.discard(started)
 
     def _become(self, state: str, refused: OpError | None = None) -> None:

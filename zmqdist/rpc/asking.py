@@ -44,3 +44,8 @@ def start(
     call = ClientCall(method, body, sources, due)
     channel.call(call)
     return StatusOrResult(channel, call, as_returned)
+
+
+def has_left(started: StatusOrResult) -> bool:
+    """Whether a call was sent: then it ends by itself when the connection does. Else it waits for a server, or for company."""
+    return started._call.id not in started._channel._line.table.waiting
