@@ -34,11 +34,13 @@ QUEUES: dict[str, queue.Queue[Any]] = {}
 """What functions of these tests wait on: the servers are in this process, and this module is imported by its name."""
 
 
-@pytest.fixture(params=["test"])
+@pytest.fixture
 def slot(request: pytest.FixtureRequest) -> Iterator[str]:
-    QUEUES[request.param] = queue.Queue()
-    yield request.param
-    del QUEUES[request.param]
+    """The name of a queue of this test alone: a function that gives up late must not be heard by the next test."""
+    name = request.node.name
+    QUEUES[name] = queue.Queue()
+    yield name
+    del QUEUES[name]
 
 
 def dequeue(name: str) -> Any:
@@ -194,7 +196,7 @@ def test_interactive_session(opened: Opened, server: Server) -> None:
 
 def test_timeout_raises_exception(opened: Opened, slot: str) -> None:
     """testTimeoutRaisesException: by the call's own time-out and by the session's."""
-    for session, timeout_in_ms in ((opened(), 100), (opened(operation_timeout_in_ms=100), 0)):
+    for session, timeout_in_ms in ((opened(), 300), (opened(operation_timeout_in_ms=300), 0)):
         with pytest.raises(DeadlineExceededError, match=r"dequeue on localhost:0 did not end in time"):
             session.run(dequeue, slot, timeout_in_ms=timeout_in_ms)
         assert QUEUES[slot].get(timeout=10) == "gave up"
