@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from zmqdist import limits
+
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
     from zmqdist.net.credentials import Credentials
@@ -43,6 +45,19 @@ class Seconds(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gener
             wanted = "0 or more" if self._zero else "more than 0"
             self.fail(f"{value!r} is not a number of seconds: wanted {wanted}", param, ctx)
         return seconds
+
+
+def grace_option(help: str) -> Callable[[F], F]:
+    """--grace, for a command that ends something; `help` says who has that time."""
+    return click.option(
+        "--grace",
+        "grace_s",
+        type=Seconds(zero=True),
+        default=limits.GRACE_S,
+        show_default=True,
+        metavar="SECONDS",
+        help=help,
+    )
 
 
 def secret_options(command: F) -> F:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from zmqdist import limits
-from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, Seconds, place, target_options
+from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, grace_option, place, target_options
 from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -25,15 +24,7 @@ SILENT_S: Final = 1.0
 ENDS_WITHIN_S: Final = 3.0
 """What a dispatcher takes beyond the grace."""
 
-_grace = click.option(
-    "--grace",
-    "grace_s",
-    type=Seconds(zero=True),
-    default=limits.GRACE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="What running functions have to end in; then they are cut off.",
-)
+_grace = grace_option("What running functions have to end in; then they are cut off.")
 
 
 @click.command(short_help="Have a worker finish what it runs, and leave.")

@@ -6,23 +6,14 @@ import contextlib
 
 import click
 
-from zmqdist import limits
-from zmqdist_cli.common import Seconds
+from zmqdist_cli.common import grace_option
 from zmqdist_cli.exit_codes import ExitCode
 
 
 @click.command(short_help="Start all jobs of a cluster file and run its program.")
 @click.argument("config")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
-@click.option(
-    "--grace",
-    "grace_s",
-    type=Seconds(zero=True),
-    default=limits.GRACE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="What the program and the workers have to end in, after Ctrl-C or SIGTERM.",
-)
+@grace_option("What the program and the workers have to end in, after Ctrl-C or SIGTERM.")
 @click.pass_context
 def launch(context: click.Context, /, config: str, arguments: tuple[str, ...], *, grace_s: float) -> None:
     """Start all jobs of the cluster file CONFIG and run its program, with ARGS added to its command line.

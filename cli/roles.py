@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from zmqdist import limits
-from zmqdist_cli.common import Seconds, check_keys, place, secret_options
+from zmqdist_cli.common import Seconds, check_keys, grace_option, place, secret_options
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
@@ -23,15 +23,7 @@ HOST: Final = "127.0.0.1"
 
 _port = click.IntRange(0, 65535)
 _config = click.option("--config", "file", metavar="FILE", help="Cluster file; options stand above what it says.")
-_grace = click.option(
-    "--grace",
-    "grace_s",
-    type=Seconds(zero=True),
-    default=limits.GRACE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="What running functions have to end in, after Ctrl-C or SIGTERM.",
-)
+_grace = grace_option("What running functions have to end in, after Ctrl-C or SIGTERM.")
 
 
 class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4

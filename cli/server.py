@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zmqdist import limits
-from zmqdist_cli.common import Seconds, check_keys, secret_options
+from zmqdist_cli.common import check_keys, grace_option, secret_options
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
@@ -24,15 +23,7 @@ if TYPE_CHECKING:
 @click.option("--job", metavar="NAME", help="Which task it is; may be left out where there is only one job,")
 @click.option("--index", type=click.IntRange(0), metavar="N", help="... and only one task of it.")
 @click.option("--bind", "bind_host", metavar="HOST", help="Address to listen on, in place of its own of the cluster.")
-@click.option(
-    "--grace",
-    "grace_s",
-    type=Seconds(zero=True),
-    default=limits.GRACE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="What running calls have to end in, after Ctrl-C or SIGTERM.",
-)
+@grace_option("What running calls have to end in, after Ctrl-C or SIGTERM.")
 @secret_options
 @click.pass_context
 def server(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 import pytest
 
 PATIENCE_S = 5.0
+ROOT = Path(__file__).resolve().parents[1]
 _MARK = f"ZMQDIST_TEST_RUN={os.getpid()}"
 _TRACKERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # the standard library's, for good
 
@@ -123,3 +125,35 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("shares_cluster") is None:
         left = left_behind(before, _belongings, PATIENCE_S)
         assert not left, "this test left behind:\n" + "\n".join(left)
+
+
+@pytest.fixture
+def own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of this test's own. Folders whose tests make tokens and keys use it for all of them."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("ZMQDIST_KEYS_DIR", "ZMQDIST_TOKEN_FILE", "ZMQDIST_INSECURE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Runs a Python program in another process, which is killed at the end."""
+    made: list[subprocess.Popen[str]] = []
+
+    def run(program: str, *args: str) -> subprocess.Popen[str]:
+        made.append(
+            subprocess.Popen(
+                [sys.executable, "-c", program, *args],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        return made[-1]
+
+    yield run
+    for process in made:
+        process.kill()
+        process.communicate()

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.coordination.kept import ROOT, Keeper
+from tests.coordination.kept import Keeper
 from zmqdist.coordination.client import CoordinationClient
 
 
 @pytest.fixture(autouse=True)
-def _own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token of these tests, not the user's."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("ZMQDIST_KEYS_DIR", raising=False)
-    monkeypatch.delenv("ZMQDIST_TOKEN_FILE", raising=False)
+def _own_secrets(own_secrets: None) -> None:
+    """All tests of this folder."""
 
 
 @pytest.fixture
@@ -51,27 +45,3 @@ def join(keep: Callable[..., Keeper]) -> Iterator[Callable[..., CoordinationClie
     yield make
     for client in made:
         client.close()
-
-
-@pytest.fixture
-def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Runs a Python program in another process, which is killed at the end."""
-    made: list[subprocess.Popen[str]] = []
-
-    def run(program: str, *args: str) -> subprocess.Popen[str]:
-        made.append(
-            subprocess.Popen(
-                [sys.executable, "-c", program, *args],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-        return made[-1]
-
-    yield run
-    for process in made:
-        process.kill()
-        process.communicate()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +10,10 @@ import pytest
 from tests.net.wired import Dialled, Served
 from zmqdist.net.security import ClientSecurity, ServerSecurity, client_security, server_security
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(autouse=True)
-def _own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token of these tests, not the user's."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("ZMQDIST_KEYS_DIR", raising=False)
-    monkeypatch.delenv("ZMQDIST_TOKEN_FILE", raising=False)
+def _own_secrets(own_secrets: None) -> None:
+    """All tests of this folder."""
 
 
 @pytest.fixture
@@ -50,19 +42,3 @@ def dial() -> Iterator[Callable[..., Dialled]]:
     for dialled in made:
         dialled.loop.stop()
         assert dialled.loop.faults == 0
-
-
-@pytest.fixture
-def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Runs a Python program in another process, which is killed at the end."""
-    made: list[subprocess.Popen[str]] = []
-
-    def run(program: str, *args: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", program, *args]
-        made.append(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        return made[-1]
-
-    yield run
-    for process in made:
-        process.kill()
-        process.communicate()

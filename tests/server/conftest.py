@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from zmqdist.server.server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.fixture(autouse=True)
-def _own_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The token of these tests, not the user's."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in ("ZMQDIST_KEYS_DIR", "ZMQDIST_TOKEN_FILE", "ZMQDIST_INSECURE"):
-        monkeypatch.delenv(name, raising=False)
+def _own_secrets(own_secrets: None) -> None:
+    """All tests of this folder."""
 
 
 @pytest.fixture
@@ -46,27 +38,3 @@ def free_addresses(count: int) -> list[str]:
     for each in sockets:
         each.close()
     return addresses
-
-
-@pytest.fixture
-def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Runs a Python program in another process, which is killed at the end."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def run(program: str, *args: str) -> subprocess.Popen[str]:
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", program, *args],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-        return processes[-1]
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
