@@ -184,6 +184,14 @@ def test_a_wrong_section_of_the_config_is_refused_by_its_key(section: Any) -> No
         config_of(section)
 
 
+def test_a_wrong_config_leaves_the_port_free(made: Made) -> None:
+    spec = cluster(worker=1)
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        made(spec, config={"coordination": 7})
+    made(spec)
+    assert "coordination" in str(caught.value)  # kept until now, with all that its traceback refers to
+
+
 def test_the_section_of_the_config_is_that_of_the_machine() -> None:
     given = {"heartbeat_timeout_s": 2, "recoverable_jobs": ["worker"], "shutdown_timeout_s": 0}
     assert config_of(given) == CoordinationConfig(heartbeat_timeout_s=2, recoverable_jobs=frozenset(("worker",)))

@@ -372,8 +372,9 @@ def test_variables_keep_dtype_and_shape(opened: Opened, value: Any) -> None:
 
 def test_what_is_no_array_cannot_be_a_variable(opened: Opened) -> None:
     session = opened()
-    with pytest.raises(InvalidArgumentError):
-        session.assign("v", object())
+    for value in (object(), None, [1, [2]]):
+        with pytest.raises(InvalidArgumentError, match="variable 'v' cannot hold"):
+            session.assign("v", value)
     with pytest.raises(InvalidArgumentError, match="no array of numbers or text"):
         session.run(lambda: zd.Server.current().variables.assign("v", object()))
     with pytest.raises(InvalidArgumentError, match="named by text"):
@@ -452,6 +453,46 @@ def test_reset_ends_what_other_sessions_wait_for(opened: Opened, server: Server,
     assert QUEUES[slot].get(timeout=10) == "gave up"
     with pytest.raises(AbortedError, match=r"Session\.reset"):
         session.read("v")
+
+
+def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
+    made: Callable[..., Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.server.sessions.SESSIONS_MAX", 2)
+    spec = {"worker": free_addresses(2)}
+    servers = [made(spec, "worker", index) for index in range(2)]
+    sessions = [opened(servers[0]) for _ in range(2)]
+    for session in sessions:
+        session.variables()
+    Session.reset(servers[0].target)
+    for session in sessions:
+        with pytest.raises(AbortedError, match=r"Session\.reset was called at worker:0"):
+            session.assign("v", 1, task="worker:1")
+        session.close()
+    with opened(servers[0]) as session:
+        session.variables()
+        Session.reset(servers[0].target)
+    assert len(servers[1]._sessions._ended) == 2  # the last ones
+
+
+@pytest.mark.parametrize("timeout", ["1", None, float("nan"), True])
+def test_a_time_out_is_a_number_of_milliseconds(opened: Opened, server: Server, timeout: Any) -> None:
+    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+        opened().run(int, timeout_in_ms=timeout)
+    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+        opened(operation_timeout_in_ms=timeout)
+    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+        Session.reset(server.target, timeout_in_ms=timeout)
+
+
+@pytest.mark.parametrize("timeout", [np.float64(60_000), np.int64(60_000), 1e300])
+def test_a_time_out_may_be_a_number_of_numpy_or_very_long(opened: Opened, timeout: float) -> None:
+    assert opened().run(int, timeout_in_ms=timeout) == 0
+
+
+def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
+    with pytest.raises(zd.errors.InvalidArgumentError, match="the config of a session is a dict"):
+        Session(server, 5)  # type: ignore[arg-type]
 
 
 def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(
