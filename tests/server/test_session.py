@@ -314,6 +314,32 @@ def test_a_function_that_captures_what_can_change_is_sent_as_it_is_at_each_run(o
     assert seen == [0]
 
 
+def _counting() -> list[Callable[[], int]]:
+    names: dict[str, Any] = {"__name__": "__main__", "n": 0}
+    exec("def in_global():\n    global n\n    n += 1\n    return n", names)
+    n = 0
+
+    def in_cell() -> int:
+        nonlocal n
+        n += 1
+        return n
+
+    def within() -> int:
+        def inner() -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        return inner()
+
+    return [names["in_global"], in_cell, within]
+
+
+@pytest.mark.parametrize("fn", _counting(), ids=["global", "nonlocal", "nonlocal within"])
+def test_what_a_function_binds_at_the_task_is_not_there_at_its_next_run(opened: Opened, fn: Callable[[], int]) -> None:
+    assert [opened().run(fn), opened().run(fn)] == [1, 1]
+
+
 def test_a_function_that_captures_nothing_mutable_is_pickled_once(opened: Opened, server: Server) -> None:
     session = opened()
     add = eval("lambda a, b: a + b")  # of no importable module
