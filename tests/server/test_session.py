@@ -451,6 +451,17 @@ def test_a_target_that_is_not_there_is_waited_for_and_named(opened: Opened) -> N
         late.close()
 
 
+def test_a_task_that_has_gone_since_is_named_as_missing(opened: Opened, made: Callable[..., Server]) -> None:
+    spec = {"worker": free_addresses(2)}
+    servers = [made(spec, "worker", index) for index in range(2)]
+    session = opened(servers[0])
+    assert session.run(int, task="worker:1") == 0
+    servers[1].stop()
+    told = rf"int was not begun in time: missing task worker:1 at {spec['worker'][1]}"
+    with pytest.raises(DeadlineExceededError, match=told):
+        session.run(int, task="worker:1", timeout_in_ms=50)
+
+
 def test_what_is_no_tasks_server_is_told_so(opened: Opened) -> None:
     with (
         zd.rpc.Server.create("zmq", "127.0.0.1:0") as other,

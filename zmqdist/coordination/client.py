@@ -47,8 +47,8 @@ class CoordinationClient:
     It registers in the background, and stays registered; other tasks are told when it is lost. Questions wait for the keeper to
     appear for the first time, up to their time-outs (LEADER_WAIT_S where they have none).
 
-    Every question raises UnavailableError while the keeper is gone; AbortedError or another OpError when it does not take this task (any
-    more); InvalidArgumentError for arguments that make no sense.
+    Every question raises UnavailableError while the keeper is gone (that of a client which is no task waits for the next one);
+    AbortedError or another OpError when it does not take this task (any more); InvalidArgumentError for arguments that make no sense.
 
     Attributes:
       kv: the keys.

@@ -128,6 +128,8 @@ class Link:
         if wait is not None:
             self._waits.add(wait)
         try:
+            if wait is not None and self.who is None:  # there is no thread that would tell
+                self._wait_aloud(started, wait)
             return started.get_value()
         except UnavailableError as error:
             raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
@@ -149,6 +151,12 @@ class Link:
                 self._asked.discard(started)
             if wait is not None:
                 self._waits.discard(wait)
+
+    def _wait_aloud(self, started: StatusOrResult, wait: Wait) -> None:
+        ended = threading.Event()
+        started.add_done_callback(lambda _: ended.set())
+        while not ended.wait(WAIT_LOG_S):
+            log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.what)
 
     def ready(self, due: float) -> None:
         """Wait until the task is registered. Raises as `ask`."""

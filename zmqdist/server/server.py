@@ -77,7 +77,7 @@ class Server:
           insecure: without keys, let everybody in.
 
         Raises:
-          TypeError: the first argument is no cluster.
+          TypeError: the first argument is no cluster, or `config` no dict.
           ValueError: the job or the task must be named.
           InvalidArgumentError: the cluster has no such task, or its address has no port.
           NotFoundError: no such protocol.

@@ -332,9 +332,7 @@ class Session:
         try:
             answer = self._wait(connection, what, due, "session.open", self._id, is_master, self._config)
         except DeadlineExceededError:
-            of = "" if is_master else f" at {connection.address}"
-            told = f"{what} was not begun in time: missing task {connection.name}{of}"
-            raise DeadlineExceededError(None, None, told) from None
+            raise DeadlineExceededError(None, None, _missing(what, connection)) from None
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
@@ -370,14 +368,19 @@ class Session:
         if isinstance(error, UnavailableError):
             raise UnavailableError(None, None, f"{what} on {name}: {error.message}") from None
         if isinstance(error, DeadlineExceededError):
-            raise DeadlineExceededError(
-                None, None, f"{what} on {name} did not end in time; it may go on there"
-            ) from None
+            sent = "waited for a server" not in error.message
+            told = f"{what} on {name} did not end in time; it may go on there" if sent else _missing(what, connection)
+            raise DeadlineExceededError(None, None, told) from None
         raise error
 
     def _check_open(self) -> None:
         if self._closed:
             raise FailedPreconditionError(None, None, "this session was closed: make a new one")
+
+
+def _missing(what: str, connection: _Connection) -> str:
+    of = "" if connection.name == connection.address else f" at {connection.address}"
+    return f"{what} was not begun in time: missing task {connection.name}{of}"
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
