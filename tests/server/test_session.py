@@ -527,6 +527,25 @@ def test_a_time_out_may_be_a_number_of_numpy_or_very_long(opened: Opened, timeou
     assert opened().run(int, timeout_in_ms=timeout) == 0
 
 
+def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Server) -> None:
+    session = opened(isolate_session_state=True)
+    session.assign("v", 1)
+    (known,) = server._sessions._sessions.values()
+    assert known.variables.specs()
+    Session.reset(server.target)
+    assert not known.variables.specs()
+
+
+def test_a_task_keeps_a_bounded_number_of_functions(
+    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.server.sessions.FUNCTIONS_KEPT_MAX", 2)
+    session = opened()
+    for number in range(4):
+        assert session.run(lambda number=number: number) == number
+    assert len(server._sessions._functions) == 2
+
+
 def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
     with pytest.raises(zd.errors.InvalidArgumentError, match="the config of a session is a dict"):
         Session(server, 5)  # type: ignore[arg-type]
