@@ -175,6 +175,7 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
 
     def interrupt() -> None:
         assert began.wait(10)  # type: ignore[attr-defined]
+        until(lambda: session._pending)  # the function may begin before its call has come back to who made it
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

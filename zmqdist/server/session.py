@@ -344,10 +344,10 @@ class Session:
     def _wait(self, connection: _Connection, what: str, due: float, method: str, *args: Any) -> Any:
         self._check_open()
         result = start(connection.client, method, *args, due=due)
-        with self._lock:
-            if not self._closed:
-                self._pending.add(result)
         try:
+            with self._lock:
+                if not self._closed:
+                    self._pending.add(result)
             if self._closed:  # between the check and now: `close` did not see this call
                 result.cancel()
             return result.get_value()
