@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.coordination.kept import Caller, Keeper, free_address, until
 from zmqdist import errors
+from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import ZmqClient, asking
@@ -104,3 +106,18 @@ def test_who_is_no_task_has_the_keys_alone(keep: Keep, join: Join) -> None:
     alone = join(free_address())
     with pytest.raises(errors.DeadlineExceededError):
         alone.kv.get("k", 0.1)
+
+
+def test_who_is_no_task_and_waits_without_an_end_says_so(
+    keep: Keep,
+    join: Join,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(link, "WAIT_LOG_S", 0.02)
+    visitor = join(keep(1))
+    with caplog.at_level(logging.WARNING, "zmqdist.coordination"):
+        waiting = Caller(visitor.kv.get, "k")
+        until(lambda: "this client has waited 0 s for key 'k'" in caplog.text)
+    visitor.kv.set("k", 1)
+    assert (waiting.ended(), waiting.value) == (None, 1)

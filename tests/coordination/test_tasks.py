@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.coordination.kept import KEEPER, TASK, Caller, Keeper, free_address, until
@@ -144,11 +145,26 @@ def test_a_wait_without_an_end_says_for_whom(
     assert [type(caller.ended()) for caller in waiting] == [errors.CancelledError, type(None)]
 
 
-@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True, 10**400])
 def test_a_time_out_is_a_number_of_seconds(keep: Keep, join: Join, timeout: float) -> None:
     client = join(keep(1), "worker:0")
     with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds"):
         client.barrier("b", timeout)
+
+
+@pytest.mark.parametrize("timeout", [np.float64(60), np.float32(60), np.int64(60), 1e300])
+def test_a_time_out_may_be_a_number_of_numpy_or_very_long(keep: Keep, join: Join, timeout: float) -> None:
+    client = join(keep(1), "worker:0")
+    client.barrier("b", timeout)
+    client.kv.set("k", 1)
+    assert client.kv.get("k", timeout) == 1
+
+
+@pytest.mark.parametrize("tasks", ["worker:0", 7])
+def test_one_name_in_place_of_a_list_of_tasks_is_told(keep: Keep, join: Join, tasks: Any) -> None:
+    client = join(keep(1), "worker:0")
+    with pytest.raises(errors.InvalidArgumentError, match="no list of tasks: wanted one like"):
+        client.barrier("b", 30, tasks)
 
 
 # -- who is there ----------------------------------------------------------------------------------------------------------
@@ -205,6 +221,45 @@ def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(keep:
     waiting = Caller(clients[0].barrier, "another", 30)
     clients[1].barrier("another", 30)
     assert waiting.ended() is None
+
+
+def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(keep: Keep, join: Join) -> None:
+    keeper = keep(2, heartbeat_timeout_s=0.5)
+    clients = [join(keeper, f"worker:{index}") for index in range(2)]
+    goes_on, heard = threading.Event(), []
+
+    def hear(task: str, error: errors.OpError) -> None:
+        heard.append(error.message)
+        assert goes_on.wait(30)
+
+    clients[0].on_error(hear)
+    clients[0].register(30)
+    clients[1].report_error(errors.DATA_LOSS, "first")
+    until(lambda: heard)
+    beaten_at = keeper.service._tasks._records[("worker", 0)].heard_at
+    until(lambda: keeper.service._tasks._records[("worker", 0)].heard_at > beaten_at + 1)
+    assert clients[0].task_states()["worker:0"].state == "up"
+    clients[1].reset()
+    clients[1].report_error(errors.DATA_LOSS, "second")
+    goes_on.set()
+    until(lambda: len(heard) == 2)  # in order
+    assert ["first" in heard[0], "second" in heard[1]] == [True, True]
+
+
+def test_a_reset_ends_with_the_keeper_and_with_the_client(keep: Keep, join: Join) -> None:
+    keeper = keep(2)
+    gone, stays = join(keeper, "worker:0"), join(free_address(), "worker:1")
+    gone.register(30)
+    keeper.stop()
+    until(lambda: gone._link._state == link.LOST)
+    with pytest.raises(errors.UnavailableError, match="has gone"):
+        gone.reset()
+    resetting = Caller(stays.reset)  # nobody was ever there
+    until(lambda: stays._link._state == link.RESETTING)
+    stays.close()
+    assert isinstance(resetting.ended(), errors.FailedPreconditionError)
+    assert stays._link._thread is not None
+    assert not stays._link._thread.is_alive()
 
 
 def test_another_life_of_a_task_is_refused_and_told_to_all_until_it_is_reset(keep: Keep, join: Join) -> None:

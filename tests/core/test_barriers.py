@@ -139,8 +139,20 @@ def test_a_restarted_task_does_not_pass_what_its_former_life_has_passed() -> Non
     there.reset(C)
     there.register(C, 999)
     again = there.barrier(C)
-    assert (again.code, again.counter) == (INTERNAL, 0)
-    assert there.barrier(B).code == OK
+    assert (again.code, again.counter) == (INTERNAL, 1)
+    assert "was it started again?" in again.message
+
+
+def test_a_restarted_task_that_comes_first_fails_the_next_round_for_all_and_goes_on_with_them() -> None:
+    there = cluster()
+    for counter in range(3):
+        assert [there.barrier(task, counter=counter).done for task in (A, B, C)] == [False, False, True]
+    there.reset(C)
+    there.register(C, 999)
+    again = there.barrier(C, counter=0)
+    calls = [there.barrier(task, counter=3) for task in (A, B)]
+    assert [(call.code, call.message, call.counter) for call in calls] == [(INTERNAL, again.message, 3)] * 2
+    assert [there.barrier(task, counter=4).code for task in (A, B, C)][2] == OK
 
 
 def test_SecondBarrier_UseWrongCounter() -> None:

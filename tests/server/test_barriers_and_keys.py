@@ -145,6 +145,26 @@ def test_a_leader_that_stops_tells_those_who_wait_and_is_named_to_those_who_come
         other.barrier("b")
 
 
+def test_a_leader_that_was_started_again_meets_those_who_were_there_before(made: Made) -> None:
+    spec = cluster(worker=2)
+    leader, other = made(spec, "worker", 0), made(spec, "worker", 1)
+    for _ in range(3):
+        assert all_call([leader, other], "b", timeout=30) == [None, None]
+    leader.stop()
+    until(lambda: other.coordination._link._state == "lost")
+    leader = made(spec, "worker", 0)
+    until(lambda: other.coordination._link._state == "up")
+    assert all_call([leader, other], "b", timeout=30) == [None, None]
+
+
+def test_a_task_remembers_a_bounded_number_of_barriers(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.coordination.link.BARRIERS_MAX", 2)
+    server = made(cluster(worker=1))
+    for name in "abcb":
+        server.barrier(name, timeout=30)
+    assert server.coordination._link._counters == {"c": 1, "b": 2}
+
+
 def test_a_server_that_stops_has_left_and_takes_part_in_nothing(made: Made) -> None:
     spec = cluster(worker=2)
     leader, other = made(spec, "worker", 0), made(spec, "worker", 1)
@@ -182,6 +202,14 @@ def test_a_leader_whose_port_nobody_knows_is_told(made: Made) -> None:
 def test_a_wrong_section_of_the_config_is_refused_by_its_key(section: Any) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="coordination"):
         config_of(section)
+
+
+def test_a_wrong_config_leaves_the_port_free(made: Made) -> None:
+    spec = cluster(worker=1)
+    with pytest.raises(errors.InvalidArgumentError) as caught:
+        made(spec, config={"coordination": 7})
+    made(spec)
+    assert "coordination" in str(caught.value)  # kept until now, with all that its traceback refers to
 
 
 def test_the_section_of_the_config_is_that_of_the_machine() -> None:

@@ -103,6 +103,9 @@ def test_connect_to_host_takes_one_address_or_several(made: Made) -> None:
     for nothing in (None, "", []):
         with pytest.raises(ValueError, match="at least one address"):
             zd.connect_to_host(nothing)
+    for wrong in (5, [5], "nohost", ["127.0.0.1:1", "127.0.0.1:1"]):
+        with pytest.raises(ValueError, match="connect_to_host"):
+            zd.connect_to_host(wrong)  # type: ignore[arg-type]
 
 
 def test_check_alive(made: Made) -> None:

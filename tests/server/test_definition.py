@@ -66,6 +66,11 @@ def test_what_names_no_task_is_refused(given: Any, job: Any, index: Any, error: 
         effective(given, job, index)
 
 
+def test_a_config_that_is_no_dict_is_refused() -> None:
+    with pytest.raises(TypeError, match="the config of a server is a dict of options, not 5"):
+        effective({"local": ["a:1"]}, config=5)  # type: ignore[arg-type]
+
+
 def test_an_unknown_protocol_is_told_which_there_are() -> None:
     with pytest.raises(NotFoundError, match=r"'grpc'.*there is: zmq"):
         effective({"local": ["a:1"]}, protocol="grpc")

@@ -7,13 +7,16 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from math import inf
+from typing import Any
 
 import pytest
 
 from tests.server.conftest import free_addresses
-from zmqdist.errors import UNAVAILABLE, FailedPreconditionError
+from zmqdist.errors import UNAVAILABLE, FailedPreconditionError, InvalidArgumentError
 from zmqdist.rpc import ZmqClient
 from zmqdist.server.server import Server
+from zmqdist.server.session import Session
 
 Made = Callable[..., Server]
 
@@ -64,6 +67,21 @@ def test_the_port_is_free_right_after_stop_and_a_next_server_takes_it() -> None:
             assert server.address == address
             assert not is_free(address)
         assert is_free(address)
+
+
+@pytest.mark.parametrize("grace", ["1", -1, float("nan"), True])
+def test_a_wrong_grace_is_refused_and_the_server_goes_on(made: Made, grace: Any) -> None:
+    server = made({"local": ["localhost:0"]})
+    with Session(server) as session:
+        for stop in (server.stop, lambda given: session.stop_task(grace=given), session.shutdown):
+            with pytest.raises(InvalidArgumentError, match="grace is a number of seconds"):
+                stop(grace)
+        assert session.run(int) == 0
+        with pytest.raises(InvalidArgumentError, match="grace is a number of seconds"):
+            session._wait(session._master, "stop", inf, "server.stop", "1")  # by another client than ours
+        assert session.run(int) == 0
+    server.stop(inf)
+    assert is_free(server.address)
 
 
 def test_a_server_that_is_dropped_stops_in_the_background() -> None:

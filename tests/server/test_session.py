@@ -177,6 +177,7 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
 
     def interrupt() -> None:
         assert began.wait(10)  # type: ignore[attr-defined]
+        until(lambda: session._pending)  # the function may begin before its call has come back to who made it
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -316,6 +317,32 @@ def test_a_function_that_captures_what_can_change_is_sent_as_it_is_at_each_run(o
     assert seen == [0]
 
 
+def _counting() -> list[Callable[[], int]]:
+    names: dict[str, Any] = {"__name__": "__main__", "n": 0}
+    exec("def in_global():\n    global n\n    n += 1\n    return n", names)
+    n = 0
+
+    def in_cell() -> int:
+        nonlocal n
+        n += 1
+        return n
+
+    def within() -> int:
+        def inner() -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        return inner()
+
+    return [names["in_global"], in_cell, within]
+
+
+@pytest.mark.parametrize("fn", _counting(), ids=["global", "nonlocal", "nonlocal within"])
+def test_what_a_function_binds_at_the_task_is_not_there_at_its_next_run(opened: Opened, fn: Callable[[], int]) -> None:
+    assert [opened().run(fn), opened().run(fn)] == [1, 1]
+
+
 def test_a_function_that_captures_nothing_mutable_is_pickled_once(opened: Opened, server: Server) -> None:
     session = opened()
     add = eval("lambda a, b: a + b")  # of no importable module
@@ -374,8 +401,9 @@ def test_variables_keep_dtype_and_shape(opened: Opened, value: Any) -> None:
 
 def test_what_is_no_array_cannot_be_a_variable(opened: Opened) -> None:
     session = opened()
-    with pytest.raises(InvalidArgumentError):
-        session.assign("v", object())
+    for value in (object(), None, [1, [2]]):
+        with pytest.raises(InvalidArgumentError, match="variable 'v' cannot hold"):
+            session.assign("v", value)
     with pytest.raises(InvalidArgumentError, match="no array of numbers or text"):
         session.run(lambda: zd.Server.current().variables.assign("v", object()))
     with pytest.raises(InvalidArgumentError, match="named by text"):
@@ -426,6 +454,17 @@ def test_a_target_that_is_not_there_is_waited_for_and_named(opened: Opened) -> N
         late.close()
 
 
+def test_a_task_that_has_gone_since_is_named_as_missing(opened: Opened, made: Callable[..., Server]) -> None:
+    spec = {"worker": free_addresses(2)}
+    servers = [made(spec, "worker", index) for index in range(2)]
+    session = opened(servers[0])
+    assert session.run(int, task="worker:1") == 0
+    servers[1].stop()
+    told = rf"int was not begun in time: missing task worker:1 at {spec['worker'][1]}"
+    with pytest.raises(DeadlineExceededError, match=told):
+        session.run(int, task="worker:1", timeout_in_ms=50)
+
+
 def test_what_is_no_tasks_server_is_told_so(opened: Opened) -> None:
     with (
         zd.rpc.Server.create("zmq", "127.0.0.1:0") as other,
@@ -454,6 +493,65 @@ def test_reset_ends_what_other_sessions_wait_for(opened: Opened, server: Server,
     assert QUEUES[slot].get(timeout=10) == "gave up"
     with pytest.raises(AbortedError, match=r"Session\.reset"):
         session.read("v")
+
+
+def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
+    made: Callable[..., Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.server.sessions.SESSIONS_MAX", 2)
+    spec = {"worker": free_addresses(2)}
+    servers = [made(spec, "worker", index) for index in range(2)]
+    sessions = [opened(servers[0]) for _ in range(2)]
+    for session in sessions:
+        session.variables()
+    Session.reset(servers[0].target)
+    for session in sessions:
+        with pytest.raises(AbortedError, match=r"Session\.reset was called at worker:0"):
+            session.assign("v", 1, task="worker:1")
+        session.close()
+    with opened(servers[0]) as session:
+        session.variables()
+        Session.reset(servers[0].target)
+    assert len(servers[1]._sessions._ended) == 2  # the last ones
+
+
+@pytest.mark.parametrize("timeout", ["1", None, float("nan"), True])
+def test_a_time_out_is_a_number_of_milliseconds(opened: Opened, server: Server, timeout: Any) -> None:
+    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+        opened().run(int, timeout_in_ms=timeout)
+    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+        opened(operation_timeout_in_ms=timeout)
+    with pytest.raises(zd.errors.InvalidArgumentError, match="a time-out is a number of milliseconds"):
+        Session.reset(server.target, timeout_in_ms=timeout)
+
+
+@pytest.mark.parametrize("timeout", [np.float64(60_000), np.int64(60_000), 1e300])
+def test_a_time_out_may_be_a_number_of_numpy_or_very_long(opened: Opened, timeout: float) -> None:
+    assert opened().run(int, timeout_in_ms=timeout) == 0
+
+
+def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Server) -> None:
+    session = opened(isolate_session_state=True)
+    session.assign("v", 1)
+    (known,) = server._sessions._sessions.values()
+    assert known.variables.specs()
+    Session.reset(server.target)
+    assert not known.variables.specs()
+
+
+def test_a_task_keeps_a_bounded_number_of_functions(
+    opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.server.sessions.FUNCTIONS_KEPT_MAX", 2)
+    session = opened()
+    for number in range(4):
+        assert session.run(lambda number=number: number) == number
+    assert len(server._sessions._functions) == 2
+
+
+def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
+    with pytest.raises(zd.errors.InvalidArgumentError, match="the config of a session is a dict"):
+        Session(server, 5)  # type: ignore[arg-type]
 
 
 def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(

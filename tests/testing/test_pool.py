@@ -21,6 +21,7 @@ from zmqdist.testing import (
     create_cluster_spec,
     get_barrier,
 )
+from zmqdist.testing.runner.crew import Work
 
 
 @pytest.fixture
@@ -150,6 +151,22 @@ def test_values_and_the_barrier_come_in_every_run(pool: MultiProcessPoolRunner) 
 
     assert pool.run(meet, ("a",), {"twice": True}) == ["a"]
     assert pool.run(meet, ("b",), {"twice": False}) == ["b"]
+
+
+def test_no_task_begins_a_run_before_all_can_come_to_its_barrier(
+    pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(pool.run(me)) == 2
+    cannot_come: list[dict[Any, str]] = []
+    send = Work.send
+
+    def sent(work: Work, *args: Any, **kwargs: Any) -> None:
+        cannot_come.append(dict(pool._crew.gate._ended))
+        send(work, *args, **kwargs)
+
+    monkeypatch.setattr(Work, "send", sent)
+    assert len(pool.run(me)) == 2
+    assert cannot_come == [{}, {}]
 
 
 def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:

@@ -307,6 +307,12 @@ def test_barrier(tmp_path: Path) -> None:
     assert run(work, create_cluster_spec(has_chief=True, num_workers=2)).return_value == [(3, 3, 2)] * 3
 
 
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_barrier_takes_no_time_out_that_would_never_be_over(timeout: float) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="a time-out is a number of seconds"):
+        run(lambda: get_barrier().wait(timeout), create_cluster_spec(num_workers=1))
+
+
 def test_barrier_called_in_main_process() -> None:
     with pytest.raises(ValueError, match="in the function that the runner runs"):
         get_barrier()

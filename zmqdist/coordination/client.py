@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from math import inf, isfinite
+from math import inf, nan
+from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.cluster.devices import Device
@@ -46,8 +47,8 @@ class CoordinationClient:
     It registers in the background, and stays registered; other tasks are told when it is lost. Questions wait for the keeper to
     appear for the first time, up to their time-outs (LEADER_WAIT_S where they have none).
 
-    Every question raises UnavailableError while the keeper is gone; AbortedError or another OpError when it does not take this task (any
-    more); InvalidArgumentError for arguments that make no sense.
+    Every question raises UnavailableError while the keeper is gone (that of a client which is no task waits for the next one);
+    AbortedError or another OpError when it does not take this task (any more); InvalidArgumentError for arguments that make no sense.
 
     Attributes:
       kv: the keys.
@@ -94,10 +95,9 @@ class CoordinationClient:
           InvalidArgumentError: the callers do not agree on `tasks`, or one is not among them.
           CancelledError: somebody cancelled it, or this task called it again from elsewhere.
         """
-        who, due = self._who(), _due(timeout)
+        who, due, members = self._who(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
-        members = None if tasks is None else [task_of(task) for task in tasks]
         wait = Wait(f"at barrier {name!r}", name) if timeout is None else None
         code, message, counter = self._link.ask(
             "barrier", who, name, self._link.counter(name), left, members, due=due, wait=wait
@@ -134,8 +134,7 @@ class CoordinationClient:
 
     def alive_tasks(self, tasks: Iterable[TaskName] | None = None) -> list[str]:
         """Which of these tasks are alive. All of them that are must ask the same, and get the same answer when the last one has."""
-        members = None if tasks is None else [task_of(task) for task in tasks]
-        return [named(task) for task in self._ask("alive", self._who(), members)]
+        return [named(task) for task in self._ask("alive", self._who(), _tasks_of(tasks))]
 
     # -- who is there -----------------------------------------------------------------------------------------------------------
 
@@ -167,7 +166,7 @@ class CoordinationClient:
         self._ask("report_error", self._who(), code, message)
 
     def on_error(self, fn: OnError) -> None:
-        """Have `fn(task, error)` called when a task of the cluster fails: with its name and an OpError, in a thread of this client."""
+        """Have `fn(task, error)` called when a task of the cluster fails: with its name and an OpError, in a thread for such calls."""
         self._link.callbacks.append(fn)
 
     @property
@@ -196,7 +195,11 @@ class CoordinationClient:
         self._ask("beat", self._who())
 
     def reset(self) -> None:
-        """Have the keeper forget that this task is in error, or was there in another life, and register again."""
+        """Have the keeper forget that this task is in error, or was there in another life, and register again.
+
+        Raises:
+          DeadlineExceededError: there was no keeper within LEADER_WAIT_S.
+        """
         self._who()
         self._link.reset()
 
@@ -313,11 +316,30 @@ def task_of(name: TaskName) -> Task:
     return job, index
 
 
+def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
+    if names is None:
+        return None
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise InvalidArgumentError(
+            None, None, f'{names!r} is no list of tasks: wanted one like ["worker:0", "worker:1"]'
+        )
+    return [task_of(name) for name in names]
+
+
 def _due(timeout: float | None) -> float:
+    """When a time-out is over; numbers of NumPy will do, too."""
     if timeout is None:
         return inf
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not isfinite(timeout) or timeout < 0:
-        raise InvalidArgumentError(
-            None, None, f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        )
-    return time.monotonic() + timeout
+    seconds = number(timeout)
+    if not 0 <= seconds < inf:
+        text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+        raise InvalidArgumentError(None, None, text)
+    return time.monotonic() + min(seconds, TIMEOUT_MAX)
+
+
+def number(given: Any) -> float:
+    """A number as people give it, one of NumPy's too; NaN for what is none, or too large for a float."""
+    try:
+        return nan if isinstance(given, bool | str | bytes) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        return nan

@@ -6,6 +6,7 @@ Rules
     Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
     what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
     An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
+    Callbacks have a thread of their own: one that takes its time must not hold up the signs of life.
 
 Not here: what can be asked (client.py).
 """
@@ -19,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from math import inf
+from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from zmqdist.coordination.service import PREFIX
@@ -31,7 +33,7 @@ from zmqdist.errors import (
     UnavailableError,
     from_code,
 )
-from zmqdist.limits import BARRIERS_MAX, TASK_ERRORS_KEPT, WAIT_LOG_S
+from zmqdist.limits import BARRIERS_MAX, LEADER_WAIT_S, TASK_ERRORS_KEPT, WAIT_LOG_S
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult
@@ -44,8 +46,11 @@ AGAIN_S: Final = 0.1
 LEAVE_S: Final = 1.0
 """A goodbye without the others waits no longer for its answer."""
 
-LOOKING, UP, LOST, REFUSED, ENDED = "looking", "up", "lost", "refused", "ended"
-"""What a link may be: the keeper was never there; registered; the keeper has gone; refused for good; closed."""
+LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
+"""What a link may be: the keeper was never there; registered; the keeper has gone; refused for good; on the way to begin anew; closed."""
+
+_AT_WORK: Final = (LOOKING, UP, LOST)
+"""The thread is there."""
 
 OnError: TypeAlias = Callable[[str, OpError], object]
 
@@ -81,12 +86,16 @@ class Link:
         self._changed = threading.Condition()
         self._state = LOOKING
         self._refused: OpError | None = None
+        self._end: OpError | None = None
+        """How the registration has ended the last time."""
         self._pending: StatusOrResult | None = None
         self._waits: set[Wait] = set()
         self._asked: set[StatusOrResult] = set()
         """Questions that wait; not those that were cut off."""
         self._counters: OrderedDict[str, int] = OrderedDict()
         self._thread: threading.Thread | None = None
+        self._told: SimpleQueue[tuple[str, OpError] | None] = SimpleQueue()
+        self._teller: threading.Thread | None = None
         if who is not None:
             self._begin()
 
@@ -119,6 +128,8 @@ class Link:
         if wait is not None:
             self._waits.add(wait)
         try:
+            if wait is not None and self.who is None:  # there is no thread that would tell
+                self._wait_aloud(started, wait)
             return started.get_value()
         except UnavailableError as error:
             raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
@@ -127,6 +138,10 @@ class Link:
                 own = started in self._asked
             if own:
                 raise
+            if isinstance(
+                self._end, CancelledError
+            ):  # the keeper has said so, and its answer to this was not read any more
+                raise CancelledError(None, None, self._end.message) from error
             raise UnavailableError(None, None, f"{self.keeper} has gone") from error
         except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
             started.cancel()
@@ -137,18 +152,21 @@ class Link:
             if wait is not None:
                 self._waits.discard(wait)
 
+    def _wait_aloud(self, started: StatusOrResult, wait: Wait) -> None:
+        ended = threading.Event()
+        started.add_done_callback(lambda _: ended.set())
+        while not ended.wait(WAIT_LOG_S):
+            log.warning("%s has waited %.0f s %s", self.name, time.monotonic() - wait.began, wait.what)
+
     def ready(self, due: float) -> None:
         """Wait until the task is registered. Raises as `ask`."""
         began = time.monotonic()
         with self._changed:
             while self._state != UP:
                 if self._state == LOST:
-                    text = f"{self.keeper} has gone; what it kept is lost, and it can be used again when it is back"
-                    raise UnavailableError(None, None, text)
+                    raise self._gone()
                 if self._state == ENDED:
-                    raise FailedPreconditionError(
-                        None, None, f"{self.name} takes part in nothing any more: it was closed"
-                    )
+                    raise self._ended()
                 if self._refused is not None:
                     raise from_code(self._refused.error_code, self._refused.message)
                 now = time.monotonic()
@@ -202,31 +220,48 @@ class Link:
                 asking.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
         finally:
             self._join()
+            self._told.put(None)
             self._life.close()
             self._questions.close()
 
     def reset(self) -> None:
-        """Have the keeper forget what this task was, and register again."""
+        """Have the keeper forget what this task was, and register again. Waits for a keeper at most LEADER_WAIT_S."""
         assert self.who is not None
         with self._changed:
             if self._state == ENDED:
-                raise FailedPreconditionError(None, None, f"{self.name} takes part in nothing any more: it was closed")
-            self._state = ENDED
+                raise self._ended()
+            if self._state == LOST:  # the next one knows nothing that it could forget
+                raise self._gone()
+            if self._state == RESETTING:
+                raise FailedPreconditionError(None, None, f"{self.name} is being reset already, by another thread")
+            self._state = RESETTING
             self._changed.notify_all()
         self._join()
         try:
-            asking.start(self._life, PREFIX + "reset", *self.who[:2]).get_value()
+            self._hear("reset", *self.who[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
+        except DeadlineExceededError:
+            raise DeadlineExceededError(None, None, f"{self.keeper} did not answer to a reset") from None
+        except (UnavailableError, CancelledError):
+            raise (self._ended() if self.closed else self._gone()) from None
         finally:
-            self._state, self._refused = LOOKING, None
-            if self._thread is not threading.current_thread():  # from a callback: the thread goes on by itself
-                self._begin()
+            with self._changed:
+                if self._state == RESETTING:
+                    self._state, self._refused = LOOKING, None
+                    self._begin()
+
+    def _gone(self) -> UnavailableError:
+        text = f"{self.keeper} has gone; what it kept is lost, and it can be used again when it is back"
+        return UnavailableError(None, None, text)
+
+    def _ended(self) -> FailedPreconditionError:
+        return FailedPreconditionError(None, None, f"{self.name} takes part in nothing any more: it was closed")
 
     def _join(self) -> None:
         with self._changed:
             pending = self._pending
         if pending is not None:
             pending.cancel()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             self._thread.join()
 
     # -- the thread -----------------------------------------------------------------------------------------------------------
@@ -234,7 +269,7 @@ class Link:
     def _live(self) -> None:
         """Stay registered, until the end or until refused for good."""
         keeper = after = 0
-        while self._state not in (ENDED, REFUSED):
+        while self._state in _AT_WORK:
             try:
                 errors_count, incarnation = self._hear("register", self.who, os.getpid())
                 if incarnation != keeper:  # another life of the keeper
@@ -247,20 +282,21 @@ class Link:
                         after = number
                         self._tell(named(task), from_code(code, message))
                     self._log_waits()
-            except (UnavailableError, CancelledError):
+            except (UnavailableError, CancelledError) as error:
+                self._end = error
                 self._become(LOST if keeper else LOOKING)
                 self._cut_off()
                 with self._changed:
-                    self._changed.wait_for(lambda: self._state == ENDED, AGAIN_S)
+                    self._changed.wait_for(lambda: self._state not in _AT_WORK, AGAIN_S)
             except OpError as error:
                 self._become(REFUSED, error)
 
-    def _hear(self, method: str, *args: Any) -> Any:
-        pending = asking.start(self._life, PREFIX + method, *args)
+    def _hear(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _AT_WORK) -> Any:
+        pending = asking.start(self._life, PREFIX + method, *args, due=due)
         with self._changed:
             self._pending = pending
-            ended = self._state == ENDED
-        if ended:
+            wanted = self._state in states
+        if not wanted:
             pending.cancel()
         return pending.get_value()
 
@@ -273,18 +309,28 @@ class Link:
 
     def _become(self, state: str, refused: OpError | None = None) -> None:
         with self._changed:
-            if self._state != ENDED:
+            if self._state in _AT_WORK:
                 self._state, self._refused = state, refused
             self._changed.notify_all()
 
     def _tell(self, task: str, error: OpError) -> None:
         self.errors.append((task, error))
         del self.errors[:-TASK_ERRORS_KEPT]
-        for fn in list(self.callbacks):
-            try:
-                fn(task, error)
-            except Exception:
-                log.exception("on_error of %s failed", self.name)
+        if self.callbacks:
+            self._told.put((task, error))
+            if self._teller is None:
+                name = f"zmqdist-on-error-{self.name}"
+                self._teller = threading.Thread(target=self._call_back, name=name, daemon=True)
+                self._teller.start()
+
+    def _call_back(self) -> None:
+        """In a thread, which ends with the link; nobody waits for it."""
+        while (told := self._told.get()) is not None:
+            for fn in list(self.callbacks):
+                try:
+                    fn(*told)
+                except Exception:
+                    log.exception("on_error of %s failed", self.name)
 
     def _log_waits(self) -> None:
         now = time.monotonic()

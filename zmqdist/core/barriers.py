@@ -3,7 +3,7 @@
 Theory of operation
     A barrier has a name, and is used as often as one likes: each use is a round with a number. A task says which round it means: one
     more than the last one whose end it has seen. So a task that was started again, and would meet the others at the wrong place, is
-    found out, and the round fails for all.
+    found out, and the round fails for all: the one that is on, else the next, so that all are in step again after it, whoever came first.
     A round begins with its first caller, which says who belongs to it, and until when. It ends once, for all of its tasks alike:
     passed, or with an error. Those who come late get that error at once, and go on with the next round.
 
@@ -134,10 +134,14 @@ class Barriers:
             del barrier.late[task]
             return [Answer(ticket, late)]
         if current is None:
-            if barrier.counter is not None and counter != barrier.counter + 1:
+            behind = barrier.counter is not None and self._is_behind(barrier, counter, task)
+            if barrier.counter is not None and counter != barrier.counter + 1 and not behind:
                 return [Answer(ticket, self._past(barrier, counter, task))]
             del self._barriers[name]  # to the end: the most recently used
             self._barriers[name] = barrier
+            if behind and barrier.counter is not None:
+                problem = problem or (INTERNAL, self._out_of_step(barrier, counter, task))
+                counter = barrier.counter + 1
             current = barrier.round = _Round(counter, tasks, task, inf)
         problem = (None if current.came else problem) or self._misfit(barrier, current, counter, task, tasks)
         effects = self._join(barrier, current, ticket, task, due)
@@ -249,15 +253,22 @@ class Barriers:
             return INVALID_ARGUMENT, text
         return None
 
-    def _past(self, barrier: _Barrier, counter: int, task: Task) -> Outcome:
-        """What somebody gets who calls a round that has ended, or one that cannot begin yet."""
+    def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
+        """Whether this caller has not seen the last round, though that was for it."""
         assert barrier.counter is not None
-        if counter != barrier.counter or task in barrier.restarted:
-            text = (
-                f"{named(task)} came to round {counter} of barrier {barrier.name!r}, the last one was {barrier.counter}: "
-                "was it started again?"
-            )
-            return Outcome(INTERNAL, text, barrier.counter)
+        return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
+
+    def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
+        name, last = barrier.name, barrier.counter
+        return (
+            f"{named(task)} came to round {counter} of barrier {name!r}, the last one was {last}: was it started again?"
+        )
+
+    def _past(self, barrier: _Barrier, counter: int, task: Task) -> Outcome:
+        """What somebody gets who calls the round that has ended, or one that cannot begin yet."""
+        assert barrier.counter is not None
+        if counter != barrier.counter:
+            return Outcome(INTERNAL, self._out_of_step(barrier, counter, task), barrier.counter)
         if task not in barrier.tasks:
             text = f"{named(task)} called barrier {barrier.name!r}, which was for {listed(sorted(barrier.tasks))}"
             return Outcome(INVALID_ARGUMENT, text, counter)

@@ -78,12 +78,16 @@ def connect_to_host(
 ) -> Server | None:
     """Connect to one server, or to several that are the tasks of one job, by address: "host:port", "zmq://" in front is fine.
 
-    Returns, raises: as `connect_to_cluster`; ValueError where there is no address.
+    Returns, raises: as `connect_to_cluster`; ValueError where there is no address, or one that is none.
     """
     if not remote_host:
         raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")
-    hosts = [remote_host] if isinstance(remote_host, str) else list(remote_host)
+    hosts = [remote_host] if isinstance(remote_host, str) else remote_host
+    if not isinstance(hosts, Sequence) or not all(isinstance(host, str) for host in hosts):
+        raise ValueError(f"connect_to_host takes an address or a list of them, not {remote_host!r}")
     spec = ClusterSpec({job_name: [host.removeprefix("zmq://") for host in hosts]})
+    if problems := spec.validate():
+        raise ValueError(f"connect_to_host: {problems[0]}")
     return connect_to_cluster(spec, keys_dir=keys_dir, token_file=token_file)
 
 

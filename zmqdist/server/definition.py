@@ -31,7 +31,7 @@ def effective(
     """The ServerDef that the arguments of a server stand for; a copy, whatever was given.
 
     Raises:
-      TypeError: `given` is nothing of that kind.
+      TypeError: `given` is nothing of that kind, or `config` no dict.
       ValueError: no job, or the job or the task must be named because there is more than one; or what ClusterSpec refuses.
       InvalidArgumentError: the cluster has no such task.
       NotFoundError: no such protocol.
@@ -50,6 +50,8 @@ def effective(
     made.protocol = made.protocol or PROTOCOLS[0]
     if made.protocol not in PROTOCOLS:
         raise NotFoundError(None, None, f"no protocol {made.protocol!r}; there is: {', '.join(PROTOCOLS)}")
+    if not isinstance(config or {}, Mapping):
+        raise TypeError(f"the config of a server is a dict of options, not {config!r}")
     made.default_session_config = merged(made.default_session_config, config or {})
     made.own_address()
     return made

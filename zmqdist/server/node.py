@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.coordination.client import number
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnknownError
-from zmqdist.limits import SERVER_DESCRIPTORS
+from zmqdist.limits import GRACE_S, SERVER_DESCRIPTORS
 from zmqdist.messages import Goodbye
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
@@ -28,6 +29,9 @@ from zmqdist.wire.hello import our_hello
 
 Task: TypeAlias = tuple[str, int]
 """(job, index)."""
+
+A_YEAR_S = 3.2e7
+"""The longest grace; threads cannot wait for ever."""
 
 TASKS = frozenset({"worker", "submit"})
 """Roles of those who may use what tasks offer each other."""
@@ -58,6 +62,14 @@ def task_named(name: Any, me: Task) -> Task | None:
         return None
     job = device.job or me[0]
     return job, device.task if device.task is not None else me[1] if job == me[0] else 0
+
+
+def grace_s(given: Any) -> float:
+    """Seconds that running calls have when a server stops; None stands for GRACE_S. Raises InvalidArgumentError for no such number."""
+    seconds = GRACE_S if given is None else number(given)
+    if not seconds >= 0:
+        raise InvalidArgumentError(None, None, f"grace is a number of seconds, 0 or more, or None, not {given!r}")
+    return min(seconds, A_YEAR_S)
 
 
 class Node:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.rpc.service import Asked
-from zmqdist.server.node import TASKS, Node, named
+from zmqdist.server.node import TASKS, Node, grace_s, named
 
 if TYPE_CHECKING:
     from zmqdist.server.server import Server
@@ -35,22 +35,22 @@ class Remote:
         node = self._node
         return {"task": named(node.me), "address": node.address, "pid": os.getpid(), "incarnation": node.incarnation}
 
-    def _stop(self, grace_s: float) -> None:
+    def _stop(self, grace: float) -> None:
         """Answered before it happens."""
-        server = self._server()
+        limit_s, server = grace_s(grace), self._server()
         if server is not None:
-            threading.Thread(target=server.stop, args=(grace_s,), name="zmqdist-server-stop", daemon=True).start()
+            threading.Thread(target=server.stop, args=(limit_s,), name="zmqdist-server-stop", daemon=True).start()
 
-    def _shutdown(self, asked: Asked, grace_s: float) -> None:
+    def _shutdown(self, asked: Asked, grace: float) -> None:
         """Answered with the names of those that end."""
         name = "zmqdist-server-shutdown"
-        threading.Thread(target=self._shut_down, args=(asked, float(grace_s)), name=name, daemon=True).start()
+        threading.Thread(target=self._shut_down, args=(asked, grace_s(grace)), name=name, daemon=True).start()
 
-    def _shut_down(self, asked: Asked, grace_s: float) -> None:
+    def _shut_down(self, asked: Asked, limit_s: float) -> None:
         node = self._node
         try:
             due = time.monotonic() + GRACE_S
-            told = [(task, node.start(task, "server.stop", grace_s, due=due)) for task in node.up(node.others)]
+            told = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.others)]
             problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
             if problems:
                 raise UnavailableError(None, None, f"{named(node.me)} ends, but not {'; '.join(problems)}")
@@ -58,4 +58,4 @@ class Remote:
         except BaseException as error:
             asked.fail(error)
         with contextlib.suppress(FailedPreconditionError):  # it has ended meanwhile
-            node.loop.call_soon(self._stop, grace_s)  # after the answer
+            node.loop.call_soon(self._stop, limit_s)  # after the answer

@@ -29,7 +29,7 @@ from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.grouping import Group, Operations, Tasks
 from zmqdist.server.mail import Mail
-from zmqdist.server.node import Node, Task, named
+from zmqdist.server.node import Node, Task, grace_s, named
 from zmqdist.server.reach import Reach
 from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
@@ -77,7 +77,7 @@ class Server:
           insecure: without keys, let everybody in.
 
         Raises:
-          TypeError: the first argument is no cluster.
+          TypeError: the first argument is no cluster, or `config` no dict.
           ValueError: the job or the task must be named.
           InvalidArgumentError: the cluster has no such task, or its address has no port.
           NotFoundError: no such protocol.
@@ -97,14 +97,18 @@ class Server:
         self._started = False
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
-        watches = Watches(self._node)  # these end their waits first when it stops
-        self._mail = Mail(self._node, watches)
-        self._operations = Operations(self._node, Collectives(self._node, watches))
-        Reach(self._node)
-        me_later = weakref.ref(self)
-        Remote(self._node, me_later)
-        self._sessions = Sessions(self._node, self._definition, me_later)
-        self._together = Together(self._node, self._definition.default_session_config)
+        try:
+            watches = Watches(self._node)  # these end their waits first when it stops
+            self._mail = Mail(self._node, watches)
+            self._operations = Operations(self._node, Collectives(self._node, watches))
+            Reach(self._node)
+            me_later = weakref.ref(self)
+            Remote(self._node, me_later)
+            self._sessions = Sessions(self._node, self._definition, me_later)
+            self._together = Together(self._node, self._definition.default_session_config)
+        except BaseException:  # a wrong config: whoever mends it wants the same port
+            _close(self._node, self._stopped, 0.0)
+            raise
         if start:
             self.start()
 
@@ -234,9 +238,13 @@ class Server:
 
         Args:
           grace: seconds that running calls have; None: GRACE_S. After that their callers get UNAVAILABLE.
+
+        Raises:
+          InvalidArgumentError: `grace` is no number of seconds, 0 or more; the server goes on.
         """
+        limit_s = grace_s(grace)
         with self._life:
-            _close(self._node, self._stopped, GRACE_S if grace is None else grace)
+            _close(self._node, self._stopped, limit_s)
 
     # -- messages (mail.py) ------------------------------------------------------------------------------------------------
 

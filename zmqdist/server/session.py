@@ -19,13 +19,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan
 from typing import Any, Final, NoReturn
-
-import numpy as np
 
 from zmqdist.cluster.defs import ClusterDeviceFilters
 from zmqdist.cluster.devices import device_of
+from zmqdist.coordination.client import number
 from zmqdist.errors import (
     CANCELLED,
     FAILED_PRECONDITION,
@@ -37,21 +36,25 @@ from zmqdist.errors import (
     OpError,
     UnavailableError,
 )
-from zmqdist.limits import GRACE_S, TASK_PROBE_S
+from zmqdist.limits import TASK_PROBE_S
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult, ZmqClient
 from zmqdist.rpc.asking import start
-from zmqdist.server.node import Task, named, task_named
+from zmqdist.server.node import Task, grace_s, named, task_named
 from zmqdist.server.probe import listening
 from zmqdist.server.sessions import RAISED, sendable, unpacked
+from zmqdist.server.variables import array_of
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import trusted
 from zmqdist.wire.functions import FunctionCache
 
-OPTIONS: Final = frozenset({"isolate_session_state", "operation_timeout_in_ms"})
+_TIMEOUT: Final = "operation_timeout_in_ms"
+OPTIONS: Final = frozenset({"isolate_session_state", _TIMEOUT})
 
 _SCHEME: Final = "zmq"
+_LONG_MS: Final = 1e12
+"""A time-out that is never over."""
 _CLOSING_S: Final = 0.5
 """A task that has gone keeps `close` for so long at most."""
 
@@ -131,6 +134,7 @@ class Session:
 
         Raises:
           NotFoundError: the target is of another kind.
+          InvalidArgumentError: `config` is no dict, or its time-out no number.
           FailedPreconditionError: the target needs keys.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
@@ -184,7 +188,7 @@ class Session:
         Raises:
           InvalidArgumentError: `value` is no array of numbers or text.
         """
-        array = np.asarray(value)
+        array = array_of(name, value)
         self._ask(f"assign of {name!r}", task, timeout_in_ms, "session.assign", name, array, container)
 
     def read(self, name: str, container: str = "", *, task: Any = None, timeout_in_ms: float = 0) -> Any:
@@ -216,12 +220,12 @@ class Session:
     def stop_task(self, task: Any = None, grace: float | None = None, *, timeout_in_ms: float = 0) -> None:
         """Have the server of a task stop, as its `stop(grace)` does; returns when it was told."""
         connection = self._reach(task, due := self._due(timeout_in_ms), "stop_task")
-        self._wait(connection, "stop_task", due, "server.stop", GRACE_S if grace is None else float(grace))
+        self._wait(connection, "stop_task", due, "server.stop", grace_s(grace))
 
     def shutdown(self, grace: float | None = None, *, timeout_in_ms: float = 0) -> list[str]:
         """Have all tasks of the cluster that are up stop; the names of those that were told."""
         connection = self._reach(None, due := self._due(timeout_in_ms), "shutdown")
-        told = self._wait(connection, "shutdown", due, "server.shutdown", GRACE_S if grace is None else float(grace))
+        told = self._wait(connection, "shutdown", due, "server.shutdown", grace_s(grace))
         return list(told)
 
     @staticmethod
@@ -246,14 +250,14 @@ class Session:
           UnavailableError: a task could not be told; the text names it.
         """
         address, credentials = _place(target, keys_dir, token_file)
-        limit_ms = timeout_in_ms if timeout_in_ms > 0 else _checked(config).get("operation_timeout_in_ms", 0)
-        due = time.monotonic() + limit_ms / 1000 if limit_ms > 0 else inf
+        began = time.monotonic()
+        due = _due(timeout_in_ms, _checked(config))
         names = [containers] if isinstance(containers, str) else list(containers or ())
         with ZmqClient(address, f"reset pid {os.getpid()}", security=credentials.client(address, "submit")) as client:
             try:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
-                told = f"no task's server at {address} answered to the reset within {limit_ms / 1000:g} s"
+                told = f"no task's server at {address} answered to the reset within {due - began:.3g} s"
                 raise DeadlineExceededError(None, None, told) from None
 
     def close(self) -> None:
@@ -289,10 +293,8 @@ class Session:
         return self._wait(self._reach(task, due, what), what, due, method, self._id, *args)
 
     def _due(self, timeout_in_ms: float) -> float:
-        if timeout_in_ms <= 0:
-            config = self._config if self._cluster is None else self._cluster.config
-            timeout_in_ms = config.get("operation_timeout_in_ms", 0)
-        return time.monotonic() + timeout_in_ms / 1000 if timeout_in_ms > 0 else inf
+        config = self._config if self._cluster is None else self._cluster.config
+        return _due(timeout_in_ms, config)
 
     def _reach(self, task: Any, due: float, what: str) -> _Connection:
         """A task that has this session, when it is there."""
@@ -330,9 +332,7 @@ class Session:
         try:
             answer = self._wait(connection, what, due, "session.open", self._id, is_master, self._config)
         except DeadlineExceededError:
-            of = "" if is_master else f" at {connection.address}"
-            told = f"{what} was not begun in time: missing task {connection.name}{of}"
-            raise DeadlineExceededError(None, None, told) from None
+            raise DeadlineExceededError(None, None, _missing(what, connection)) from None
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
@@ -344,10 +344,10 @@ class Session:
     def _wait(self, connection: _Connection, what: str, due: float, method: str, *args: Any) -> Any:
         self._check_open()
         result = start(connection.client, method, *args, due=due)
-        with self._lock:
-            if not self._closed:
-                self._pending.add(result)
         try:
+            with self._lock:
+                if not self._closed:
+                    self._pending.add(result)
             if self._closed:  # between the check and now: `close` did not see this call
                 result.cancel()
             return result.get_value()
@@ -368,14 +368,19 @@ class Session:
         if isinstance(error, UnavailableError):
             raise UnavailableError(None, None, f"{what} on {name}: {error.message}") from None
         if isinstance(error, DeadlineExceededError):
-            raise DeadlineExceededError(
-                None, None, f"{what} on {name} did not end in time; it may go on there"
-            ) from None
+            sent = "waited for a server" not in error.message
+            told = f"{what} on {name} did not end in time; it may go on there" if sent else _missing(what, connection)
+            raise DeadlineExceededError(None, None, told) from None
         raise error
 
     def _check_open(self) -> None:
         if self._closed:
             raise FailedPreconditionError(None, None, "this session was closed: make a new one")
+
+
+def _missing(what: str, connection: _Connection) -> str:
+    of = "" if connection.name == connection.address else f" at {connection.address}"
+    return f"{what} was not begun in time: missing task {connection.name}{of}"
 
 
 def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credentials]:
@@ -399,7 +404,24 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
 
 
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not isinstance(config or {}, Mapping):
+        raise InvalidArgumentError(None, None, f"the config of a session is a dict of options, not {config!r}")
     given = dict(config or {})
     for key in given.keys() - OPTIONS:
         warnings.warn(f"session option {key!r} is not known here and does nothing", stacklevel=3)
+    _limit_s(given.get(_TIMEOUT, 0))
     return {key: value for key, value in given.items() if key in OPTIONS}
+
+
+def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
+    """When an operation that begins now is due; without a time-out of its own, that of the config."""
+    limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(_TIMEOUT, 0)))
+    return time.monotonic() + limit_s
+
+
+def _limit_s(timeout_in_ms: Any) -> float:
+    known = number(timeout_in_ms)
+    if isnan(known):
+        told = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
+        raise InvalidArgumentError(None, None, told)
+    return known / 1000 if 0 < known < _LONG_MS else inf

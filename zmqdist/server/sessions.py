@@ -5,7 +5,7 @@ Rules
     the tasks, the one that the client was given as its target, is its master.
     A session sees the variables that all share, or, isolated, its own, which go when it is closed or lost.
     A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master:
-    whatever it asks next, or has asked, fails with ABORTED.
+    whatever it asks next, or has asked, fails with ABORTED, also at a task that it has not used before.
     Functions run in threads of their own, many at a time, because one may wait for what another one does. Nobody can end a thread: a
     function whose caller has gone is asked to end (`zmqdist.cancelled()`).
     Pickles come only from roles that may send code.
@@ -101,6 +101,8 @@ class Sessions:
         self.shared = Variables(self._name, node.me[0])
         self._sessions: dict[int, _Session] = {}
         self._used_by: dict[Peer, set[int]] = {}
+        self._ended: OrderedDict[int, str] = OrderedDict()
+        """Sessions that a reset has ended before they came here, and what they are told; the last SESSIONS_MAX of them."""
         self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
         self._functions_lock = threading.Lock()
         self._pool = Pool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
@@ -130,6 +132,8 @@ class Sessions:
     def _open(self, asked: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
+            if session in self._ended:
+                raise AbortedError(None, None, self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
                 raise ResourceExhaustedError(None, None, f"{self._name} has its {SESSIONS_MAX} sessions already")
             isolated = bool(config.get("isolate_session_state"))
@@ -227,6 +231,10 @@ class Sessions:
         for number in sessions:
             if number in self._sessions:
                 self._end(self._sessions[number], told)
+            else:
+                self._ended[number] = told
+                if len(self._ended) > SESSIONS_MAX:
+                    self._ended.popitem(last=False)
 
     # -- variables ---------------------------------------------------------------------------------------------------------
 

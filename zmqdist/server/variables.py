@@ -37,11 +37,7 @@ class Variables:
           InvalidArgumentError: `name` is no text, or `value` would be an array of Python objects.
         """
         key = self._key(name, container)
-        array = np.asarray(value)
-        if array.dtype.hasobject:
-            told = f"variable {name!r} cannot hold {type(value).__name__}: that is no array of numbers or text"
-            raise InvalidArgumentError(None, None, told)
-        array = _copied(array)
+        array = _copied(array_of(name, value))
         with self._lock:
             self._values[key] = array
 
@@ -81,6 +77,19 @@ class Variables:
                 None, None, f"variables and containers are named by text, not {name!r}, {container!r}"
             )
         return container or self._default, name
+
+
+def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """A value as the array that a variable holds, copied or not. Raises InvalidArgumentError where there is none."""
+    try:
+        array = np.asarray(value)
+        problem = "that is no array of numbers or text" if array.dtype.hasobject else ""
+    except ValueError as error:  # rows of different lengths, say
+        problem = str(error)
+    if problem:
+        told = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
+        raise InvalidArgumentError(None, None, told)
+    return array
 
 
 def _copied(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -5,7 +5,8 @@ Rule (promises.md, Memory)
     modules and classes, and functions for which the same holds. Captured is what cloudpickle puts into the pickle: closure
     cells, the globals that the code names, defaults, attributes, the `self` of a method, the parts of a partial. It is
     pickled again when one of them was rebound: the key is the identity of all of them, and the cache holds on to them, so
-    that no identity is used twice. Whatever this module does not know counts as mutable.
+    that no identity is used twice. Whatever this module does not know counts as mutable. So does a function that binds
+    captured names itself (`global`, `nonlocal`): it would find at its next run what an earlier one has left there.
 
 The way of a hit costs a few microseconds: no value is compared or hashed, only identities.
 
@@ -15,10 +16,11 @@ Not here: pickling itself (trusted.py), and which function has which number at t
 from __future__ import annotations
 
 import copyreg
+import dis
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -149,6 +151,37 @@ def _reduces_to_name(value: Any) -> bool:
         return False
 
 
+def _rebinds(code: CodeType) -> bool:
+    """Whether this code, or a function inside it, binds globals or cells that come from outside of it."""
+    known = _rebinding.get(id(code))  # by id, as in `global_names`
+    if known is None:
+        found = not set(code.co_freevars).isdisjoint(_bound_cells(code)) or _binds_globals(code)
+        if len(_rebinding) >= 4 * FUNCTIONS_KEPT_MAX:
+            _rebinding.clear()
+        known = _rebinding[id(code)] = (code, found)
+    return known[1]
+
+
+_rebinding: dict[int, tuple[CodeType, bool]] = {}
+
+
+def _inside(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _inside(constant)
+
+
+def _binds_globals(code: CodeType) -> bool:
+    ops = (i.opname for each in _inside(code) for i in dis.get_instructions(each))
+    return any(op in ("STORE_GLOBAL", "DELETE_GLOBAL") for op in ops)
+
+
+def _bound_cells(code: CodeType) -> set[str]:
+    ops = ((i, each) for each in _inside(code) for i in dis.get_instructions(each))
+    return {i.argval for i, each in ops if i.opname in ("STORE_DEREF", "DELETE_DEREF") and i.argval in each.co_freevars}
+
+
 def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int]) -> bool:
     if goes_by_name(fn):
         captured.append(fn)
@@ -159,6 +192,8 @@ def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int
         return True
     seen[id(fn)] = len(seen)
     code, names = fn.__code__, fn.__globals__
+    if _rebinds(code):
+        return False
     captured += (code, fn.__qualname__, fn.__module__)
     parts: list[Any] = []
     if fn.__closure__:

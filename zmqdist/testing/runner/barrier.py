@@ -123,8 +123,11 @@ class Barrier:
         Raises:
           DeadlineExceededError: somebody's time was over, yours or another's: it fails for all who wait, and for who comes later.
           AbortedError: a task has ended that had not come.
-          InvalidArgumentError: this task was added to the run, and is not counted.
+          InvalidArgumentError: this task was added to the run, and is not counted; or `timeout` is negative or NaN.
         """
+        if timeout is not None and not timeout >= 0:
+            told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+            raise errors.from_code(errors.INVALID_ARGUMENT, told)
         with self._lock:
             due = None if timeout is None else time.monotonic() + timeout
             self._line.send("arrive")

@@ -83,8 +83,9 @@ class MultiProcessPoolRunner:
         with self._lock:
             if not self._processes:
                 self._start()
-            for task, process in self._processes.items():
-                self._crew.gate.started(task)
+            for task in self._processes:
+                self._crew.gate.started(task)  # before any of them can come to the barrier
+            for process in self._processes.values():
                 with contextlib.suppress(OSError):  # it has ended: that is told
                     work.send(process.line, last=False)
             outcomes = self._collect()
@@ -156,7 +157,8 @@ class MultiProcessPoolRunner:
 
     def _lost(self, process: TaskProcess, outcomes: dict[Task, Outcome]) -> NoReturn:
         code = process.child.exit_code or 0
-        text = f"Subprocess {named(process.task)} exited with exit code {code} ({describe_exit(code)}) during run"
+        how = f" ({describe_exit(code)})" if code < 0 else ""
+        text = f"Subprocess {named(process.task)} exited with exit code {code}{how} during run"
         last = process.child.tail
         raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, _result(outcomes))
 
