@@ -90,7 +90,7 @@ class Method:
             if kind is dict:
                 given, named = _split(given, peer)
             elif kind is list and specs is not None:
-                return convert_leaves(specs, given), _NONE
+                return convert_leaves(specs, given, self._parameters.optional), _NONE
             elif kind is not tuple and kind is not list:
                 raise WireError(peer, "the arguments are neither a tuple, a list nor a dict")
             if specs is None:
@@ -142,9 +142,12 @@ def method_for(
     own = fn.__func__ if isinstance(fn, MethodType) else fn
     given = own if isinstance(own, Function) else None
     plain = fn if given is None else given.__wrapped__
-    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+    runs: Any = plain
+    if not (inspect.isroutine(plain) or isinstance(plain, (type, partial))):
+        runs = type(plain).__call__
+    if inspect.iscoroutinefunction(runs) or inspect.isasyncgenfunction(runs):
         raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
-    streaming = inspect.isgeneratorfunction(plain)
+    streaming = inspect.isgeneratorfunction(runs)
     if streaming and inline:
         raise ValueError(f"{name}: a generator function has a thread of its own, it cannot be inline")
     if given is not None:
