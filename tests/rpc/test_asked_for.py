@@ -112,9 +112,11 @@ def test_a_call_that_ends_after_its_event_loop_harms_nobody(
     loop.run_forever()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
+    told = threading.Event()
+    outcome.add_done_callback(lambda outcome: told.set())  # after the other one
     release.set()
     assert outcome.get_value() is True
-    until(lambda: not client._channel._with_callbacks)
+    assert told.wait(5)
     coroutine.close()
     assert not caplog.records
 
