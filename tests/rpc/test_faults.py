@@ -401,6 +401,29 @@ def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     assert [set(np.unique(outcome.get_value())) for outcome in outcomes] == [{1}, {2}, {3}, {4}]
 
 
+def test_a_call_made_while_the_server_stops_waits_for_the_next_one(serve: Serve, connect: Connect) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        running.set()
+        return release.wait(10)
+
+    server = serve(hold=hold, m=lambda: 1)
+    client, address = connect(server.address), server.address
+    held = client.hold()
+    assert running.wait(5)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    until(lambda: not held.done() and not client._channel._line.table.incarnation)  # it has said goodbye
+    late = client.m()
+    assert not late.done()
+    release.set()
+    stopping.join()
+    assert held.get_value() is True
+    serve(address, m=lambda: 2)
+    assert late.get_value() == 2
+
+
 FORKED_SERVER = """
 import os
 from zmqdist.rpc import Client, Server

@@ -60,8 +60,16 @@ class Method:
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
         """Call the function with the arguments in a body and `frames`, a list that is emptied."""
-        args, named = self.arguments(body, frames, peer)
-        return self.result(self.fn(*args, **named) if named else self.fn(*args))
+        given = payload.unpack(body, frames, peer)
+        if frames:
+            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+        if type(given) is tuple and self.input_signature is None and self._parameters.problem(len(given)) is None:
+            value = self.fn(*given)  # the usual: nothing more to look at
+        else:
+            args, named = self.checked(given, peer)
+            del given
+            value = self.fn(*args, **named)
+        return value if self.output_signature is None else self.result(value)
 
     def result(self, value: Any) -> Any:
         """What the function returned, in the form of its output signature, if it has one."""
@@ -78,7 +86,7 @@ class Method:
         """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
         given = payload.unpack(body, frames, peer)
         if frames:
-            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+            frames.clear()
         return self.checked(given, peer)
 
     def checked(self, given: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:

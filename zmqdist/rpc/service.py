@@ -410,10 +410,17 @@ class RpcService:
         reply: Reply | None = None
         sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
-            enter(lambda: not served.wanted(time.monotonic()))
+            enter(partial(_unwanted, served))
             reply, sources = _answer(method, served.id, body, frames, peer)
             leave()
-        self.answer_later(served, peer, reply, sources)
+        try:  # as `answer_later`, without two calls on the way
+            self._loop.call_soon(self._finished, served, peer, reply, sources)
+        except FailedPreconditionError:
+            pass
+
+
+def _unwanted(served: ServedCall) -> bool:
+    return not served.wanted(time.monotonic())
 
 
 def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:
