@@ -71,24 +71,48 @@ def test_without_a_delay_nothing_waits() -> None:
     assert batches.ready(3.0) == ["a"]
 
 
+def test_a_call_that_was_dropped_takes_no_place_and_is_not_kept() -> None:
+    batches: Batches[str] = Batches(3, 1.0)
+    for call, kind in (("a", "k"), ("b", "k"), ("alone", "other")):
+        batch = batches.arrived(call, kind, 1, 0.0)
+        if call != "b":
+            batches.dropped(call, batch)
+    batches.arrived("c", "k", 2, 0.0)
+    assert batches.ready(0.0) == ["b", "c"]
+    assert batches.deadline == inf
+    full = batches.arrived("full", "k", 3, 0.0)
+    batches.dropped("full", full)
+    assert batches.deadline == inf
+    assert batches.ready(9.0) == []
+    assert batches.all() == []
+    late = batches.arrived("late", "k", 3, 0.0)
+    assert batches.ready(0.0) == ["late"]
+    batches.dropped("late", late)  # it runs
+    assert batches.deadline == inf
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_every_call_is_in_one_batch_of_its_kind_in_order_within_the_bounds(seed: int) -> None:
     rng = random.Random(seed)
     rows_max, delay_s = rng.randrange(1, 8), rng.choice([0.0, 0.5, 2.0])
     batches: Batches[tuple[int, int, int, float]] = Batches(rows_max, delay_s)
     seen: list[list[tuple[int, int, int, float]]] = []
-    now = 0.0
+    now, dropped = 0.0, 0
     for number in range(200):
         now += rng.random() * 0.3
         while batches.deadline <= now:
             seen.append(batches.ready(max(now - 0.3, batches.deadline)))
             assert seen[-1]
         kind, rows = rng.randrange(3), rng.randrange(10)
-        batches.arrived((number, kind, rows, now), kind, rows, now)
+        call = (number, kind, rows, now)
+        batch = batches.arrived(call, kind, rows, now)
+        if rng.random() < 0.2:
+            batches.dropped(call, batch)
+            dropped += 1
     seen += batches.all()
     assert batches.deadline == inf
     assert sorted(call for batch in seen for call in batch) == sorted({call for batch in seen for call in batch})
-    assert len([call for batch in seen for call in batch]) == 200
+    assert len([call for batch in seen for call in batch]) == 200 - dropped
     for batch in seen:
         assert len({kind for _, kind, _, _ in batch}) == 1
         assert batch == sorted(batch)

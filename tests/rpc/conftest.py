@@ -9,6 +9,9 @@ import pytest
 
 from zmqdist.rpc import Client, ZmqClient, ZmqServer
 
+LATE_MS = 20_000
+"""Longer than any test waits for something: what ends in time ended for another reason."""
+
 
 @pytest.fixture(autouse=True)
 def _own_secrets(own_secrets: None) -> None:
@@ -41,7 +44,7 @@ def connect() -> Iterator[Callable[..., ZmqClient]]:
     """connect(address, ...): a client; its channel has never stalled and holds nothing at the end."""
     made: list[ZmqClient] = []
 
-    def make(address: str, *, listing: bool = True, timeout_in_ms: int = 5000, name: str = "") -> ZmqClient:
+    def make(address: str, *, listing: bool = True, timeout_in_ms: int = LATE_MS, name: str = "") -> ZmqClient:
         made.append(
             Client.create("zmq", address, name, timeout_in_ms)
             if listing

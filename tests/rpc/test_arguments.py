@@ -63,7 +63,7 @@ def test_default_values_and_names_also_with_a_signature(serve: Serve, connect: C
         ((1,), {"e": 1}, TypeError, "got an unexpected keyword argument 'e'"),
         ((1,), {"a": 1}, TypeError, "got multiple values for argument 'a'"),
         ((), {}, ValueError, "expected 1 to 3 arguments, given 0"),
-        ((), {"b": 1}, ValueError, "expected 1 to 3 arguments, given 1"),
+        ((), {"b": 1}, ValueError, "argument 0 is missing"),
         ((1, 2, {"x": 3}, 4), {}, ValueError, "expected 1 to 3 arguments, given 4"),
         ((1,), {"c": [1]}, TypeError, "argument 2: expected a dict, given a list"),
         ((1,), {"c": {"y": 1}}, ValueError, "argument 2: expected the keys"),
@@ -187,6 +187,8 @@ def test_the_listing_tells_what_a_person_wants_to_know(serve: Serve, connect: Co
         [[]],
         [["m"]],
         [[5, None, None, None, False, False, ""]],
+        [["\ud800", None, None, None, False, False, ""]],
+        [["", None, None, None, False, False, ""]],
         [["m", 5, None, None, False, False, ""]],
         [["m", [5], None, None, False, False, ""]],
         [["m", INT, None, None, False, False, ""]],
@@ -224,6 +226,41 @@ def test_a_client_works_on_with_a_server_of_other_methods_and_learns_them_by_ref
     assert not hasattr(client, "old_blocking")
     assert not hasattr(client, "kept_blocking")
     client.close()
+
+
+def test_a_refresh_takes_only_those_attributes_away_whose_methods_have_gone(serve: Serve) -> None:
+    """Other threads call the rest meanwhile."""
+    taken: list[str] = []
+
+    class Watched(ZmqClient):
+        def __delattr__(self, name: str) -> None:
+            taken.append(name)
+            super().__delattr__(name)
+
+    server = serve(m=lambda: 1, n=lambda: 2)
+    with Watched(server.address, "", True, 5000) as client:
+        client.refresh()
+        assert taken == []
+        del server._service._methods["n"]
+        client.refresh()
+        assert sorted(taken) == ["n", "n_blocking"]
+        assert client.m_blocking() == 1
+
+
+def test_what_may_be_left_out_may_be_left_out_of_a_flat_call_too(serve: Serve, connect: Connect) -> None:
+    pair = {"x": INT, "y": INT}
+    client = connect(serve(add=(lambda a, b={"x": 0, "y": 0}, c=5: a + b["x"] + b["y"] + c, [INT, pair, INT])).address)
+    assert [int(client.call("add", args).get_value()[0]) for args in ([1], [1, 2, 3], [1, 2, 3, 4])] == [6, 11, 10]
+    for args in ([], [1, 2], [1, 2, 3, 4, 5]):
+        assert client.call("add", args).get_error()[0] == errors.INVALID_ARGUMENT
+
+
+def test_a_name_without_a_letter_is_no_keyword(serve: Serve, connect: Connect) -> None:
+    """It would stand where the positional ones travel."""
+    client = connect(serve(m=lambda *args, **named: [list(args), named]).address)
+    with pytest.raises(TypeError, match="unexpected keyword argument ''"):
+        client.m(1, **{"": 2})
+    assert client.m_blocking(1, **{"any thing": 2}) == [[1], {"any thing": 2}]
 
 
 def test_a_client_without_a_list_has_attributes_after_a_refresh(serve: Serve, connect: Connect) -> None:
@@ -266,7 +303,7 @@ def test_a_method_of_an_object_keeps_its_signature(serve: Serve, connect: Connec
         ZmqServer("127.0.0.1:0").register("m", model.unsigned)
 
 
-@pytest.mark.parametrize("kind", ["coroutine", "generator"])
+@pytest.mark.parametrize("kind", ["coroutine", "generator", "object"])
 def test_an_async_function_is_refused(kind: str) -> None:
     async def coroutine() -> int:
         return 1
@@ -274,8 +311,12 @@ def test_an_async_function_is_refused(kind: str) -> None:
     async def generator() -> Any:
         yield 1
 
+    class Callable:
+        __call__ = coroutine
+
+    functions = {"coroutine": coroutine, "generator": generator, "object": Callable()}
     with pytest.raises(TypeError, match="m: an async function has no event loop here"):
-        ZmqServer("127.0.0.1:0").register("m", {"coroutine": coroutine, "generator": generator}[kind])
+        ZmqServer("127.0.0.1:0").register("m", functions[kind])
 
 
 def test_a_generator_function_cannot_be_inline() -> None:

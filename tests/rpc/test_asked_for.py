@@ -99,7 +99,9 @@ def test_cancelling_the_task_that_awaits_cancels_the_call(serve: Serve, connect:
     assert ended.wait(5)
 
 
-def test_a_call_that_ends_after_its_event_loop_harms_nobody(serve: Serve, connect: Connect) -> None:
+def test_a_call_that_ends_after_its_event_loop_harms_nobody(
+    serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     release = threading.Event()
     client = connect(serve(hold=lambda: release.wait(10)).address)
     outcome = client.hold()
@@ -110,9 +112,13 @@ def test_a_call_that_ends_after_its_event_loop_harms_nobody(serve: Serve, connec
     loop.run_forever()
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
+    told = threading.Event()
+    outcome.add_done_callback(lambda outcome: told.set())  # after the other one
     release.set()
     assert outcome.get_value() is True
+    assert told.wait(5)
     coroutine.close()
+    assert not caplog.records
 
 
 # -- cancelled() -----------------------------------------------------------------------------------------------------------
@@ -139,6 +145,29 @@ def test_a_handler_can_ask_whether_somebody_still_waits(serve: Serve, connect: C
     assert ended.wait(5)
     assert before == [False]
     assert not cancelled(), "outside a handler nobody asks for anything"
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, batch: bool) -> None:
+    server = ZmqServer("127.0.0.1:0")
+    server._service._pool._threads_max = 1
+    running, left = threading.Event(), threading.Event()
+    after: list[bool] = []
+
+    def work(rows: Any) -> Any:
+        running.set()
+        until(cancelled)
+        return rows
+
+    server.register("work", work, batch=batch, max_delay_ms=0) if batch else server.register("work", work)
+    with server:
+        client = connect(server.address)
+        outcome = client.work(np.zeros(1))
+        assert running.wait(5)
+        outcome.cancel()
+        server._service.submit(lambda: (after.append(cancelled()), left.set()))
+        assert left.wait(5)
+    assert after == [False]
 
 
 def test_the_next_call_of_the_same_thread_is_asked_for_again(serve: Serve, connect: Connect) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,6 +183,28 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     assert seen == [[0.0], [4.0]]
 
 
+def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(batched: Any, connect: Connect) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def slow(array: Any) -> Any:
+        running.set()
+        assert release.wait(10)
+        return array
+
+    server = batched(slow, max_batch=2, max_delay_ms=0)
+    client = connect(server.address)
+    first = client.m(np.zeros(2))
+    assert running.wait(5)
+    for _ in range(5):
+        late = client.m(np.zeros(1))
+        assert client.methods()  # it has arrived
+        late.cancel()
+    batches = server._service._batched[0]._batches
+    until(lambda: batches.deadline == math.inf)
+    release.set()
+    assert first.is_ok()
+
+
 def test_a_batch_is_cancelled_when_none_of_its_callers_waits(batched: Any, connect: Connect) -> None:
     running, ended = threading.Event(), threading.Event()
 
@@ -251,7 +275,61 @@ def test_a_server_that_stops_runs_what_waits(batched: Any, connect: Connect) -> 
     assert [outcome.get_value().tolist() for outcome in outcomes] == [[1.0], [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("options", [{"inline": True}, {"max_batch": 0}, {"max_delay_ms": -1}])
+def test_a_server_that_stops_still_runs_one_batch_at_a_time(batched: Any, connect: Connect) -> None:
+    running, release, guard = threading.Event(), threading.Event(), threading.Lock()
+    together: list[bool] = []
+
+    def work(array: Any) -> Any:
+        together.append(not guard.acquire(blocking=False))
+        running.set()
+        assert release.wait(10)
+        if not together[-1]:
+            guard.release()
+        return array
+
+    server = batched(work, max_batch=100, max_delay_ms=0)
+    client = connect(server.address)
+    outcomes = [client.m(np.zeros(1))]
+    assert running.wait(5)
+    outcomes += [client.m(np.zeros((1, 2))), client.m(np.zeros((1, 3)))]
+    assert client.methods()
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    until(lambda: server._service._pool._threads == 3)
+    release.set()
+    stopping.join()
+    assert all(outcome.is_ok() for outcome in outcomes)
+    assert together == [False] * 3
+
+
+Pair = namedtuple("Pair", "a b")
+Other = namedtuple("Other", "a c")
+
+
+def test_containers_of_other_kinds_are_other_batches(batched: Any, connect: Connect) -> None:
+    seen: list[Any] = []
+
+    def note(given: Any) -> Any:
+        seen.append(len(given[0]))
+        return given
+
+    client = connect(batched(note, max_batch=100, max_delay_ms=20).address)
+    one = np.zeros(1)
+    outcomes = [client.m(given) for given in (Pair(one, one), Other(one, one), (one, one), [one, one])]
+    values = [outcome.get_value() for outcome in outcomes]
+    assert [type(value).__name__ for value in values] == ["Pair", "Other", "tuple", "list"]
+    assert values[0]._fields == ("a", "b")
+    assert seen == [1] * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"inline": True},
+        *({"max_batch": rows} for rows in (0, -1, 2.5, math.nan, None, "4", True)),
+        *({"max_delay_ms": delay} for delay in (-1, math.nan, math.inf, None, "1")),
+    ],
+)
 def test_options_that_do_not_go_together_are_refused(options: Any) -> None:
     with pytest.raises(ValueError, match="batch"):
         ZmqServer("127.0.0.1:0").register("m", lambda a: a, batch=True, **options)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import queue
 import threading
 import weakref
 from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -421,6 +423,48 @@ def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: C
     kept = client.slow(timeout_in_ms=5000)
     release.set()
     assert kept.is_ok()
+
+
+@pytest.mark.parametrize("time", [1e15, 1e300, 2**2000, math.inf])
+def test_a_time_beyond_all_lives_is_none(serve: Serve, connect: Connect, time: float) -> None:
+    client = connect(serve(m=lambda: 1).address)
+    assert client.m(timeout_in_ms=time).get_value() == 1
+    assert client.m_blocking(timeout_in_ms=time) == 1
+    assert connect(client.address, timeout_in_ms=time).call("m").is_ok()
+
+
+@pytest.mark.parametrize("time", [None, "5", b"5", [5], math.nan])
+def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, connect: Connect, time: Any) -> None:
+    client = connect(serve(m=lambda: 1).address)
+    for ask in (client.m, client.m_blocking, partial(client.call, "m"), partial(client.stream, "m")):
+        with pytest.raises(
+            (TypeError, ValueError), match="timeout_in_ms is a number of milliseconds, 0 for none, not "
+        ):
+            ask(timeout_in_ms=time)
+    assert client._channel.pending == 0
+    with pytest.raises((TypeError, ValueError), match="timeout_in_ms is a number of milliseconds"):
+        ZmqClient(client.address, timeout_in_ms=time)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "m\udcff"])
+def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(serve: Serve, connect: Connect, name: str) -> None:
+    release = threading.Event()
+    client = connect(serve(hold=lambda: release.wait(10), m=lambda: 1).address)
+    held, gathering = client.hold(), client.m()
+    for ask in (client.call, client.stream):
+        with pytest.raises(errors.InvalidArgumentError, match="is no method's name: it is no text in UTF-8"):
+            ask(name)
+    release.set()
+    assert held.is_ok()
+    assert gathering.get_value() == 1
+    assert client.call("é").get_error() == (errors.INVALID_ARGUMENT, "é is not registered.")
+
+
+@pytest.mark.parametrize("address", [None, 5, b"127.0.0.1:1"])
+def test_an_address_is_a_text(address: Any) -> None:
+    for make in (Server.create, Client.create):
+        with pytest.raises(TypeError, match="an address is a str, as "):
+            make("zmq", address)
 
 
 def test_a_long_message_of_an_error_arrives_whole(serve: Serve, connect: Connect) -> None:

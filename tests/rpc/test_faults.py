@@ -399,3 +399,48 @@ def test_a_result_is_a_snapshot(serve: Serve, connect: Connect) -> None:
     client = connect(serve(inline=frozenset({"step"}), step=step).address)
     outcomes = [client.step() for _ in range(4)]
     assert [set(np.unique(outcome.get_value())) for outcome in outcomes] == [{1}, {2}, {3}, {4}]
+
+
+def test_a_call_made_while_the_server_stops_waits_for_the_next_one(serve: Serve, connect: Connect) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def hold() -> bool:
+        running.set()
+        return release.wait(10)
+
+    server = serve(hold=hold, m=lambda: 1)
+    client, address = connect(server.address), server.address
+    held = client.hold()
+    assert running.wait(5)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    until(lambda: not held.done() and not client._channel._line.table.incarnation)  # it has said goodbye
+    late = client.m()
+    assert not late.done()
+    release.set()
+    stopping.join()
+    assert held.get_value() is True
+    serve(address, m=lambda: 2)
+    assert late.get_value() == 2
+
+
+FORKED_SERVER = """
+import os
+from zmqdist.rpc import Client, Server
+server = Server.create("zmq", "127.0.0.1:0")
+server.register("m", lambda: 1)
+server.start()
+pid = os.fork()
+if not pid:
+    server.stop()
+    del server
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+with Client.create("zmq", server.address) as client:
+    print(client.m_blocking(), flush=True)
+server.stop()
+"""
+
+
+def test_a_forked_child_does_not_stop_the_server_of_its_parent(child: Child) -> None:
+    assert child(FORKED_SERVER).communicate(timeout=30)[0] == "1\n"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
+import math
 import subprocess
 import threading
 import weakref
@@ -19,7 +21,7 @@ from zmqdist import cancelled, errors
 from zmqdist.core.calls import ClientCall
 from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
 from zmqdist.net.line import Line
-from zmqdist.rpc import ZmqClient, ZmqServer, payload
+from zmqdist.rpc import ZmqClient, ZmqServer, generators, payload, streams
 from zmqdist.specs import TensorSpec
 from zmqdist.specs import function as zd_function
 from zmqdist.wire.items import Items, decode_items, encode_items
@@ -138,6 +140,26 @@ def test_a_generator_runs_in_one_thread_from_beginning_to_end(
         assert list(itertools.islice(stream, 2000)) == list(range(2000))
     assert source.closed.wait(5)
     assert len(source.threads) == 1
+
+
+def test_an_object_that_is_called_may_be_a_generator_function(serve: Serve, connect: Connect) -> None:
+    class Upto:
+        def __call__(self, count: int) -> Iterator[int]:
+            yield from range(count)
+
+    client = connect(serve(upto=Upto(), part=functools.partial(Upto().__call__, 2)).address)
+    assert str(client.methods()["upto"]) == "upto(count) -> stream"
+    assert (list(client.upto(3)), list(client.part())) == ([0, 1, 2], [0, 1])
+
+
+def test_a_stream_may_last_longer_than_python_can_wait(
+    server: ZmqServer, connect: Connect, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.core.calls.FAR_S", math.inf)
+    monkeypatch.setattr("zmqdist.rpc.stubs.FAR_S", math.inf)
+    with connect(server.address).count(timeout_in_ms=1e15) as stream:
+        until(lambda: source.made >= STREAM_ITEMS_AHEAD)
+        assert list(itertools.islice(stream, 2000)) == list(range(2000))
 
 
 def test_a_stream_in_asyncio(server: ZmqServer, connect: Connect, source: Source) -> None:
@@ -272,6 +294,18 @@ def test_large_items_are_bounded_by_their_bytes(serve: Serve, connect: Connect) 
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
+def test_a_stream_whose_question_fails_is_closed_at_the_server(
+    server: ZmqServer, connect: Connect, source: Source
+) -> None:
+    def full(asked: Any, number: int) -> None:
+        raise errors.ResourceExhaustedError(None, None, "no memory for it")
+
+    server._service._methods["zmqdist.next"].fn = full
+    with pytest.raises(errors.ResourceExhaustedError):
+        list(connect(server.address).count())
+    assert source.closed.wait(5)
+
+
 @pytest.mark.parametrize("way", ["break", "close", "with", "drop", "cycle", "unread", "client"])
 def test_a_stream_that_is_not_taken_to_its_end_closes_its_generator(
     server: ZmqServer, connect: Connect, source: Source, way: str
@@ -399,7 +433,10 @@ def test_a_server_that_stops_ends_its_streams_with_unavailable(serve: Serve, con
             list(stream)
 
 
-def test_a_generator_is_told_that_nobody_wants_more_while_it_does_not_yield(serve: Serve, connect: Connect) -> None:
+@pytest.mark.parametrize("way", ["break", "deadline"])
+def test_a_generator_is_told_that_nobody_wants_more_while_it_does_not_yield(
+    serve: Serve, connect: Connect, way: str
+) -> None:
     told = threading.Event()
 
     def deaf() -> Iterator[int]:
@@ -408,8 +445,11 @@ def test_a_generator_is_told_that_nobody_wants_more_while_it_does_not_yield(serv
         told.set()
 
     client = connect(serve(deaf=deaf).address)
-    for _ in client.deaf():
+    stream = client.deaf(timeout_in_ms=300 if way == "deadline" else 0)
+    for _ in stream:
         break
+    if way == "break":
+        stream.close()
     assert told.wait(5)
 
 
@@ -476,6 +516,44 @@ def test_one_client_has_a_bounded_number_of_streams(server: ZmqServer, connect: 
         stream.close()
     until(lambda: len(server._service._generators) == 0)
     assert list(greedy.upto(3)) == [0, 1, 2]
+
+
+def test_one_server_has_a_bounded_number_of_streams(
+    server: ZmqServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generators, "STREAMS_MAX", 2)
+    streams = [connect(server.address).count() for _ in range(2)]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(errors.ResourceExhaustedError, match="2 streams run at this server"):
+        list(connect(server.address).count())
+    for stream in streams:
+        stream.close()
+    until(lambda: len(server._service._generators) == 0)
+
+
+@pytest.mark.parametrize(("bound", "value"), [("CHUNK_BYTES", 1000), ("FRAMES_MAX", 4)])
+def test_an_answer_with_items_has_so_many_bytes_and_large_parts(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, bound: str, value: int
+) -> None:
+    monkeypatch.setattr(generators, bound, value)
+    seen: list[tuple[int, int]] = []
+
+    def look(body: bytes, frames: int, peer: str) -> Any:
+        seen.append((len(body), frames))
+        return decode_items(body, frames, peer)
+
+    monkeypatch.setattr(streams, "decode_items", look)
+
+    def items() -> Iterator[Any]:
+        yield from [b"x" * 400, [np.zeros(10**4), np.ones(10**4)]] * 20
+
+    got = list(connect(serve(items=items).address).items())
+    assert len(got) == 40
+    if bound == "FRAMES_MAX":
+        assert max(frames for _, frames in seen) <= value
+    else:
+        assert max(size for size, _ in seen) <= value + 400
 
 
 LIES: list[tuple[str, Any, int]] = [

@@ -10,13 +10,14 @@ Promises, checked by tests/core/test_batching.py
     P2  a batch has at most `rows_max` rows, or one call
     P3  no batch waits longer than `delay_s` for company, nor at all once it is closed
     P4  of those that may run, the one whose first call came first is next
+    P5  nothing is kept of a call that was dropped before it ran
 
 Not here: what a kind is, how arguments are joined and results cut (rpc/batching.py).
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from math import inf
 from typing import Generic, TypeVar
@@ -24,13 +25,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class _Batch(Generic[T]):
-    __slots__ = ("calls", "rows", "since")
+class Batch(Generic[T]):
+    """Calls that run together; what is in it is this file's."""
 
-    def __init__(self, since: float) -> None:
+    __slots__ = ("calls", "kind", "rows", "since")
+
+    def __init__(self, kind: Hashable, since: float) -> None:
+        self.kind = kind
         self.since = since
         self.rows = 0
-        self.calls: list[T] = []
+        self.calls: dict[T, int] = {}  # with their rows, in the order of arrival
 
 
 class Batches(Generic[T]):
@@ -39,33 +43,44 @@ class Batches(Generic[T]):
     def __init__(self, rows_max: int, delay_s: float) -> None:
         self._rows_max = rows_max
         self._delay_s = delay_s
-        self._open: dict[Hashable, _Batch[T]] = {}  # in the order of their first calls
-        self._closed: deque[_Batch[T]] = deque()
+        self._open: dict[Hashable, Batch[T]] = {}  # in the order of their first calls
+        self._closed: OrderedDict[Batch[T], None] = OrderedDict()
 
-    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> None:
-        """A call of so many rows waits."""
+    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> Batch[T]:
+        """A call of so many rows waits. Returns what `dropped` wants to know."""
         batch = self._open.get(kind)
         if batch is not None and batch.rows + rows > self._rows_max:
-            self._closed.append(self._open.pop(kind))
+            self._closed[self._open.pop(kind)] = None
             batch = None
         if batch is None:
-            batch = self._open[kind] = _Batch(now)
-        batch.calls.append(call)
+            batch = self._open[kind] = Batch(kind, now)
+        batch.calls[call] = rows
         batch.rows += rows
         if batch.rows >= self._rows_max:
-            self._closed.append(self._open.pop(kind))
+            self._closed[self._open.pop(kind)] = None
+        return batch
+
+    def dropped(self, call: T, batch: Batch[T]) -> None:
+        """Nobody waits for this call any more. One whose batch has been given out is fine."""
+        batch.rows -= batch.calls.pop(call, 0)
+        if not batch.calls:
+            self._closed.pop(batch, None)
+            if self._open.get(batch.kind) is batch:
+                del self._open[batch.kind]
 
     def ready(self, now: float) -> list[T]:
         """The calls of the batch that runs next; none when none may run yet."""
         kind, oldest = next(iter(self._open.items()), (None, None))
         if oldest is not None and now < oldest.since + self._delay_s:
             oldest = None
-        if self._closed and (oldest is None or self._closed[0].since <= oldest.since):
-            return self._closed.popleft().calls
+        closed = next(iter(self._closed), None)
+        if closed is not None and (oldest is None or closed.since <= oldest.since):
+            del self._closed[closed]
+            return list(closed.calls)
         if oldest is None:
             return []
         del self._open[kind]
-        return oldest.calls
+        return list(oldest.calls)
 
     @property
     def deadline(self) -> float:
@@ -80,4 +95,4 @@ class Batches(Generic[T]):
         batches = [*self._closed, *self._open.values()]
         self._closed.clear()
         self._open.clear()
-        return [batch.calls for batch in batches]
+        return [list(batch.calls) for batch in batches]

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import ceil, inf
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from zmqdist.errors import (
     CANCELLED,
@@ -43,6 +43,9 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CALLS_PENDING_MAX
 from zmqdist.messages import Call, CancelCall, Reply
+
+FAR_S: Final = 1e9
+"""A call that is due later than that, on the shell's clock, is due never: 30 years."""
 
 Frames: TypeAlias = Sequence[Any]
 """Payload frames: buffers that only the two ends look into."""
@@ -175,7 +178,7 @@ class ClientCalls:
 
     def request(self, call: ClientCall, now: float) -> Call:
         """What the server is told of a call."""
-        left_ms = 0 if call.due == inf else max(1, ceil((call.due - now) * 1000))
+        left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < FAR_S else 0
         return Call(call.id, call.method, self.incarnation, left_ms, call.body)
 
     def undelivered(self, calls: list[ClientCall]) -> None:

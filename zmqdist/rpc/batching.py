@@ -15,8 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +30,16 @@ from zmqdist.running import enter, leave
 if TYPE_CHECKING:
     from zmqdist.rpc.service import Asked, RpcService
 
-_Waiting: TypeAlias = "tuple[Asked, Any, int]"
-"""A call: its arguments as (tuple, dict), and its rows."""
+
+class _Waiting:
+    """A call: its arguments as (tuple, dict), and its rows."""
+
+    __slots__ = ("asked", "given", "rows")
+
+    def __init__(self, asked: Asked, given: Any, rows: int) -> None:
+        self.asked = asked
+        self.given = given
+        self.rows = rows
 
 
 class Batched:
@@ -54,8 +63,9 @@ class Batched:
             raise InvalidArgumentError(
                 None, None, f"{self._method.name}: wanted arrays of the same number of rows, given {told}"
             )
-        (count,) = rows
-        self._batches.arrived((asked, given, count), kind, count, time.monotonic())
+        waiting = _Waiting(asked, given, rows.pop())
+        batch = self._batches.arrived(waiting, kind, waiting.rows, time.monotonic())
+        asked.on_dropped(partial(self._batches.dropped, waiting, batch))
         self._run_next()
 
     def close(self) -> None:
@@ -70,10 +80,10 @@ class Batched:
                 deadline = self._batches.deadline
                 self._service.set_timer(self, None if deadline == inf else deadline, self._run_next)
                 return
-            wanted = [waiting for waiting in batch if waiting[0].wanted()]
-            for asked, _, _ in batch:
-                if not asked.wanted():
-                    asked.fail(DeadlineExceededError(None, None, "deadline passed before it ran"))
+            wanted = [waiting for waiting in batch if waiting.asked.wanted()]
+            for waiting in batch:
+                if not waiting.asked.wanted():
+                    waiting.asked.fail(DeadlineExceededError(None, None, "deadline passed before it ran"))
             if wanted:
                 self._running = True
                 self._service.submit(self._run, wanted)
@@ -85,16 +95,17 @@ class Batched:
     # -- in a thread of the pool --------------------------------------------------------------------------------------------
 
     def _run(self, batch: list[_Waiting]) -> None:
-        enter(lambda: not any(asked.wanted() for asked, _, _ in batch))
+        enter(lambda: not any(waiting.asked.wanted() for waiting in batch))
         try:
             with self._one_at_a_time:
-                args, named = _joined([given for _, given, _ in batch])
+                args, named = _joined([waiting.given for waiting in batch])
                 result = self._method.result(self._fn(*args, **named))
-            for (asked, _, _), part in zip(batch, self._parts(result, [rows for _, _, rows in batch]), strict=True):
-                asked.answer(part)
+            parts = self._parts(result, [waiting.rows for waiting in batch])
+            for waiting, part in zip(batch, parts, strict=True):
+                waiting.asked.answer(part)
         except BaseException as error:
-            for asked, _, _ in batch:
-                asked.fail(error)
+            for waiting in batch:
+                waiting.asked.fail(error)
         leave()
         self._service.soon(self._ran)
 

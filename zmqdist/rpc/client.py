@@ -20,6 +20,7 @@ from typing import Any, Final
 from zmqdist import nest
 from zmqdist.core.calls import ClientCall
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.net.address import plain
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import ClientSecurity, client_security
 from zmqdist.rpc import payload
@@ -29,7 +30,7 @@ from zmqdist.rpc.result import StatusOrResult, as_leaves, as_returned, as_specif
 from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
-from zmqdist.rpc.stubs import due_after, stubs
+from zmqdist.rpc.stubs import check_name, due_after, stubs
 from zmqdist.wire.hello import our_hello
 
 LAYER: Final = "zmq"
@@ -84,6 +85,7 @@ class Client:
 
         Raises:
           ValueError: another layer.
+          InvalidArgumentError: not an address.
           DeadlineExceededError: no server within the time.
           UnauthenticatedError: it refused the key or token, or is not who it should be.
           FailedPreconditionError: it speaks another protocol or security.
@@ -116,14 +118,15 @@ class ZmqClient(Client):
 
         `security` stands above `keys_dir` and `token_file`: for another role than "client".
         """
-        self.address = address.removeprefix(f"{LAYER}://")
+        due_after(timeout_in_ms, 0)
+        self.address = plain(address)
         self.name = name
         self._timeout_in_ms = timeout_in_ms
         if security is None:
             security = client_security(self.address, "client", keys_dir=_path(keys_dir), token_file=_path(token_file))
         hello = our_hello("client", new_incarnation(), name or f"{socket.gethostname()}:{os.getpid()}")
         self._channel = Channel(self.address, security, hello)
-        self._offered: list[str] = []
+        self._offered: set[str] = set()
         if list_registered_methods:
             try:
                 self.refresh()
@@ -146,12 +149,11 @@ class ZmqClient(Client):
             answer does not fit (InvalidArgumentError) it is untouched; after any other error its content is undefined.
 
         Raises:
-          InvalidArgumentError: something in `args` cannot travel, nothing can be received into `out`, or `out` and
-            `output_specs` were both given.
-          TypeError: `method_name` is not a str.
+          InvalidArgumentError: something in `args` or the name cannot travel, nothing can be received into `out`, or `out`
+            and `output_specs` were both given.
+          TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` no number.
         """
-        if not isinstance(method_name, str):
-            raise TypeError(f"a method's name is a str, not {type(method_name).__name__}")
+        check_name(method_name)
         if out is not None and output_specs is not None:
             raise InvalidArgumentError(None, None, "out and output_specs both say what the value is: give one of them")
         into = None if out is None else Into(out)
@@ -171,8 +173,10 @@ class ZmqClient(Client):
           timeout_in_ms: for the whole stream; 0 or less: the client's default.
 
         Raises:
-          InvalidArgumentError: something in `args` cannot travel.
+          InvalidArgumentError: something in `args` or the name cannot travel.
+          TypeError, ValueError: `method_name` is not a str, or `timeout_in_ms` no number.
         """
+        check_name(method_name)
         return Stream(self._channel, method_name, args, due_after(timeout_in_ms, self._timeout_in_ms))
 
     def methods(self) -> dict[str, MethodInfo]:
@@ -189,17 +193,20 @@ class ZmqClient(Client):
     def refresh(self) -> None:
         """Ask for the methods again, and have attributes for those that the server has now. Waits and raises as `methods`."""
         methods = self.methods()
-        for name in self._offered:
-            delattr(self, name)
-        self._offered = []
+        offered: dict[str, Callable[..., Any]] = {}
         for name, info in methods.items():
             if not name.isidentifier():
                 continue
             made = self.stubs(info)
             for attribute, function in zip((name, f"{name}_blocking"), made, strict=False):
-                if not hasattr(self, attribute) and (attribute == name or attribute not in methods):
-                    setattr(self, attribute, function)
-                    self._offered.append(attribute)
+                own = hasattr(self, attribute) and attribute not in self._offered
+                if not own and (attribute == name or attribute not in methods):
+                    offered[attribute] = function
+        before, self._offered = self._offered, set(offered)
+        for attribute, function in offered.items():  # at no moment without one that stays: others are calling it
+            setattr(self, attribute, function)
+        for attribute in before - offered.keys():
+            delattr(self, attribute)
 
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
         """`m`, and `m_blocking` unless it streams, of a method that `methods` told of: also where its name is no attribute."""

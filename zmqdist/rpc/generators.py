@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
@@ -214,7 +213,7 @@ class _Stream:
             while not self.over and (left_s := self._due - time.monotonic()) > 0:
                 if len(self._bodies) < STREAM_ITEMS_AHEAD and self._bytes < STREAM_BYTES_AHEAD:
                     return True
-                self._turn.wait(None if left_s == inf else left_s)
+                self._turn.wait(min(left_s, threading.TIMEOUT_MAX))
             return False
 
     def _put(self, body: bytes, sources: Any) -> None:

@@ -72,7 +72,12 @@ def _heard(name: str, inputs: Any, outputs: Any, given: Any, streaming: bool, ba
     for signature in (inputs, outputs):
         if signature is not None and not all(isinstance(spec, TensorSpec) for spec in nest.flatten(signature)):
             raise TypeError(f"the signature of {name!r} holds something else than specs")
-    if not isinstance(name, str) or not isinstance(doc, str) or not isinstance(inputs, (list, tuple, type(None))):
+    if (
+        not isinstance(name, str)
+        or not name.encode()
+        or not isinstance(doc, str)
+        or not isinstance(inputs, (list, tuple, type(None)))
+    ):
         raise TypeError("neither names nor signatures")
     signature = None
     if given is not None:

@@ -60,8 +60,16 @@ class Method:
 
     def run(self, body: bytes, frames: Any, peer: str) -> Any:
         """Call the function with the arguments in a body and `frames`, a list that is emptied."""
-        args, named = self.arguments(body, frames, peer)
-        return self.result(self.fn(*args, **named) if named else self.fn(*args))
+        given = payload.unpack(body, frames, peer)
+        if frames:
+            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+        if type(given) is tuple and self.input_signature is None and self._parameters.problem(len(given)) is None:
+            value = self.fn(*given)  # the usual: nothing more to look at
+        else:
+            args, named = self.checked(given, peer)
+            del given
+            value = self.fn(*args, **named)
+        return value if self.output_signature is None else self.result(value)
 
     def result(self, value: Any) -> Any:
         """What the function returned, in the form of its output signature, if it has one."""
@@ -78,7 +86,7 @@ class Method:
         """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
         given = payload.unpack(body, frames, peer)
         if frames:
-            frames.clear()  # only the handler has its arguments now: what it returns of them is not copied
+            frames.clear()
         return self.checked(given, peer)
 
     def checked(self, given: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -90,7 +98,7 @@ class Method:
             if kind is dict:
                 given, named = _split(given, peer)
             elif kind is list and specs is not None:
-                return convert_leaves(specs, given), _NONE
+                return convert_leaves(specs, given, self._parameters.optional), _NONE
             elif kind is not tuple and kind is not list:
                 raise WireError(peer, "the arguments are neither a tuple, a list nor a dict")
             if specs is None:
@@ -142,9 +150,12 @@ def method_for(
     own = fn.__func__ if isinstance(fn, MethodType) else fn
     given = own if isinstance(own, Function) else None
     plain = fn if given is None else given.__wrapped__
-    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+    runs: Any = plain
+    if not (inspect.isroutine(plain) or isinstance(plain, (type, partial))):
+        runs = type(plain).__call__
+    if inspect.iscoroutinefunction(runs) or inspect.isasyncgenfunction(runs):
         raise TypeError(f"{name}: an async function has no event loop here; register a plain one")
-    streaming = inspect.isgeneratorfunction(plain)
+    streaming = inspect.isgeneratorfunction(runs)
     if streaming and inline:
         raise ValueError(f"{name}: a generator function has a thread of its own, it cannot be inline")
     if given is not None:

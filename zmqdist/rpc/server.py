@@ -11,11 +11,11 @@ from typing import Any
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S
 from zmqdist.messages import Goodbye
-from zmqdist.net.address import split
+from zmqdist.net.address import plain, split
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Router
 from zmqdist.net.security import server_security
-from zmqdist.rpc.client import LAYER, check_layer, new_incarnation
+from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
 from zmqdist.wire.hello import our_hello
 
@@ -65,7 +65,7 @@ class ZmqServer(Server):
         token_file: str | os.PathLike[str] | None = None,
     ) -> None:
         """See `Server.create`."""
-        self._address = address.removeprefix(f"{LAYER}://")
+        self._address = plain(address)
         self._host, _ = split(self._address)
         self._keys_dir = None if keys_dir is None else os.fspath(keys_dir)
         self._token_file = None if token_file is None else os.fspath(token_file)
@@ -127,17 +127,18 @@ class ZmqServer(Server):
         except BaseException:
             loop.stop()
             raise
+        self._pid = os.getpid()
         self._loop, self._router, self._address = loop, router, address
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Refuse new calls, wait for those that run (at most `grace_s` seconds), answer them, free the port. Idempotent.
 
         A handler that runs longer cannot be cut off: its callers get UNAVAILABLE, its thread ends when it does. Not to be
-        called by a handler.
+        called by a handler. In a forked child, which has none of its threads, it does nothing.
         """
         loop, self._loop = self._loop, None
         self._stopped = True
-        if loop is not None:
+        if loop is not None and os.getpid() == self._pid:
             _stop(self._service, loop, self._router, grace_s, self._address)
 
     def __enter__(self) -> ZmqServer:
@@ -150,7 +151,7 @@ class ZmqServer(Server):
     def __del__(self) -> None:
         loop = self.__dict__.get("_loop")
         if (
-            loop is not None and not sys.is_finalizing()
+            loop is not None and os.getpid() == self._pid and not sys.is_finalizing()
         ):  # in a thread: this may be the loop's own, or any that the garbage collector has borrowed
             given = (self._service, loop, self._router, GRACE_S, self._address)
             threading.Thread(target=_stop, args=given, name="zmqdist-rpc-stop", daemon=True).start()

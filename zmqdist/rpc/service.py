@@ -20,6 +20,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from zmqdist import errors
@@ -171,8 +172,15 @@ class RpcService:
         if batch:
             if inline or method.streaming:
                 raise ValueError(f"{name}: neither an inline method nor a generator function can be batched")
-            if max_batch < 1 or max_delay_ms < 0:
-                raise ValueError(f"{name}: a batch has at least 1 row, and waits for at least 0 ms")
+            if not (
+                type(max_batch) is int
+                and isinstance(max_delay_ms, (int, float))
+                and max_batch > 0 <= max_delay_ms < inf
+            ):
+                raise ValueError(
+                    f"{name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more milliseconds, not "
+                    f"{max_batch!r} and {max_delay_ms!r}"
+                )
             batched = Batched(self, method, max_batch, max_delay_ms / 1000)
             method.fn, method.later, method.batch = batched.asked, True, True
             self._batched.append(batched)
@@ -402,10 +410,17 @@ class RpcService:
         reply: Reply | None = None
         sources: Sequence[Source] = ()
         if served.wanted(time.monotonic()):
-            enter(lambda: not served.wanted(time.monotonic()))
+            enter(partial(_unwanted, served))
             reply, sources = _answer(method, served.id, body, frames, peer)
             leave()
-        self.answer_later(served, peer, reply, sources)
+        try:  # as `answer_later`, without two calls on the way
+            self._loop.call_soon(self._finished, served, peer, reply, sources)
+        except FailedPreconditionError:
+            pass
+
+
+def _unwanted(served: ServedCall) -> bool:
+    return not served.wanted(time.monotonic())
 
 
 def _answer(method: Method, id: int, body: bytes, frames: list[Any], peer: Peer) -> tuple[Reply, Sequence[Source]]:

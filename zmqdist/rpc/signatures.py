@@ -12,7 +12,7 @@ Rules
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from zmqdist import nest
@@ -60,9 +60,12 @@ def convert_args(signature: Any, args: Any) -> list[Any]:
     return [fit(spec, arg, convert, f"argument {n}") for n, (spec, arg) in enumerate(zip(signature, args, strict=True))]
 
 
-def convert_leaves(signature: Any, leaves: list[Any]) -> list[Any]:
-    """The same for arguments that came flattened."""
+def convert_leaves(signature: Any, leaves: list[Any], optional: Collection[int]) -> list[Any]:
+    """The same for arguments that came flattened; the last of them may be left out where their places are in `optional`."""
     wanted = len(nest.flatten(signature))
+    while len(leaves) < wanted and len(signature) - 1 in optional:
+        signature = signature[:-1]
+        wanted = len(nest.flatten(signature))
     if len(leaves) != wanted:
         raise ValueError(f"expected {wanted} values, given {len(leaves)}")
     return convert_args(signature, nest.pack_sequence_as(signature, leaves))
@@ -81,6 +84,7 @@ class Parameters:
 
     Attributes:
       signature: Python's own view of them; None where there is none.
+      optional: places of the positional ones that have a default.
       least, most: bounds on the number of positional arguments; `most` is None for a function with *args.
     """
 
@@ -89,7 +93,7 @@ class Parameters:
         self.least = 0
         self.most: int | None = None
         self._places: dict[str, int] = {}
-        self._optional: set[int] = set()
+        self.optional: set[int] = set()
         self._names: set[str] | None = None
         if signature is None:
             return
@@ -99,7 +103,7 @@ class Parameters:
         if all(p.kind is not p.VAR_POSITIONAL for p in parameters):
             self.most = len(places)
         self._places = {p.name: place for place, p in enumerate(places) if p.kind is p.POSITIONAL_OR_KEYWORD}
-        self._optional = {place for place, p in enumerate(places) if p.default is not p.empty}
+        self.optional = {place for place, p in enumerate(places) if p.default is not p.empty}
         if all(p.kind is not p.VAR_KEYWORD for p in parameters):
             self._names = {*self._places, *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
 
@@ -112,7 +116,7 @@ class Parameters:
     def check_names(self, count: int, named: Mapping[str, Any]) -> None:
         """Arguments by name, beside `count` positional ones. Raises TypeError for one that cannot be given so."""
         for name in named:
-            if self._names is not None and name not in self._names:
+            if not name or (self._names is not None and name not in self._names):  # "" has its own meaning (methods.py)
                 raise _unexpected(name)
             if self._places.get(name, count) < count:
                 raise _twice(name)
@@ -133,9 +137,12 @@ class Parameters:
             if place in given:
                 raise _twice(name)
             given[place] = value
-        needed = set(range(len(specs))) - self._optional
-        if len(args) > len(specs) or not needed <= given.keys():
+        needed = set(range(len(specs))) - self.optional
+        if len(args) > len(specs) or not (named or needed <= given.keys()):
             raise ValueError(_wanted(len(needed), len(specs), len(given)))
+        missing = needed - given.keys()
+        if missing:
+            raise ValueError(f"argument {min(missing)} is missing")
         fitted = {place: fit(specs[place], value, at_spec, f"argument {place}") for place, value in given.items()}
         leading = next(place for place in range(len(specs) + 1) if place not in fitted)
         by_name = {name: fitted[place] for name, place in self._places.items() if leading < place and place in fitted}

@@ -128,7 +128,7 @@ class Stream:
         self._call = None
         if call.code:
             self._failure = from_code(call.code, call.message.replace(repr(call.method), repr(self._method)))
-            if call.code == errors.DEADLINE_EXCEEDED:
+            if call.code != errors.UNAVAILABLE:  # it may go on there, and wait for questions
                 _close(self._channel, call, self._number)
             return
         try:

@@ -10,7 +10,8 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from zmqdist.core.calls import ClientCall
+from zmqdist.core.calls import FAR_S, ClientCall
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.net.channel import Channel
 from zmqdist.rpc import payload
 from zmqdist.rpc.into import Into
@@ -22,10 +23,36 @@ from zmqdist.rpc.streams import Stream
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """When a call is due that begins now; 0 or less stands for the default, and there for never."""
-    if timeout_in_ms <= 0:
-        timeout_in_ms = default_in_ms
-    return monotonic() + timeout_in_ms / 1000 if timeout_in_ms > 0 else inf
+    """When a call is due that begins now; 0 or less stands for the default, and there for never.
+
+    Raises:
+      TypeError, ValueError: `timeout_in_ms` is no number.
+    """
+    try:
+        if timeout_in_ms <= 0:
+            timeout_in_ms = default_in_ms
+        if timeout_in_ms > 0:
+            due = monotonic() + timeout_in_ms / 1000
+            return due if due < FAR_S else inf
+    except TypeError:
+        told = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
+        raise TypeError(told) from None
+    except OverflowError:  # an int beyond any float
+        return inf
+    if timeout_in_ms != timeout_in_ms:
+        raise ValueError("timeout_in_ms is a number of milliseconds, 0 for none, not NaN")
+    return inf
+
+
+def check_name(name: str) -> None:
+    """Raises TypeError or InvalidArgumentError for what no method can be called."""
+    if not isinstance(name, str):
+        raise TypeError(f"a method's name is a str, not {type(name).__name__}")
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(None, None, f"{name!r} is no method's name: it is no text in UTF-8") from None
 
 
 def given(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
