@@ -786,6 +786,36 @@ def test_a_leader_that_is_killed_is_named(made: Made, child: Child) -> None:
     error = waiting.wait().error
     assert isinstance(error, UnavailableError)
     assert "with leader worker:0" in str(error)
+    until(lambda: server._operations._collectives._watches.gone(("worker", 0)))
+    error = Side(server.all_reduce, 1).wait().error  # who comes after that does not wait for its next life either
+    assert isinstance(error, UnavailableError)
+    assert f"worker:0 at {addresses[0]} has gone" in str(error)
+
+
+def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_sends_to(pair: list[Server]) -> None:
+    """All have come, then the receiver goes; what is sent after that has no connection to end with."""
+    collectives = pair[0]._operations._collectives
+    real, held, begun = collectives._send, threading.Event(), threading.Event()
+    collectives._send = lambda *args: (begun.set(), held.wait(30), real(*args))[-1]  # type: ignore[method-assign]
+    root = Side(pair[0].broadcast, np.ones(LARGE))
+    other = Side(pair[1].broadcast)
+    begun.wait(20)
+    pair[1].stop(0.1)
+    assert isinstance(other.wait().error, CancelledError)
+    until(lambda: pair[0]._node.client(("worker", 1))._channel._line.table.incarnation == 0)
+    held.set()
+    error = root.wait().error
+    assert isinstance(error, (UnavailableError, CancelledError))
+    assert "worker:1" in str(error)
+
+
+def test_members_that_failed_at_different_places_work_together_at_the_next_call(pair: list[Server]) -> None:
+    """One ends an operation that fails at the other, and waits in the next one."""
+    works(pair)
+    group = pair[1].group()._members
+    group.failed = True  # as if its last operation had failed here: it has not been told of what fails meanwhile
+    assert isinstance(Side(pair[0].all_reduce, 1, "sum", None, 0.05).wait().error, DeadlineExceededError)
+    works(pair)
 
 
 def until(condition: Callable[[], Any]) -> None:

@@ -48,6 +48,11 @@ class LockedMailbox:
         with self.lock:
             wake(event(*args))
 
+    def check(self) -> None:
+        """Raises OpError: it was aborted."""
+        with self.lock:
+            self.box.check()
+
     def receive(self, key: Key, due: float, gone: Callable[[], str]) -> Wait:
         """Wait for the next letter; it is in the wait.
 
