@@ -60,8 +60,15 @@ def test_a_call_to_a_known_server_names_its_life() -> None:
 
 @pytest.mark.parametrize(
     ("due", "now", "left_ms"),
-    [(inf, 5.0, 0), (5.25, 5.0, 250), (5.0001, 5.0, 1), (5.0, 5.0, 1), (4.0, 5.0, 1)],
-    ids=["no deadline", "a quarter second", "rounded up", "just due: not 0, which is for ever", "past"],
+    [(inf, 5.0, 0), (5.25, 5.0, 250), (5.0001, 5.0, 1), (5.0, 5.0, 1), (4.0, 5.0, 1), (1e300, 5.0, 0)],
+    ids=[
+        "no deadline",
+        "a quarter second",
+        "rounded up",
+        "just due: not 0, which is for ever",
+        "past",
+        "more than fits",
+    ],
 )
 def test_a_call_tells_the_server_the_time_that_is_left(due: float, now: float, left_ms: int) -> None:
     table = client()

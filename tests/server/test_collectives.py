@@ -314,6 +314,8 @@ def test_invalid_group_size(pair: list[Server]) -> None:
     for tasks, told in (([], "different tasks"), (["worker:0"] * 2, "different tasks"), (["worker:1"], "not a member")):
         with pytest.raises(InvalidArgumentError, match=told):
             pair[0].group(tasks)
+    with pytest.raises(InvalidArgumentError, match="a list of tasks, not the text 'worker:0'"):
+        pair[0].all_reduce(1, group="worker:0")
     with pytest.raises(InvalidArgumentError, match="no task 'worker:5'"):
         pair[0].group(["worker:5"])
     pair[0].group(["worker:0", "worker:1"], name="mine")
@@ -815,6 +817,43 @@ def test_members_that_failed_at_different_places_work_together_at_the_next_call(
     group = pair[1].group()._members
     group.failed = True  # as if its last operation had failed here: it has not been told of what fails meanwhile
     assert isinstance(Side(pair[0].all_reduce, 1, "sum", None, 0.05).wait().error, DeadlineExceededError)
+    works(pair)
+
+
+def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(pair: list[Server]) -> None:
+    row = np.ones(3)
+    for call in (
+        lambda server, rank: server.all_reduce(1, timeout=float("nan") if rank else None),
+        lambda server, rank: server.all_reduce(1, timeout="3" if rank else None),
+        lambda server, rank: server.all_reduce(1, timeout=-1 if rank else None),
+        lambda server, rank: server.all_gather(row, axis=0.0 if rank else 0),
+    ):
+        told, own = errors(pair, call)
+        assert isinstance(own, (InvalidArgumentError, TypeError))
+        assert isinstance(told, InvalidArgumentError)
+        works(pair)
+    same(together(pair, lambda server, rank: server.all_reduce([1], timeout=1e300)), np.array([2]))
+
+
+def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:
+    """Else a pack of one number would be added to each of another one's."""
+    given = [np.ones(1), np.ones(3)]
+    sizes = [CommunicationOptions(bytes_per_pack=count) for count in (1, 1000)]
+    got = errors(pair, lambda server, rank: server.all_reduce(given, options=sizes[rank]))
+    assert all("in packs of 1 bytes; worker:1" in str(error) for error in got)
+    works(pair)
+
+
+def test_a_member_without_memory_for_the_result_tells_the_others(
+    pair: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*args: Any) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as full:
+        full.setattr("zmqdist.server.exchanges.gather", none)
+        got = errors(pair, lambda server, rank: server.gather(np.ones(LARGE), timeout=10.0))
+    assert all("no room" in str(error) for error in got)
     works(pair)
 
 

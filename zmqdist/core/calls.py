@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from math import ceil, inf
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from zmqdist.errors import (
     CANCELLED,
@@ -43,6 +43,9 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CALLS_PENDING_MAX
 from zmqdist.messages import Call, CancelCall, Reply
+
+FOREVER_S: Final = 1e9
+"""Whoever waits longer than that, some 30 years, waits for ever: so the number of milliseconds fits into its field."""
 
 Frames: TypeAlias = Sequence[Any]
 """Payload frames: buffers that only the two ends look into."""
@@ -175,7 +178,8 @@ class ClientCalls:
 
     def request(self, call: ClientCall, now: float) -> Call:
         """What the server is told of a call."""
-        left_ms = 0 if call.due == inf else max(1, ceil((call.due - now) * 1000))
+        left_s = call.due - now
+        left_ms = 0 if left_s > FOREVER_S else max(1, ceil(left_s * 1000))
         return Call(call.id, call.method, self.incarnation, left_ms, call.body)
 
     def undelivered(self, calls: list[ClientCall]) -> None:

@@ -11,10 +11,11 @@ Theory of operation
 
     Members count their announcements, and that number says which round is meant. A member that has begun a new life counts from 1: it
     is taken into the round that is open, and so is one whose last announcement ended with an error. It knows of that, and those that do
-    not are told when they come: so all are together again after one error each, wherever each was when it happened. The first announcement that a leader hears of at all tells it where the others are (it may be
-    the leader that has begun a new life); whoever is then first heard of with a round before all that this leader knows has begun a new
-    life, too, like the leader itself. A member that is ahead has given up a round that the others still wait for: that one ends for
-    them. One that is behind gets the error of the round that it has missed.
+    not are told when they come: so all are together again after one error each, wherever each was when it happened.
+    The first announcement that a leader hears of at all tells it where the others are (it may be the leader that has begun a new life).
+    Whoever is then first heard of with a round before all that this leader knows has begun a new life, too, like the leader itself.
+    A member that is ahead has given up a round that the others still wait for: that one ends for them. One that is behind gets the error
+    of the round that it has missed.
 
 Promises, checked by tests/core/test_rounds.py
     P1  a verdict goes to all members or an error to each, the same one to all that meet the round, and each is told once

@@ -212,16 +212,24 @@ class Collectives:
 
     # -- the exchange -----------------------------------------------------------------------------------------------------
 
-    def exchange(self, group: Members, name: str, schedules: Iterator[Schedule], timeout_s: float) -> None:
-        """Send and receive pieces until all schedules have ended. When it fails, all members are told."""
+    def exchange(
+        self, group: Members, name: str, begin: Callable[[], tuple[Iterator[Schedule], Any]], timeout_s: float
+    ) -> Any:
+        """Send and receive pieces until all schedules have ended; what they have made. When anything fails, all members are told.
+
+        Args:
+          begin: gives the schedules, and where their result will be: it may fail, too, where there is no memory.
+        """
         box = self._box(group.name, name)
         with self._lock:
             self._running[group.name] = group, name
         try:
             if group.aborted is not None:
                 raise from_code(*group.aborted)
+            schedules, result = begin()
             self._run(group, name, box, schedules, timeout_s)
             group.failed = False
+            return result
         except BaseException as error:
             code = error.error_code if isinstance(error, OpError) else CANCELLED
             told = (
@@ -300,7 +308,7 @@ class Collectives:
             told = self._watches.gone(task)
             if not told and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(None, None, told or f"{named(task)}: {error.message}") from None
+            raise UnavailableError(None, None, told or (f"{named(task)}: " if box else "") + error.message) from None
         finally:
             self._calls.pop(call, None)
 
