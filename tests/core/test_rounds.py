@@ -297,10 +297,11 @@ def test_members_that_were_told_of_an_error_meet_again_wherever_each_was() -> No
     assert told(rounds.announced(one(2, 4))) == ([0, 1, 2], 0)
 
 
-def test_a_leader_in_a_new_life_meets_members_that_have_come_before_its_own_first_call() -> None:
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["leader first", "member first"])
+def test_a_leader_in_a_new_life_meets_members_that_go_on_counting(order: tuple[int, int]) -> None:
     rounds = group()
-    come(rounds, 1, number=58)
-    come(rounds, 0)
+    for rank in order:
+        come(rounds, rank, number=58 if rank else 1)
     assert told(rounds.announced(one(2, 58))) == ([0, 1, 2], 0)
     come(rounds, 0, number=2)
     come(rounds, 1, number=59)

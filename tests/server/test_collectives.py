@@ -833,6 +833,20 @@ def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(pair: l
         assert isinstance(told, InvalidArgumentError)
         works(pair)
     same(together(pair, lambda server, rank: server.all_reduce([1], timeout=1e300)), np.array([2]))
+    until(lambda: not any(server._operations._collectives._calls for server in pair))
+
+
+def test_a_member_whose_next_life_has_come_is_not_taken_for_gone(pair: list[Server]) -> None:
+    """The leader has heard of it; the watch of another member may be behind."""
+    works(pair)
+    watches = pair[1]._operations._collectives._watches
+    watches._gone["worker", 0] = "worker:0 has gone"
+    watches._lives["worker", 0] = 5
+    verdict = [(1, "exchange", [None, None], [pair[0]._node.incarnation, pair[1]._node.incarnation])]
+    collectives = pair[1]._operations._collectives
+    collectives._outcome = lambda call, box=None: verdict[0]  # type: ignore[method-assign]
+    collectives.agree(pair[1].group()._members, "broadcast", ("broadcast", "", 0, None, None), 5.0)
+    assert watches.gone(("worker", 0)) == ""
 
 
 def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:

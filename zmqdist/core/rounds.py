@@ -12,7 +12,7 @@ Theory of operation
     Members count their announcements, and that number says which round is meant. A member that has begun a new life counts from 1: it
     is taken into the round that is open, and so is one whose last announcement ended with an error. It knows of that, and those that do
     not are told when they come: so all are together again after one error each, wherever each was when it happened.
-    The first announcement that a leader hears of at all tells it where the others are (it may be the leader that has begun a new life).
+    The first announcement that a leader hears of from another tells it where all are (it may be the leader that has begun a new life).
     Whoever is then first heard of with a round before all that this leader knows has begun a new life, too, like the leader itself.
     A member that is ahead has given up a round that the others still wait for: that one ends for them. One that is behind gets the error
     of the round that it has missed.
@@ -196,12 +196,14 @@ class Rounds:
         if one.anew:
             member.life, member.welcome, member.shift = one.life, False, self.round - one.number
         elif member.life != one.life or member.shift is None:
-            if member.welcome or self._shift is None or member.life not in (0, one.life):
+            if member.welcome or member.life not in (0, one.life):
                 member.shift = self.round - one.number
+            elif self._shift is None:  # no more than what the leader has begun without it was missed
+                member.shift = min(0, self.round - one.number)
             else:
                 member.shift = self._shift if one.number + self._shift >= FIRST else self.round - one.number
             member.life, member.welcome = one.life, False
-            if self._shift is None:
+            if self._shift is None and one.rank:  # the leader's own says nothing: it may have begun anew
                 self._shift = member.shift
         return member.shift
 

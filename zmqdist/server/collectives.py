@@ -169,11 +169,15 @@ class Collectives:
             due = monotonic() + timeout_s + GRACE_S
             answer = self._call("", leader, "collective.announce", *args, due=due)
         if failure is not None:
+            if not isinstance(answer, _Answer):
+                answer.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
             verdict: tuple[Any, ...] = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
             group.failed = verdict[0] != RESULT
-            return verdict
+            for task, life in zip(group.tasks, verdict[3] if group.failed else (), strict=False):
+                self._watches.speaks(task, life)  # our own watch may be behind
+            return verdict[:3]
         except UnavailableError as error:
             raise UnavailableError(None, None, f"{what} with leader {named(leader)}: {error.message}") from None
         except BaseException:  # also Ctrl-C: the others are told

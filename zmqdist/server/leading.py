@@ -31,7 +31,7 @@ from zmqdist.server.node import TASKS, Node, Task, named
 from zmqdist.server.watch import Watches
 
 RESULT, GO = 0, 1
-"""What an answer is: (RESULT, value), or (GO, name of the exchange, what each member has told of its value)."""
+"""What an answer is: (RESULT, value), or (GO, name of the exchange, what each member has told of its value, their lives)."""
 
 
 @dataclass(slots=True)
@@ -181,7 +181,9 @@ class Leader:
             if isinstance(verdict, Agreed):
                 exchange = f"{self._node.incarnation:016x}.{verdict.round}"
                 try:
-                    answers = answers_to([one.load for one in verdict.members], exchange)
+                    answers = answers_to(
+                        [one.load for one in verdict.members], exchange, [one.life for one in verdict.members]
+                    )
                 except Exception as error:  # of NumPy, such as no memory
                     for one in verdict.members:
                         one.token.fail(
@@ -196,12 +198,12 @@ class Leader:
                     one.token.fail(from_code(verdict.code, verdict.message))
 
 
-def answers_to(brought: Sequence[Brought], exchange: str) -> list[tuple[Any, ...]]:
+def answers_to(brought: Sequence[Brought], exchange: str, lives: Sequence[int]) -> list[tuple[Any, ...]]:
     """What each member is answered when all are about to do the same: the result, or that they go on by themselves."""
     first = brought[0]
     rooted = first.kind == "broadcast"
     if any(one.value is None for rank, one in enumerate(brought) if not rooted or rank == first.root):
-        return [(GO, exchange, [one.told for one in brought])] * len(brought)
+        return [(GO, exchange, [one.told for one in brought], lives)] * len(brought)
     if rooted:
         value = brought[first.root].value
         assert value is not None
