@@ -847,6 +847,7 @@ def test_a_member_whose_next_life_has_come_is_not_taken_for_gone(pair: list[Serv
     collectives._outcome = lambda call, box=None: verdict[0]  # type: ignore[method-assign]
     collectives.agree(pair[1].group()._members, "broadcast", ("broadcast", "", 0, None, None), 5.0)
     assert watches.gone(("worker", 0)) == ""
+    assert ("worker", 0) not in watches._lives  # nor is its own end overlooked before the watch is there
 
 
 def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:

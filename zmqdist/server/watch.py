@@ -67,8 +67,8 @@ class Watches:
 
         Unless it is the one that has gone: its last words may have been read late.
         """
-        if self._lives.get(task) != life:
-            self._gone.pop(task, None)
+        if self._lives.get(task) != life and self._gone.pop(task, None):
+            self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
 
     def _left(self, peer: Peer) -> None:
         """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone."""
