@@ -67,7 +67,7 @@ class Watches:
 
         Unless it is the one that has gone: its last words may have been read late.
         """
-        if self._lives.get(task) != life and self._gone.pop(task, None):
+        if self._lives.get(task) != life and self._gone.pop(task, ""):
             self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
 
     def _left(self, peer: Peer) -> None:
