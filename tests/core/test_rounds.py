@@ -280,3 +280,29 @@ def test_planted_bugs_are_found(bug: type[Rounds]) -> None:
         except AssertionError:
             found += 1
     assert found
+
+
+def test_members_that_were_told_of_an_error_meet_again_wherever_each_was() -> None:
+    """One failed in the middle of operation 1, which the others have ended, and those in 2."""
+    rounds = group()
+    come(rounds, 0, 1)
+    assert told(rounds.announced(one(2))) == ([0, 1, 2], 0)
+    come(rounds, 1, 2, number=2)
+    assert told(rounds.gone(0, "worker:0 has gone")) == ([1, 2], UNAVAILABLE)
+    assert rounds.announced(one(1, 3, anew=True)) == []
+    assert rounds.announced(one(2, 3, anew=True)) == []
+    assert told(rounds.announced(one(0, 2, anew=True))) == ([0, 1, 2], 0)
+    come(rounds, 0, number=3)
+    come(rounds, 1, number=4)
+    assert told(rounds.announced(one(2, 4))) == ([0, 1, 2], 0)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["leader first", "member first"])
+def test_a_leader_in_a_new_life_meets_members_that_go_on_counting(order: tuple[int, int]) -> None:
+    rounds = group()
+    for rank in order:
+        come(rounds, rank, number=58 if rank else 1)
+    assert told(rounds.announced(one(2, 58))) == ([0, 1, 2], 0)
+    come(rounds, 0, number=2)
+    come(rounds, 1, number=59)
+    assert told(rounds.announced(one(2, 59))) == ([0, 1, 2], 0)

@@ -314,6 +314,8 @@ def test_invalid_group_size(pair: list[Server]) -> None:
     for tasks, told in (([], "different tasks"), (["worker:0"] * 2, "different tasks"), (["worker:1"], "not a member")):
         with pytest.raises(InvalidArgumentError, match=told):
             pair[0].group(tasks)
+    with pytest.raises(InvalidArgumentError, match="a list of tasks, not the text 'worker:0'"):
+        pair[0].all_reduce(1, group="worker:0")
     with pytest.raises(InvalidArgumentError, match="no task 'worker:5'"):
         pair[0].group(["worker:5"])
     pair[0].group(["worker:0", "worker:1"], name="mine")
@@ -786,6 +788,88 @@ def test_a_leader_that_is_killed_is_named(made: Made, child: Child) -> None:
     error = waiting.wait().error
     assert isinstance(error, UnavailableError)
     assert "with leader worker:0" in str(error)
+    until(lambda: server._operations._collectives._watches.gone(("worker", 0)))
+    error = Side(server.all_reduce, 1).wait().error  # who comes after that does not wait for its next life either
+    assert isinstance(error, UnavailableError)
+    assert f"worker:0 at {addresses[0]} has gone" in str(error)
+
+
+def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_sends_to(pair: list[Server]) -> None:
+    """All have come, then the receiver goes; what is sent after that has no connection to end with."""
+    collectives = pair[0]._operations._collectives
+    real, held, begun = collectives._send, threading.Event(), threading.Event()
+    collectives._send = lambda *args: (begun.set(), held.wait(30), real(*args))[-1]  # type: ignore[method-assign]
+    root = Side(pair[0].broadcast, np.ones(LARGE))
+    other = Side(pair[1].broadcast)
+    begun.wait(20)
+    pair[1].stop(0.1)
+    assert isinstance(other.wait().error, CancelledError)
+    until(lambda: pair[0]._node.client(("worker", 1))._channel._line.table.incarnation == 0)
+    held.set()
+    error = root.wait().error
+    assert isinstance(error, (UnavailableError, CancelledError))
+    assert "worker:1" in str(error)
+
+
+def test_members_that_failed_at_different_places_work_together_at_the_next_call(pair: list[Server]) -> None:
+    """One ends an operation that fails at the other, and waits in the next one."""
+    works(pair)
+    group = pair[1].group()._members
+    group.failed = True  # as if its last operation had failed here: it has not been told of what fails meanwhile
+    assert isinstance(Side(pair[0].all_reduce, 1, "sum", None, 0.05).wait().error, DeadlineExceededError)
+    works(pair)
+
+
+def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(pair: list[Server]) -> None:
+    row = np.ones(3)
+    for call in (
+        lambda server, rank: server.all_reduce(1, timeout=float("nan") if rank else None),
+        lambda server, rank: server.all_reduce(1, timeout="3" if rank else None),
+        lambda server, rank: server.all_reduce(1, timeout=-1 if rank else None),
+        lambda server, rank: server.all_gather(row, axis=0.0 if rank else 0),
+    ):
+        told, own = errors(pair, call)
+        assert isinstance(own, (InvalidArgumentError, TypeError))
+        assert isinstance(told, InvalidArgumentError)
+        works(pair)
+    same(together(pair, lambda server, rank: server.all_reduce([1], timeout=1e300)), np.array([2]))
+    until(lambda: not any(server._operations._collectives._calls for server in pair))
+
+
+def test_a_member_whose_next_life_has_come_is_not_taken_for_gone(pair: list[Server]) -> None:
+    """The leader has heard of it; the watch of another member may be behind."""
+    works(pair)
+    watches = pair[1]._operations._collectives._watches
+    watches._gone["worker", 0] = "worker:0 has gone"
+    watches._lives["worker", 0] = 5
+    verdict = [(1, "exchange", [None, None], [pair[0]._node.incarnation, pair[1]._node.incarnation])]
+    collectives = pair[1]._operations._collectives
+    collectives._outcome = lambda call, box=None: verdict[0]  # type: ignore[method-assign]
+    collectives.agree(pair[1].group()._members, "broadcast", ("broadcast", "", 0, None, None), 5.0)
+    assert watches.gone(("worker", 0)) == ""
+    assert ("worker", 0) not in watches._lives  # nor is its own end overlooked before the watch is there
+
+
+def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:
+    """Else a pack of one number would be added to each of another one's."""
+    given = [np.ones(1), np.ones(3)]
+    sizes = [CommunicationOptions(bytes_per_pack=count) for count in (1, 1000)]
+    got = errors(pair, lambda server, rank: server.all_reduce(given, options=sizes[rank]))
+    assert all("in packs of 1 bytes; worker:1" in str(error) for error in got)
+    works(pair)
+
+
+def test_a_member_without_memory_for_the_result_tells_the_others(
+    pair: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*args: Any) -> Any:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as full:
+        full.setattr("zmqdist.server.exchanges.gather", none)
+        got = errors(pair, lambda server, rank: server.gather(np.ones(LARGE), timeout=10.0))
+    assert all("no room" in str(error) for error in got)
+    works(pair)
 
 
 def until(condition: Callable[[], Any]) -> None:

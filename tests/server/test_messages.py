@@ -328,3 +328,12 @@ def test_many_threads_and_tags_at_once(pair: list[Server]) -> None:
     pause = threading.Event()
     while pair[0]._mail._out["worker", 1].last:  # the last answers are still on their way
         pause.wait(0.002)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "3", True])
+def test_a_time_out_that_is_none_is_refused(pair: list[Server], timeout: Any) -> None:
+    """NaN would be for ever."""
+    with pytest.raises(InvalidArgumentError, match="a time-out is a number of seconds"):
+        pair[0].recv("worker:1", "tag", timeout=timeout)
+    with pytest.raises(InvalidArgumentError, match="a time-out is a number of seconds"):
+        pair[0].send(1, "worker:1", "tag", timeout=timeout)

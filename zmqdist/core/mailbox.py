@@ -300,6 +300,11 @@ class Mailbox:
         self._waits.clear()
         return waits
 
+    def check(self) -> None:
+        """Raises OpError: the status of the abort, if there was one."""
+        if self._status is not None:
+            raise from_code(*self._status)
+
     # -- within -----------------------------------------------------------------------------------------------------------
 
     def _source(self, name: str) -> _Source:

@@ -10,16 +10,19 @@ Theory of operation
     error at once: so each member meets each round once, and the next one fits again.
 
     Members count their announcements, and that number says which round is meant. A member that has begun a new life counts from 1: it
-    is taken into the round that is open. The first announcement that a leader hears of at all tells it where the others are (it may be
-    the leader that has begun a new life). A member that is ahead has given up a round that the others still wait for: that one ends for
-    them. One that is behind gets the errors of the rounds that it has missed, one for each of its calls.
+    is taken into the round that is open, and so is one whose last announcement ended with an error. It knows of that, and those that do
+    not are told when they come: so all are together again after one error each, wherever each was when it happened.
+    The first announcement that a leader hears of from another tells it where all are (it may be the leader that has begun a new life).
+    Whoever is then first heard of with a round before all that this leader knows has begun a new life, too, like the leader itself.
+    A member that is ahead has given up a round that the others still wait for: that one ends for them. One that is behind gets the error
+    of the round that it has missed.
 
 Promises, checked by tests/core/test_rounds.py
     P1  a verdict goes to all members or an error to each, the same one to all that meet the round, and each is told once
     P2  members agree only when everything that must be equal is equal, and all announced the same round
     P3  no announcement outlives its deadline, the end of a member, an abort
     P4  after a round that failed, whatever the reason, the next one works (after an abort: when there was a reset)
-    P5  announcements of different rounds never meet
+    P5  announcements of different rounds never meet, but for members that have been told of an error
 
 Not here: how a result is made (collectives.py), who is alive (server/watch.py).
 """
@@ -30,12 +33,16 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from zmqdist.errors import ABORTED, DEADLINE_EXCEEDED, INVALID_ARGUMENT, UNAVAILABLE
 
 FAILED_KEPT_MAX = 64
 """Failed rounds of a group whose error is remembered for members that come late; for older ones it is a general one."""
+
+
+FIRST: Final = 1
+"""The first round of a leader's life."""
 
 
 @dataclass(slots=True)
@@ -52,6 +59,7 @@ class Announcement:
       load: what the shell needs of it, such as its value.
       failure: (code, message): this member takes no part, and the round fails with it. None: it does.
       token: the shell's own: who is to be answered.
+      anew: what it announced before ended with an error, so it has been told that the others may be elsewhere.
     """
 
     rank: int
@@ -63,6 +71,7 @@ class Announcement:
     load: Any = None
     failure: tuple[int, str] | None = None
     token: Any = None
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,7 @@ class Rounds:
     """
 
     names: Sequence[str]
-    round: int = 1
+    round: int = FIRST
     come: dict[int, Announcement] = field(default_factory=dict)
     _members: list[_Member] = field(default_factory=list)
     _failed: OrderedDict[int, tuple[int, str]] = field(default_factory=OrderedDict)
@@ -184,13 +193,17 @@ class Rounds:
 
     def _shift_of(self, one: Announcement) -> int:
         member = self._members[one.rank]
-        if member.life != one.life or member.shift is None:
-            if member.welcome or self._shift is None or member.life not in (0, one.life):
+        if one.anew:
+            member.life, member.welcome, member.shift = one.life, False, self.round - one.number
+        elif member.life != one.life or member.shift is None:
+            if member.welcome or member.life not in (0, one.life):
                 member.shift = self.round - one.number
+            elif self._shift is None:  # no more than what the leader has begun without it was missed
+                member.shift = min(0, self.round - one.number)
             else:
-                member.shift = self._shift
+                member.shift = self._shift if one.number + self._shift >= FIRST else self.round - one.number
             member.life, member.welcome = one.life, False
-            if self._shift is None:
+            if self._shift is None and one.rank:  # the leader's own says nothing: it may have begun anew
                 self._shift = member.shift
         return member.shift
 

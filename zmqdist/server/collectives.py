@@ -8,7 +8,7 @@ Theory of operation
 
 Rules
     A member that fails in the middle tells all others: none waits for pieces that will not come. Whoever dies is noticed by those that
-    wait for its pieces or send to it.
+    wait for its pieces, send to it, or announce to it: a call to a task that has gone does not wait for its next life.
     Operations of one group are done one after the other, in the order of the calls on each member; those of different groups are
     independent.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, TypeAlias
@@ -32,6 +32,7 @@ from zmqdist.core.mailbox import Key, Mailbox
 from zmqdist.errors import (
     CANCELLED,
     UNKNOWN,
+    CancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
     OpError,
@@ -42,7 +43,7 @@ from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
 from zmqdist.net.lent import lendable
 from zmqdist.rpc import StatusOrResult
 from zmqdist.rpc.asking import start
-from zmqdist.server.leading import Leader
+from zmqdist.server.leading import RESULT, Leader
 from zmqdist.server.mail import LockedMailbox
 from zmqdist.server.node import TASKS, Node, Task, named
 from zmqdist.server.watch import Watches
@@ -63,6 +64,7 @@ class Members:
       tasks: the members; their order is that of the ranks.
       rank: the own one.
       number: of the operations announced so far.
+      failed: whether the last one ended with an error that came from elsewhere, or is under way.
       aborted: (code, message), if the present one was aborted from elsewhere.
       lock: held by whoever does one.
     """
@@ -77,6 +79,7 @@ class Members:
             raise InvalidArgumentError(None, None, f"{named(me)} is not a member of the group {told}")
         self.rank = self.tasks.index(me)
         self.number = 0
+        self.failed = False
         self.aborted: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
@@ -121,6 +124,7 @@ class Collectives:
         self._lock = threading.Lock()
         self._boxes: dict[str, dict[str, LockedMailbox]] = {}
         self._running: dict[str, tuple[Members, str]] = {}
+        self._calls: dict[StatusOrResult, tuple[str, Task]] = {}
         node.service.register("collective.piece", self._arrived, inline=True, roles=TASKS)
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
         node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
@@ -142,6 +146,7 @@ class Collectives:
             group.aborted = None
             self._running[group.name] = group, ""
         group.number += 1
+        anew, group.failed = group.failed, failure is None  # its own failure takes the place of the operation
         status = None if failure is None else (failure.error_code, failure.message)
         args = (
             group.name,
@@ -149,6 +154,7 @@ class Collectives:
             group.rank,
             self._node.incarnation,
             group.number,
+            anew,
             what,
             timeout_s,
             status,
@@ -160,14 +166,18 @@ class Collectives:
             answer = _Answer()
             self._leader.announce(*args, token=answer)
         else:
-            answer = start(
-                self._node.client(leader), "collective.announce", *args, due=monotonic() + timeout_s + GRACE_S
-            )
+            due = monotonic() + timeout_s + GRACE_S
+            answer = self._call("", leader, "collective.announce", *args, due=due)
         if failure is not None:
+            if not isinstance(answer, _Answer):
+                answer.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
-            verdict: tuple[Any, ...] = answer.get_value()
-            return verdict
+            verdict: tuple[Any, ...] = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
+            group.failed = verdict[0] != RESULT
+            for task, life in zip(group.tasks, verdict[3] if group.failed else (), strict=False):
+                self._watches.speaks(task, life)  # our own watch may be behind
+            return verdict[:3]
         except UnavailableError as error:
             raise UnavailableError(None, None, f"{what} with leader {named(leader)}: {error.message}") from None
         except BaseException:  # also Ctrl-C: the others are told
@@ -206,15 +216,24 @@ class Collectives:
 
     # -- the exchange -----------------------------------------------------------------------------------------------------
 
-    def exchange(self, group: Members, name: str, schedules: Iterator[Schedule], timeout_s: float) -> None:
-        """Send and receive pieces until all schedules have ended. When it fails, all members are told."""
+    def exchange(
+        self, group: Members, name: str, begin: Callable[[], tuple[Iterator[Schedule], Any]], timeout_s: float
+    ) -> Any:
+        """Send and receive pieces until all schedules have ended; what they have made. When anything fails, all members are told.
+
+        Args:
+          begin: gives the schedules, and where their result will be: it may fail, too, where there is no memory.
+        """
         box = self._box(group.name, name)
         with self._lock:
             self._running[group.name] = group, name
         try:
             if group.aborted is not None:
                 raise from_code(*group.aborted)
+            schedules, result = begin()
             self._run(group, name, box, schedules, timeout_s)
+            group.failed = False
+            return result
         except BaseException as error:
             code = error.error_code if isinstance(error, OpError) else CANCELLED
             told = (
@@ -249,10 +268,11 @@ class Collectives:
                 step = steps.send(arrived)
                 arrived = None
                 if step.to is not None:
+                    box.check()
                     sent.append(self._send(group, name, step.to, sent_to[step.to], step.piece, timeout_s))
                     sent_to[step.to] += 1
                     while len(sent) > ON_THE_WAY_MAX:
-                        sent.popleft().get_value()
+                        self._outcome(sent.popleft(), box)
                 else:
                     assert step.source is not None
                     arrived = self._receive(group, box, step.source, received[step.source], timeout_s)
@@ -262,15 +282,44 @@ class Collectives:
         except BaseException:
             for call in sent:
                 call.cancel()
+                self._calls.pop(call, None)
             raise
-        for call in sent:  # who gets them may need us no more, but we may end now
-            call.get_value()
+        while sent:  # who gets them may need us no more, but we may end now
+            self._outcome(sent.popleft(), box)
 
     def _send(self, group: Members, name: str, to: int, index: int, piece: Array, timeout_s: float) -> StatusOrResult:
-        client = self._node.client(group.tasks[to])
         block = lendable(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
-        return start(client, "collective.piece", *args, due=monotonic() + timeout_s, still=True, block=block)
+        due = monotonic() + timeout_s
+        return self._call(name, group.tasks[to], "collective.piece", *args, due=due, still=True, block=block)
+
+    def _call(self, exchange: str, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
+        """Call a member; it ends with that member, and with the exchange that it belongs to. For `_outcome`."""
+        self._watches.watch(task)
+        call = start(self._node.client(task), method, *args, **how)
+        self._calls[call] = exchange, task
+        if self._watches.gone(task):
+            call.cancel()
+        return call
+
+    def _outcome(self, call: StatusOrResult, box: LockedMailbox | None = None) -> Any:
+        task = self._calls[call][1]
+        try:
+            return call.get_value()
+        except (CancelledError, UnavailableError) as error:
+            if box is not None:
+                box.check()
+            told = self._watches.gone(task)
+            if not told and isinstance(error, CancelledError):
+                raise
+            raise UnavailableError(None, None, told or (f"{named(task)}: " if box else "") + error.message) from None
+        finally:
+            self._calls.pop(call, None)
+
+    def _end_calls(self, meant: Callable[[str, Task], bool]) -> None:
+        for call, about in list(self._calls.items()):
+            if meant(*about):
+                call.cancel()
 
     def _receive(self, group: Members, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
         task = group.tasks[source]
@@ -298,6 +347,7 @@ class Collectives:
     def _failed(self, group: str, name: str, code: int, message: str) -> None:
         box = self._box(group, name)
         box.tell(box.box.aborted, code, message)
+        self._end_calls(lambda exchange, task: exchange == name)
 
     def _aborted(self, group: str, code: int, message: str) -> None:
         with self._lock:
@@ -314,6 +364,7 @@ class Collectives:
             if task in group.tasks:
                 box = self._box(group.name, name)
                 box.tell(box.box.gone, str(group.tasks.index(task)), message)
+        self._end_calls(lambda exchange, to: to == task)
 
     def _stopped(self, until: float) -> None:
         told = f"the server of {named(self._node.me)} was stopped"

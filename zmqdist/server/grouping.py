@@ -28,6 +28,7 @@ from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
 from zmqdist.server import exchanges
 from zmqdist.server.collectives import Collectives, Members
 from zmqdist.server.leading import RESULT
+from zmqdist.server.mail import check_timeout
 from zmqdist.server.node import Node, Task, named
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import trusted
@@ -104,6 +105,8 @@ class Operations:
         if tasks is None:
             job = self._node.me[0]
             members = [(job, index) for index in self._node.spec.task_indices(job)]
+        elif isinstance(tasks, str):
+            raise InvalidArgumentError(None, None, f"a group is a list of tasks, not the text {tasks!r}")
         else:
             members = [self._node.task(task) for task in tasks]
         name = name or ",".join(map(named, members))
@@ -126,6 +129,8 @@ class Operations:
                 op = _op(op)
                 leaves = nest.flatten(x)
                 told = f"all_reduce {op} of {_structure(x, _reduced_told)}"
+                if bytes_per_pack not in (0, COLLECTIVE_INLINE_BYTES_MAX):
+                    told += f" in packs of {bytes_per_pack} bytes"
                 dense = [
                     None if isinstance(leaf, IndexedSlices) else core.reducible(_array(leaf), op) for leaf in leaves
                 ]
@@ -185,9 +190,8 @@ class Operations:
         with self._turn(group, timeout) as turn:
             with turn.preparing():
                 turn.check_root(root)
-                told = (
-                    f"{kind} on axis {axis} to {root} of {_structure(x, lambda leaf: _told(_joined(leaf, axis), axis))}"
-                )
+                whole = _structure(x, lambda leaf: _told(_joined(leaf, axis), axis))
+                told = f"{kind} on axis {axis}{f' to rank {root}' if kind == 'gather' else ''} of {whole}"
                 arrays = [_joined(leaf, axis) for leaf in nest.flatten(x)]
             results = []
             for array in arrays:
@@ -248,7 +252,10 @@ class Operations:
     def _turn(self, group: Tasks, timeout: float | None) -> Iterator[_Turn]:
         found = self.group(group)
         with found._members.lock:
-            yield _Turn(found._members, self._collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout)
+            turn = _Turn(found._members, self._collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout)
+            with turn.preparing():
+                check_timeout(timeout)
+            yield turn
 
 
 class _Turn:
@@ -291,9 +298,7 @@ class _Turn:
         if verdict[0] == RESULT:
             return verdict[1]
         _, name, told = verdict
-        schedules, result = exchange(told)
-        self._collectives.exchange(self._members, name, schedules, self._timeout_s)
-        return result
+        return self._collectives.exchange(self._members, name, lambda: exchange(told), self._timeout_s)
 
     def reduce(self, what: str, array: Array, op: str) -> Array:
         """An array reduced, at all members."""
@@ -366,10 +371,12 @@ def _array(leaf: Any) -> Array:
 
 
 def _joined(leaf: Any, axis: int) -> Array:
-    """An array that can be joined to others on this axis. Raises ValueError: it has none."""
+    """An array that can be joined to others on this axis. Raises ValueError or TypeError: it has none."""
     if isinstance(leaf, IndexedSlices):
         raise NotImplementedError("IndexedSlices are reduced, not gathered")
     array = _array(leaf)
+    if not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"an axis is a whole number, not {axis!r}")
     if not 0 <= axis < array.ndim:
         raise ValueError(f"nothing of shape {array.shape} can be gathered on axis {axis}")
     return array

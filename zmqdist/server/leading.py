@@ -31,7 +31,7 @@ from zmqdist.server.node import TASKS, Node, Task, named
 from zmqdist.server.watch import Watches
 
 RESULT, GO = 0, 1
-"""What an answer is: (RESULT, value), or (GO, name of the exchange, what each member has told of its value)."""
+"""What an answer is: (RESULT, value), or (GO, name of the exchange, what each member has told of its value, their lives)."""
 
 
 @dataclass(slots=True)
@@ -76,6 +76,7 @@ class Leader:
         rank: int,
         life: int,
         number: int,
+        anew: bool,
         what: str,
         timeout_s: float,
         failure: tuple[int, str] | None,
@@ -94,8 +95,9 @@ class Leader:
         members = [self._node.task(tuple(task)) for task in tasks]
         for task in members:
             self._watches.watch(task)
-        self._watches.speaks(members[rank])
-        one = Announcement(rank, life, number, what, what, monotonic() + timeout_s, Brought(*brought), failure, token)
+        self._watches.speaks(members[rank], life)
+        due = monotonic() + timeout_s
+        one = Announcement(rank, life, number, what, what, due, Brought(*brought), failure, token, anew)
         with self._lock:
             if self._stopped:
                 raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
@@ -108,15 +110,13 @@ class Leader:
                 if told := self._watches.gone(task):
                     verdicts += rounds.gone(members.index(task), told)
                     break
-            deadline = rounds.deadline
+            waits = rounds.deadline < inf
         self._tell(group, verdicts)
-        if verdicts or deadline == inf:
-            return
-        loop = self._node.loop
-        try:
-            loop.call_soon(loop.set_timer, ("collective", group), deadline, partial(self._tick, group))
-        except FailedPreconditionError:  # stopped meanwhile, and its members were told
-            pass
+        if waits:
+            try:
+                self._node.loop.call_soon(self._tick, group)
+            except FailedPreconditionError:  # stopped meanwhile, and its members were told
+                pass
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
         """Everything of this group fails from now on."""
@@ -134,19 +134,26 @@ class Leader:
 
     # -- what happens meanwhile -------------------------------------------------------------------------------------------
 
-    def _event(self, group: str, event: Callable[[Rounds], list[Verdict]]) -> None:
+    def _event(self, group: str, event: Callable[[Rounds], list[Verdict]]) -> float:
+        """What has happened to a group, if it is still there; when its next deadline is."""
         with self._lock:
-            verdicts = event(self._groups[group][1])
+            if group not in self._groups:
+                return inf
+            _, rounds = self._groups[group]
+            verdicts, deadline = event(rounds), rounds.deadline
         self._tell(group, verdicts)
+        return deadline
 
     def _tick(self, group: str) -> None:
-        self._event(group, lambda rounds: rounds.ticked(monotonic()))
-        deadline = self._groups[group][1].deadline
+        """In the loop: what is late, and when to look again."""
+        deadline = self._event(group, lambda rounds: rounds.ticked(monotonic()))
         if deadline < inf:
             self._node.loop.set_timer(("collective", group), deadline, partial(self._tick, group))
 
     def _gone(self, task: Task, message: str) -> None:
-        for group, (members, _) in list(self._groups.items()):
+        with self._lock:
+            groups = list(self._groups.items())
+        for group, (members, _) in groups:
             if task in members:
                 rank = members.index(task)
                 self._event(group, lambda rounds, rank=rank: rounds.gone(rank, message))  # type: ignore[misc]
@@ -167,15 +174,16 @@ class Leader:
 
     def withdrew(self, group: str, token: Any) -> None:
         """Who announced this does not wait any more."""
-        if group in self._groups:
-            self._event(group, lambda rounds: rounds.withdrew(token))
+        self._event(group, lambda rounds: rounds.withdrew(token))
 
     def _tell(self, group: str, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             if isinstance(verdict, Agreed):
                 exchange = f"{self._node.incarnation:016x}.{verdict.round}"
                 try:
-                    answers = answers_to([one.load for one in verdict.members], exchange)
+                    answers = answers_to(
+                        [one.load for one in verdict.members], exchange, [one.life for one in verdict.members]
+                    )
                 except Exception as error:  # of NumPy, such as no memory
                     for one in verdict.members:
                         one.token.fail(
@@ -190,12 +198,12 @@ class Leader:
                     one.token.fail(from_code(verdict.code, verdict.message))
 
 
-def answers_to(brought: Sequence[Brought], exchange: str) -> list[tuple[Any, ...]]:
+def answers_to(brought: Sequence[Brought], exchange: str, lives: Sequence[int]) -> list[tuple[Any, ...]]:
     """What each member is answered when all are about to do the same: the result, or that they go on by themselves."""
     first = brought[0]
     rooted = first.kind == "broadcast"
     if any(one.value is None for rank, one in enumerate(brought) if not rooted or rank == first.root):
-        return [(GO, exchange, [one.told for one in brought])] * len(brought)
+        return [(GO, exchange, [one.told for one in brought], lives)] * len(brought)
     if rooted:
         value = brought[first.root].value
         assert value is not None

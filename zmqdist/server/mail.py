@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
+from numbers import Real
 from time import monotonic
 from typing import Any
 
@@ -47,6 +48,11 @@ class LockedMailbox:
         """Have the machine take note of something, and wake those whose waits end with it."""
         with self.lock:
             wake(event(*args))
+
+    def check(self) -> None:
+        """Raises OpError: it was aborted."""
+        with self.lock:
+            self.box.check()
 
     def receive(self, key: Key, due: float, gone: Callable[[], str]) -> Wait:
         """Wait for the next letter; it is in the wait.
@@ -124,6 +130,7 @@ class Mail:
     def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
         """See Server.send."""
         task, address = self._node.task(dst), _checked(tag)
+        check_timeout(timeout)
         key = Key(self._me, self._node.incarnation, named(task), address)
         if task == self._node.me:
             return self._to_self(key, value)
@@ -182,6 +189,7 @@ class Mail:
         task = self._node.task(src)
         key = Key(named(task), 0, self._me, _checked(tag))
         check_out(out)
+        check_timeout(timeout)
         due = inf if timeout is None else monotonic() + timeout
         self._watches.watch(task)
         wait = self._in.receive(key, due, partial(self._watches.gone, task))
@@ -247,6 +255,13 @@ def _checked(tag: str) -> str:
     if not isinstance(tag, str) or not tag or ";" in tag:
         raise InvalidArgumentError(None, None, f"a tag is a text without semicolons, not {tag!r}")
     return tag
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raises InvalidArgumentError: neither seconds nor None."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
+        told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+        raise InvalidArgumentError(None, None, told)
 
 
 def check_out(out: Any) -> None:

@@ -62,9 +62,13 @@ class Watches:
         """What is to be said of a task that was there and has gone; empty for one that is there or was never seen."""
         return self._gone.get(task, "")
 
-    def speaks(self, task: Task) -> None:
-        """Something has come from a task just now: it is there, also where its watch has not noticed yet."""
-        self._gone.pop(task, None)
+    def speaks(self, task: Task, life: int) -> None:
+        """Something has come from a life of a task: that is there, also where its watch has not noticed yet.
+
+        Unless it is the one that has gone: its last words may have been read late.
+        """
+        if self._lives.get(task) != life and self._gone.pop(task, ""):
+            self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
 
     def _left(self, peer: Peer) -> None:
         """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone."""
@@ -90,7 +94,7 @@ class Watches:
         code, message = result.get_error()
         if not code:
             self._is_there(task, result.get_value())
-        elif life or code != UNAVAILABLE:
+        else:  # also a first question: it was on the way, so there was somebody
             self._has_gone(task, code, message)
         try:
             if code in (0, UNAVAILABLE):
