@@ -840,6 +840,7 @@ def test_a_member_whose_next_life_has_come_is_not_taken_for_gone(pair: list[Serv
     """The leader has heard of it; the watch of another member may be behind."""
     works(pair)
     watches = pair[1]._operations._collectives._watches
+    until(lambda: ("worker", 0) in watches._lives)
     watches._gone["worker", 0] = "worker:0 has gone"
     watches._lives["worker", 0] = 5
     verdict = [(1, "exchange", [None, None], [pair[0]._node.incarnation, pair[1]._node.incarnation])]

@@ -25,6 +25,7 @@ def start(
     due: float = inf,
     still: bool = False,
     block: Block | None = None,
+    waits_for_server: bool = True,
 ) -> StatusOrResult:
     """Call a method, and do not wait. The arguments are as they are now.
 
@@ -32,6 +33,7 @@ def start(
       due: when the caller stops waiting, on `time.monotonic`.
       still: nobody changes the arrays in `args` before the call has ended: they are not copied where they need not be.
       block: shared memory that shows the one large array in `args`, which nobody changes.
+      waits_for_server: False: it ends with UNAVAILABLE where the server is not there, or leaves before the call has left.
 
     Raises:
       InvalidArgumentError: something in `args` cannot travel.
@@ -42,6 +44,7 @@ def start(
     if parts:
         sources = snapshot(parts, lends=channel.lends, still=still) if block is None else [block]
     call = ClientCall(method, body, sources, due)
+    call.waits_for_server = waits_for_server
     channel.call(call)
     return StatusOrResult(channel, call, as_returned)
 

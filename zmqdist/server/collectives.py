@@ -34,6 +34,7 @@ from zmqdist.errors import (
     UNKNOWN,
     CancelledError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InvalidArgumentError,
     OpError,
     UnavailableError,
@@ -228,6 +229,8 @@ class Collectives:
         with self._lock:
             self._running[group.name] = group, name
         try:
+            if self._node.closed:  # it may have ended before it knew of this one
+                raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
             if group.aborted is not None:
                 raise from_code(*group.aborted)
             schedules, result = begin()
@@ -235,26 +238,22 @@ class Collectives:
             group.failed = False
             return result
         except BaseException as error:
-            code = error.error_code if isinstance(error, OpError) else CANCELLED
-            told = (
-                f"{named(self._node.me)}: {error}" if str(error) else f"{named(self._node.me)}: {type(error).__name__}"
-            )
-            code = code if isinstance(error, (OpError, KeyboardInterrupt)) else UNKNOWN
-            for task in group.tasks:
-                if task != self._node.me and not self._node.closed:
-                    start(
-                        self._node.client(task),
-                        "collective.fail",
-                        group.name,
-                        name,
-                        code,
-                        told,
-                        due=monotonic() + GRACE_S,
-                    )
+            self._tell_the_others(group, name, error)
+            if self._node.closed and isinstance(error, FailedPreconditionError):  # which part noticed first is chance
+                raise CancelledError(None, None, error.message) from error
             raise
         finally:
             with self._lock:
                 self._boxes.get(group.name, {}).pop(name, None)
+
+    def _tell_the_others(self, group: Members, name: str, error: BaseException) -> None:
+        told = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
+        code = error.error_code if isinstance(error, OpError) else UNKNOWN
+        code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
+        for task in group.tasks:
+            if task != self._node.me and not self._node.closed:
+                due = monotonic() + GRACE_S
+                start(self._node.client(task), "collective.fail", group.name, name, code, told, due=due)
 
     def _run(
         self, group: Members, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float

@@ -87,7 +87,8 @@ class Watches:
             asked.answer(self._node.incarnation)
 
     def _ask(self, task: Task, life: int) -> None:
-        result = start(self._node.client(task), METHOD, life)
+        # About a life that was there nothing is to be waited for: one that has just said goodbye would be missed for good.
+        result = start(self._node.client(task), METHOD, life, waits_for_server=not life)
         result.add_done_callback(partial(self._answered, task, life))
 
     def _answered(self, task: Task, life: int, result: StatusOrResult) -> None:
