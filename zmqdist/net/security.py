@@ -48,6 +48,8 @@ NEVER_MS: Final = 1_000_000_000
 away what had arrived and was not read yet when a connection ends."""
 
 _LISTEN: Final = "0A"
+READ_BYTES: Final = 256
+"""Of the kernel's table at a time: it makes as many lines as are asked for, and looks through all connections to fill a page."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,10 @@ def listening(host: str, port: int) -> set[tuple[int, int]]:
     found: dict[Any, set[tuple[int, int]]] = {}
     for name in ("tcp", "tcp6"):
         _collect(f"/proc/net/{name}", port, found)
+        if (
+            wanted in found
+        ):  # only sockets of one user can share an address, and each table takes milliseconds where it is empty
+            return found[wanted]
     for addresses in (exact, wild):
         sockets = {each for address in addresses for each in found.get(address, ())}
         if sockets:
@@ -290,7 +296,11 @@ def _collect(path: str, port: int, found: dict[Any, set[tuple[int, int]]]) -> No
         next(file)
         for line in file:
             words = line.split(None, 10)
-            if words[3] == _LISTEN and words[1].endswith(suffix):
+            if (
+                words[3] != _LISTEN
+            ):  # the kernel lists those that listen first (its proc_net_tcp.rst), and the rest may be thousands
+                break
+            if words[1].endswith(suffix):
                 found.setdefault(_address(words[1][: -len(suffix)]), set()).add((int(words[7]), int(words[9])))
 
 
