@@ -45,6 +45,14 @@ class ClusterResolver(abc.ABC):
           ValueError: the cluster has no such task.
         """
 
+    def _task_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
+        """The URL of that task, by default of the own one; "" where that is not known."""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+
     @property
     def environment(self) -> str:
         """What kind of place this is, in a word of whoever made the resolver; "" where nobody said."""

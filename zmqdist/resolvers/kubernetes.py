@@ -17,7 +17,7 @@ from typing import Any, Literal
 from zmqdist import limits
 from zmqdist.cluster import ClusterSpec
 from zmqdist.cluster.addresses import join_address
-from zmqdist.resolvers.base import ClusterResolver, master_url
+from zmqdist.resolvers.base import ClusterResolver
 
 
 class ExecutableLocation(enum.Enum):
@@ -100,11 +100,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The URL of that task, or of the own one where it was set; else ""."""
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+        return self._task_master(task_type, task_id, rpc_layer)
 
     def _addresses(self, job: str) -> list[str]:
         pods = [pod for selector in self._selectors[job] for pod in self._pods(selector)]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from zmqdist.cluster import ClusterSpec
 from zmqdist.resolvers import devices
-from zmqdist.resolvers.base import ClusterResolver, master_url
+from zmqdist.resolvers.base import ClusterResolver
 from zmqdist.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 
 _NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
@@ -96,11 +96,7 @@ class SlurmClusterResolver(ClusterResolver):
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """The URL of that task, or of the own one; "" before that is known."""
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+        return self._task_master(task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None

@@ -27,6 +27,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from zmqdist.core import collectives as core
+from zmqdist.core.answers import Task, named
 from zmqdist.core.collectives import Schedule
 from zmqdist.core.mailbox import Key, Mailbox
 from zmqdist.errors import (
@@ -43,10 +44,9 @@ from zmqdist.errors import (
 from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
 from zmqdist.net.lent import lendable
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.asking import start
 from zmqdist.server.leading import RESULT, Leader
 from zmqdist.server.mail import LockedMailbox
-from zmqdist.server.node import TASKS, Node, Task, named
+from zmqdist.server.node import TASKS, Node
 from zmqdist.server.watch import Watches
 
 Array: TypeAlias = NDArray[Any]
@@ -196,15 +196,12 @@ class Collectives:
             if task == self._node.me:
                 self._aborted(group.name, code, message)
             else:
-                calls.append(
-                    start(
-                        self._node.client(task), "collective.stop", group.name, code, message, due=monotonic() + GRACE_S
-                    )
-                )
+                due = monotonic() + GRACE_S
+                calls.append(self._node.start(task, "collective.stop", group.name, code, message, due=due))
         if tasks[0] == self._node.me:
             self._leader.abort(group.name, tasks, code, message)
         else:
-            start(self._node.client(tasks[0]), "collective.abort", group.name, tasks, code, message).get_value()
+            self._node.start(tasks[0], "collective.abort", group.name, tasks, code, message).get_value()
         for call in calls:
             call.is_ok()  # who cannot be told has no part in it any more
 
@@ -213,7 +210,7 @@ class Collectives:
         if group.tasks[0] == self._node.me:
             self._leader.reset(group.name)
         else:
-            start(self._node.client(group.tasks[0]), "collective.reset", group.name).get_value()
+            self._node.start(group.tasks[0], "collective.reset", group.name).get_value()
 
     # -- the exchange -----------------------------------------------------------------------------------------------------
 
@@ -253,7 +250,7 @@ class Collectives:
         for task in group.tasks:
             if task != self._node.me and not self._node.closed:
                 due = monotonic() + GRACE_S
-                start(self._node.client(task), "collective.fail", group.name, name, code, told, due=due)
+                self._node.start(task, "collective.fail", group.name, name, code, told, due=due)
 
     def _run(
         self, group: Members, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
@@ -295,7 +292,7 @@ class Collectives:
     def _call(self, exchange: str, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
         """Call a member; it ends with that member, and with the exchange that it belongs to. For `_outcome`."""
         self._watches.watch(task)
-        call = start(self._node.client(task), method, *args, **how)
+        call = self._node.start(task, method, *args, **how)
         self._calls[call] = exchange, task
         if self._watches.gone(task):
             call.cancel()

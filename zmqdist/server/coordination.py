@@ -17,9 +17,10 @@ from typing import Any, Final
 from zmqdist.cluster.rules import coordination_leader
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.coordination.service import CoordinationService
+from zmqdist.core.answers import named
 from zmqdist.core.coordination import CoordinationConfig
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
-from zmqdist.server.node import Node, named
+from zmqdist.server.node import Node
 
 APART: Final = ("evaluator", "dispatcher")
 """Jobs that take no part in barriers."""

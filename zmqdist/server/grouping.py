@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from zmqdist import nest
 from zmqdist.collectives import ReduceOp
 from zmqdist.core import collectives as core
+from zmqdist.core.answers import Task, named
 from zmqdist.errors import CancelledError, InvalidArgumentError, OpError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
@@ -29,7 +30,7 @@ from zmqdist.server import exchanges
 from zmqdist.server.collectives import Collectives, Members
 from zmqdist.server.leading import RESULT
 from zmqdist.server.mail import check_timeout
-from zmqdist.server.node import Node, Task, named
+from zmqdist.server.node import Node
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import trusted
 

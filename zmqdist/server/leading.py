@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist.core import collectives as core
+from zmqdist.core.answers import Task, named
 from zmqdist.core.rounds import Agreed, Announcement, Rounds, Verdict
 from zmqdist.errors import (
     CANCELLED,
@@ -27,7 +28,7 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.rpc.service import Asked
-from zmqdist.server.node import TASKS, Node, Task, named
+from zmqdist.server.node import TASKS, Node
 from zmqdist.server.watch import Watches
 
 RESULT, GO = 0, 1

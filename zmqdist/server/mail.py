@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.core.answers import Task, named
 from zmqdist.core.calls import ClientCall
 from zmqdist.core.mailbox import Key, Mailbox, Wait
 from zmqdist.errors import CANCELLED, UNAVAILABLE, InvalidArgumentError, from_code
@@ -31,7 +32,7 @@ from zmqdist.net.arena import Block
 from zmqdist.rpc import StatusOrResult, payload
 from zmqdist.rpc.asking import start
 from zmqdist.rpc.snapshots import pack_result
-from zmqdist.server.node import TASKS, Node, Task, named
+from zmqdist.server.node import TASKS, Node
 from zmqdist.server.watch import Watches
 
 log = logging.getLogger("zmqdist.server")
@@ -164,7 +165,7 @@ class Mail:
             else:
                 del outgoing.last[tag]
         if code and (count > 1 or last != number) and not self._node.closed:
-            start(self._node.client(task), "mail.skip", self._me, self._node.incarnation, number, after)
+            self._node.start(task, "mail.skip", self._me, self._node.incarnation, number, after)
 
     def _to_self(self, key: Key, value: Any) -> StatusOrResult:
         box = [value]

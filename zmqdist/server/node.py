@@ -7,12 +7,12 @@ import resource
 import threading
 import time
 from collections.abc import Callable, Iterable
-from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
 from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.coordination.client import number
+from zmqdist.core.answers import Task, named
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnknownError
 from zmqdist.limits import GRACE_S, SERVER_DESCRIPTORS
 from zmqdist.messages import Goodbye
@@ -27,19 +27,11 @@ from zmqdist.server.definition import EVERYWHERE, address_to_bind
 from zmqdist.server.probe import listening
 from zmqdist.wire.hello import our_hello
 
-Task: TypeAlias = tuple[str, int]
-"""(job, index)."""
-
 A_YEAR_S = 3.2e7
 """The longest grace; threads cannot wait for ever."""
 
 TASKS = frozenset({"worker", "submit"})
 """Roles of those who may use what tasks offer each other."""
-
-
-def named(task: Task) -> str:
-    """("worker", 1) as people write it: "worker:1"."""
-    return f"{task[0]}:{task[1]}"
 
 
 def task_named(name: Any, me: Task) -> Task | None:
@@ -178,9 +170,9 @@ class Node:
                 client = self._clients[task] = ZmqClient(address, named(self.me), security=security)
             return client
 
-    def start(self, task: Task, method: str, *args: Any, due: float = inf) -> StatusOrResult:
-        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and rpc/asking.py."""
-        return asking.start(self.client(task), method, *args, due=due)
+    def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
+        """Call a method of a task, with `args` as they are, and do not wait; see `client`, and for `how` rpc/asking.py."""
+        return asking.start(self.client(task), method, *args, **how)
 
     def up(self, tasks: Iterable[Task]) -> list[Task]:
         """Those that listen now. Not to be called in the loop: it may take a second."""

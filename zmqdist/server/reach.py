@@ -6,10 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from zmqdist.core.answers import Task, named
 from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError
 from zmqdist.net import looking
 from zmqdist.rpc.about import ABOUT
-from zmqdist.server.node import TASKS, Node, Task, named
+from zmqdist.server.node import TASKS, Node
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0

@@ -12,10 +12,11 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from zmqdist.core.answers import named
 from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.rpc.service import Asked
-from zmqdist.server.node import TASKS, Node, grace_s, named
+from zmqdist.server.node import TASKS, Node, grace_s
 
 if TYPE_CHECKING:
     from zmqdist.server.server import Server
@@ -28,7 +29,7 @@ class Remote:
         self._node = node
         self._server = server
         node.service.register("server.about", self._about, inline=True, roles=TASKS)
-        node.service.register("server.stop", self._stop, inline=True, roles=frozenset({"submit", "worker"}))
+        node.service.register("server.stop", self._stop, inline=True, roles=TASKS)
         node.service.register_later("server.shutdown", self._shutdown, roles=frozenset({"submit"}))
 
     def _about(self) -> dict[str, Any]:

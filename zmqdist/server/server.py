@@ -20,6 +20,7 @@ from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CommunicationOptions
 from zmqdist.coordination.client import CoordinationClient, KeyValues, TaskName, TaskState
+from zmqdist.core.answers import Task, named
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
@@ -29,7 +30,7 @@ from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
 from zmqdist.server.grouping import Group, Operations, Tasks
 from zmqdist.server.mail import Mail
-from zmqdist.server.node import Node, Task, grace_s, named
+from zmqdist.server.node import Node, grace_s
 from zmqdist.server.reach import Reach
 from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables

@@ -25,6 +25,7 @@ from typing import Any, Final, NoReturn
 from zmqdist.cluster.defs import ClusterDeviceFilters
 from zmqdist.cluster.devices import device_of
 from zmqdist.coordination.client import number
+from zmqdist.core.answers import Task, named
 from zmqdist.errors import (
     CANCELLED,
     FAILED_PRECONDITION,
@@ -41,7 +42,7 @@ from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult, ZmqClient
 from zmqdist.rpc.asking import start
-from zmqdist.server.node import Task, grace_s, named, task_named
+from zmqdist.server.node import grace_s, task_named
 from zmqdist.server.probe import listening
 from zmqdist.server.sessions import RAISED, sendable, unpacked
 from zmqdist.server.variables import array_of

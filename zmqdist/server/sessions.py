@@ -30,6 +30,7 @@ import numpy as np
 from zmqdist import running
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of
+from zmqdist.core.answers import named
 from zmqdist.errors import AbortedError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import (
     FUNCTIONS_KEPT_MAX,
@@ -43,7 +44,7 @@ from zmqdist.net.router import Peer
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.service import Asked
 from zmqdist.server.definition import merged
-from zmqdist.server.node import Node, named
+from zmqdist.server.node import TASKS, Node
 from zmqdist.server.variables import Variables
 from zmqdist.wire import trusted
 
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 VALUE, RAISED = 0, 1
 """How the answer to "session.run" begins: then come the parts of a packed value, or a packed error."""
-
-SENDS_CODE = frozenset({"submit", "worker"})
 
 _here = threading.local()
 
@@ -109,14 +108,14 @@ class Sessions:
         self._stopping = False
         self._over = False
         service = node.service
-        service.register_later("session.open", self._open, roles=SENDS_CODE)
-        service.register_later("session.close", self._close, roles=SENDS_CODE)
-        service.register_later("session.reset", self._reset, roles=SENDS_CODE)
-        service.register_later("session.clear", self._clear, roles=SENDS_CODE)
-        service.register_later("session.run", self._run, roles=SENDS_CODE)
-        service.register_later("session.assign", self._assign, roles=SENDS_CODE)
-        service.register_later("session.read", self._read, roles=SENDS_CODE)
-        service.register_later("session.variables", self._variables, roles=SENDS_CODE)
+        service.register_later("session.open", self._open, roles=TASKS)
+        service.register_later("session.close", self._close, roles=TASKS)
+        service.register_later("session.reset", self._reset, roles=TASKS)
+        service.register_later("session.clear", self._clear, roles=TASKS)
+        service.register_later("session.run", self._run, roles=TASKS)
+        service.register_later("session.assign", self._assign, roles=TASKS)
+        service.register_later("session.read", self._read, roles=TASKS)
+        service.register_later("session.variables", self._variables, roles=TASKS)
         node.router.on_gone.append(self._gone)
         node.on_close.append(self.stop)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from zmqdist.core.answers import Task, named
 from zmqdist.errors import UNAVAILABLE, OpError
 from zmqdist.net.router import Peer
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.asking import start
 from zmqdist.rpc.service import Asked
-from zmqdist.server.node import TASKS, Node, Task, named
+from zmqdist.server.node import TASKS, Node
 
 log = logging.getLogger("zmqdist.server")
 
@@ -88,7 +88,7 @@ class Watches:
 
     def _ask(self, task: Task, life: int) -> None:
         # About a life that was there nothing is to be waited for: one that has just said goodbye would be missed for good.
-        result = start(self._node.client(task), METHOD, life, waits_for_server=not life)
+        result = self._node.start(task, METHOD, life, waits_for_server=not life)
         result.add_done_callback(partial(self._answered, task, life))
 
     def _answered(self, task: Task, life: int, result: StatusOrResult) -> None:
