@@ -38,12 +38,17 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "random",
             "resolvers",
             "rpc",
             "testing",
         }
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.data": frozenset(
+        {"AUTOTUNE", "Dataset", "INFINITE_CARDINALITY", "Options", "UNKNOWN_CARDINALITY", "service"}
+    ),
+    "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
     "zmqdist.resolvers": frozenset(
         {

@@ -1,5 +1,36 @@
-"""The data service's names. Its dispatcher and workers are those that schedule functions: one broker for both."""
+"""Pipelines of elements: `Dataset`, and the servers that run them elsewhere.
 
-from zmqdist.data import service
+The names load their parts on first use: a pipeline needs no sockets.
+"""
 
-__all__ = ["service"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+if TYPE_CHECKING:
+    from zmqdist.data import service
+    from zmqdist.data.dataset import Dataset
+    from zmqdist.data.options import Options
+
+_WHERE = {"Dataset": "zmqdist.data.dataset", "Options": "zmqdist.data.options"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    elif name == "service":
+        value = importlib.import_module("zmqdist.data.service")
+    else:
+        raise AttributeError(f"module 'zmqdist.data' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = ["AUTOTUNE", "Dataset", "INFINITE_CARDINALITY", "Options", "UNKNOWN_CARDINALITY", "service"]

@@ -1,0 +1,118 @@
+"""An example of each operator: what the conformance test reads. A new operator needs one here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zmqdist.data import Dataset, Options
+from zmqdist.data.ops.sources import Elements
+from zmqdist.data.structure import spec_of
+from zmqdist.data.tree import make
+
+
+@dataclass(frozen=True)
+class Example:
+    """How to build a dataset whose last operator is the one to be tried.
+
+    Attributes:
+      repeats: whether each iterator over one object gives the same elements.
+    """
+
+    build: Callable[[Path], Dataset]
+    repeats: bool = True
+
+
+def slices() -> Dataset:
+    return Dataset.from_tensor_slices(
+        {"x": np.arange(6, dtype=np.float32).reshape(3, 2), "y": np.array(["a", "bc", ""])}
+    )
+
+
+def told(options: Options) -> Options:
+    options.deterministic = True
+    return options
+
+
+def gathered(*elements: Any) -> Dataset:
+    """What an operator makes of elements that it has gathered."""
+    return make(Elements(elements, spec_of(elements[0])))
+
+
+def choices(*numbers: int) -> Dataset:
+    return Dataset.from_tensor_slices(np.array(numbers, np.int64))
+
+
+def generated(count: int) -> Any:
+    return (index * 2 for index in range(count))
+
+
+EXAMPLES: dict[str, list[Example]] = {
+    "range": [
+        Example(lambda _: Dataset.range(5)),
+        Example(lambda _: Dataset.range(10, 0, -3)),
+        Example(lambda _: Dataset.range(0.0, 1.0, 0.25, output_type=np.float32)),
+        Example(lambda _: Dataset.range(0)),
+    ],
+    "counter": [Example(lambda _: Dataset.counter(3, 2))],
+    "from_tensors": [Example(lambda _: Dataset.from_tensors((np.ones(3), "text", 7)))],
+    "from_tensor_slices": [Example(lambda _: slices()), Example(lambda _: Dataset.from_tensor_slices([b"ab", b"c"]))],
+    "elements": [Example(lambda _: gathered((np.int64(1), "a"), (np.int64(2), "bc")))],
+    "from_generator": [Example(lambda _: Dataset.from_generator(generated, args=(4,)))],
+    "random": [Example(lambda _: Dataset.random(seed=1)), Example(lambda _: Dataset.random(1, True), repeats=False)],
+    "map": [
+        Example(lambda _: Dataset.range(5).map(lambda x: (x, x * 0.5))),
+        Example(lambda _: slices().map(lambda row: row["x"].sum())),
+    ],
+    "scan": [Example(lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2)))],
+    "enumerate": [Example(lambda _: slices().enumerate(start=7))],
+    "options": [Example(lambda _: Dataset.range(3).with_options(told(Options())))],
+    "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
+    "take": [Example(lambda _: Dataset.counter().take(4)), Example(lambda _: Dataset.range(4).take(-1))],
+    "skip": [Example(lambda _: Dataset.range(6).skip(4)), Example(lambda _: Dataset.range(6).skip(-1))],
+    "shard": [Example(lambda _: Dataset.range(10).shard(4, 1))],
+    "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
+    "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
+    "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
+    "batch": [Example(lambda _: slices().batch(2)), Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True))],
+    "unbatch": [Example(lambda _: slices().batch(2).unbatch())],
+    "rebatch": [Example(lambda _: Dataset.range(10).batch(4).rebatch([1, 3]))],
+    "shuffle": [
+        Example(lambda _: Dataset.range(9).shuffle(4, seed=5), repeats=False),
+        Example(lambda _: Dataset.range(9).shuffle(20, seed=5, reshuffle_each_iteration=False)),
+        Example(lambda _: Dataset.range(9).shuffle(-2, seed=5), repeats=False),
+    ],
+    "repeat": [
+        Example(lambda _: Dataset.range(3).repeat(3)),
+        Example(lambda _: Dataset.range(3).repeat()),
+        Example(lambda _: Dataset.range(4).shuffle(4, seed=2).repeat(2), repeats=False),
+    ],
+    "zip": [
+        Example(lambda _: Dataset.zip(Dataset.range(4), slices())),
+        Example(lambda _: Dataset.zip({"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))})),
+    ],
+    "concatenate": [Example(lambda _: Dataset.range(3).concatenate(Dataset.range(10, 12)))],
+    "interleave": [
+        Example(lambda _: Dataset.range(4).flat_map(lambda x: Dataset.range(x))),
+        Example(lambda _: Dataset.range(2, 6).interleave(lambda x: Dataset.range(x * 10, x * 11), 2, 3)),
+        Example(lambda _: Dataset.range(2).flat_map(lambda _: Dataset.range(5).shuffle(5, seed=3))),
+    ],
+    "choose_from_datasets": [
+        Example(lambda _: Dataset.choose_from_datasets([Dataset.range(3), Dataset.range(9)], choices(0, 1, 1, 0, 1))),
+        Example(
+            lambda _: Dataset.choose_from_datasets([Dataset.range(1), Dataset.range(9)], choices(0, 1, 0, 1), False)
+        ),
+        Example(lambda _: Dataset.sample_from_datasets([Dataset.range(5), Dataset.range(10, 13)], [0.7, 0.3], seed=1)),
+        Example(
+            lambda _: Dataset.sample_from_datasets(
+                [Dataset.range(5), Dataset.range(10, 15)], seed=1, rerandomize_each_iteration=True
+            ),
+            repeats=False,
+        ),
+    ],
+    "selector": [Example(lambda _: Dataset.sample_from_datasets([Dataset.range(9)] * 3, [0.2, 0.3, 0.5], 7).inputs[0])],
+}

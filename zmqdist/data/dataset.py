@@ -1,0 +1,397 @@
+"""`Dataset`: the operators as methods, under the names and with the arguments of tf.data.
+
+Rules
+    Each method makes a new Dataset and checks what can be checked now; nothing runs. Arguments that no elements can satisfy are
+    InvalidArgumentError; of the wrong kind, ValueError or TypeError, as in tf.data. `name` is accepted and ignored everywhere.
+
+    Functions get the parts of a tuple as arguments, and everything else (dicts, namedtuples too) as one.
+
+What a pipeline can be asked beside that is in tree.py, what an operator does in ops/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.data.constants import AUTOTUNE
+from zmqdist.data.ops import batching, combining, elementwise, filtering, shuffling, sources
+from zmqdist.data.ops.base import Function, Op
+from zmqdist.data.options import Options
+from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset
+from zmqdist.data.tree import Tree
+from zmqdist.random import operation_seed
+from zmqdist.specs import TensorSpec
+
+
+def _function(value: Any, what: str) -> Function:
+    if not callable(value):
+        raise TypeError(f"{what} takes a function, not {type(value).__name__}")
+    return Function(value)
+
+
+def _plain(number: Any) -> int | float:
+    """A number as JSON has it. Raises TypeError for what is none."""
+    value = np.asarray(number).item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"a number is expected, not {number!r}")
+    return value
+
+
+def _several(datasets: Any) -> tuple[Dataset, ...]:
+    """Inputs of one kind. Raises ValueError for none, TypeError where they differ in type."""
+    inputs = tuple(datasets)
+    if not inputs:
+        raise ValueError("at least one dataset is needed")
+    if not all(map(is_dataset, inputs)):
+        raise TypeError("Datasets are expected")
+    known = [each.known_spec for each in inputs if each.known_spec is not UNKNOWN_SPEC]
+    for one in known[1:]:
+        common_spec(known[0], one)
+    return inputs
+
+
+class Dataset(Tree):
+    """Elements that are computed when somebody reads them: `for element in dataset`.
+
+    A dataset never changes and can be read any number of times; each iterator starts anew.
+    """
+
+    __slots__ = ()
+
+    def _then(self, op: Op, *others: Tree) -> Dataset:
+        return Dataset(op, (self, *others))
+
+    # -- where elements come from --
+
+    @staticmethod
+    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+        """Numbers as Python's `range(stop)`, `range(start, stop)`, `range(start, stop, step)` gives them, as `output_type`.
+
+        Raises:
+          InvalidArgumentError: the step is 0.
+          ValueError: none or more than three arguments.
+        """
+        if not 1 <= len(args) <= 3:
+            raise ValueError(f"range takes one to three numbers, not {len(args)}")
+        numbers = [_plain(one) for one in args]
+        start, stop, step = (
+            numbers * 2 if len(numbers) == 3 else [0, *numbers, 1] if len(numbers) == 1 else [*numbers, 1]
+        )[:3]
+        if step == 0:
+            raise invalid("step must not be zero")
+        return Dataset(sources.Range(start, stop, step, np.dtype(output_type).str))
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """One element. Arrays are not copied."""
+        return Dataset(sources.Tensors.build(tensors))
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """What lies along axis 0 of each leaf. Arrays are not copied: the elements are read-only views of them.
+
+        Raises:
+          ValueError: a leaf is a scalar, or they differ in length.
+        """
+        return Dataset(sources.Slices.build(tensors))
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Any = (),
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """What `generator(*args)` yields; it is called for each iterator.
+
+        Without `output_signature` (or `output_types`, with `output_shapes`) the spec is that of the first item, and nothing is
+        checked. A state of an iterator over it is a count: a load calls the generator again and skips.
+
+        Raises:
+          TypeError: `generator` is not callable. Reading raises InvalidArgumentError for an item that does not fit the signature.
+        """
+        spec = output_signature
+        if spec is None and output_types is not None:
+            spec = sources.spec_from(output_types, output_shapes)
+        return Dataset(sources.Generator(_function(generator, "from_generator"), tuple(args or ()), spec))
+
+    @staticmethod
+    def random(
+        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """int64 in [0, 2**32) without end; the same for each iterator unless `rerandomize_each_iteration`."""
+        return Dataset(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
+
+    @staticmethod
+    def counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+        """start, start + step, ... without end."""
+        return Dataset(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of the files that match, sorted; shuffled, anew for each iterator, unless `shuffle=False`.
+
+        Raises:
+          InvalidArgumentError: no file matches.
+        """
+        files = sources.files_matching(file_pattern)
+        dataset = Dataset.from_tensor_slices(files)
+        return dataset if shuffle is False else dataset.shuffle(len(files), seed)
+
+    # -- one by one --
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool = False,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """`map_func` of each element. An exception in it costs that element only.
+
+        Args:
+          output_signature: the spec of what it returns, None for sizes that vary. Without it the first element is computed when somebody
+            asks for `element_spec`.
+        """
+        return self._then(elementwise.Map(_function(map_func, "map"), output_signature))
+
+    def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
+        """`scan_func(state, element)` gives (next state, element out)."""
+        return self._then(elementwise.Scan(element(initial_state), _function(scan_func, "scan")))
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+        """(number, element)."""
+        return self._then(elementwise.Enumerate(int(start)))
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """Says how the pipeline runs; later ones win."""
+        if not isinstance(options, Options):
+            raise TypeError(f"with_options takes Options, not {type(options).__name__}")
+        return self._then(elementwise.WithOptions(options.told()))
+
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """Elements for which `predicate` says True."""
+        return self._then(filtering.Filter(_function(predicate, "filter")))
+
+    def take(self, count: int, name: str | None = None) -> Dataset:
+        """The first `count` elements; all where it is negative."""
+        return self._then(filtering.Take(int(count)))
+
+    def skip(self, count: int, name: str | None = None) -> Dataset:
+        """What follows the first `count` elements; nothing where it is negative."""
+        return self._then(filtering.Skip(int(count)))
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+        """Elements number `index`, `index + num_shards`, ..."""
+        return self._then(filtering.Shard.build(int(num_shards), int(index)))
+
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """Elements before the first for which `predicate` says False."""
+        return self._then(filtering.TakeWhile(_function(predicate, "take_while")))
+
+    def unique(self, name: str | None = None) -> Dataset:
+        """The first of equal scalars; remembers all of them."""
+        return self._then(filtering.Unique())
+
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
+        """Leaves out elements whose computation fails."""
+        return self._then(filtering.IgnoreErrors(bool(log_warning)))
+
+    # -- several as one --
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Stacks `batch_size` elements on a new axis 0. Reading raises InvalidArgumentError where their shapes differ."""
+        return self._then(batching.Batch(batching.Batch.checked(batch_size), bool(drop_remainder)))
+
+    def unbatch(self, name: str | None = None) -> Dataset:
+        """Takes elements apart along axis 0. Raises ValueError where a spec says that they cannot be."""
+        spec = self.known_spec
+        return self._then(batching.Unbatch(None if spec is UNKNOWN_SPEC else batching.rows_in(spec)))
+
+    def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
+        """Batches of another size; of several sizes in turn, where it is a list."""
+        sizes = tuple(int(size) for size in np.ravel(batch_size))
+        if not sizes or min(sizes) < 1:
+            raise invalid(f"Batch sizes must be greater than zero, not {batch_size}")
+        return self._then(batching.Rebatch(sizes, bool(drop_remainder)))
+
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
+        name: str | None = None,
+    ) -> Dataset:
+        """Keeps `buffer_size` elements, and gives one of them at random for each that comes; -2: all of them.
+
+        Each iterator, and each epoch of a later `repeat`, has another order, unless `reshuffle_each_iteration=False`.
+        """
+        reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
+        return self._then(shuffling.Shuffle(shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle))
+
+    # -- several datasets --
+
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+        """The whole dataset `count` times; for ever where it is None or negative."""
+        return self._then(combining.Repeat(-1 if count is None else int(count)))
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+        """Rows of one element of each; ends with the shortest. `zip(a, b)`, `zip((a, b))` or `zip({"x": a, "y": b})`."""
+        if datasets is None:
+            datasets = args[0] if len(args) == 1 else args
+        elif args:
+            raise TypeError("zip takes its datasets as arguments or as `datasets`, not both")
+        leaves = nest.flatten(datasets)
+        if isinstance(datasets, list) or not leaves or not all(map(is_dataset, leaves)):
+            raise TypeError("zip takes Datasets in tuples, namedtuples and dicts")
+        if len(args) == 1 and datasets is args[0] and is_dataset(datasets):
+            datasets = (datasets,)
+        form = nest.pack_sequence_as(datasets, [None] * len(leaves))
+        return Dataset(combining.Zip(form), leaves)
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """This dataset, then the other.
+
+        Raises:
+          TypeError: their elements differ in structure or dtype.
+        """
+        if not is_dataset(dataset):
+            raise TypeError(f"concatenate takes a Dataset, not {type(dataset).__name__}")
+        specs = self.known_spec, dataset.known_spec
+        if UNKNOWN_SPEC not in specs:
+            common_spec(*specs)
+        return self._then(combining.Concatenate(), dataset)
+
+    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements of the datasets that `map_func` makes of the elements, one after the other."""
+        return self._then(combining.Interleave(_function(map_func, "flat_map")))
+
+    def interleave(
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """As `flat_map` with `cycle_length` datasets open, of which each in turn gives `block_length` elements.
+
+        Args:
+          cycle_length: as many as there are processors, where it is None or AUTOTUNE.
+
+        Raises:
+          InvalidArgumentError: a length is not positive.
+        """
+        if cycle_length is None or cycle_length == AUTOTUNE:
+            cycle_length = combining.default_cycle_length(num_parallel_calls)
+        block_length = 1 if block_length is None else block_length
+        if cycle_length < 1 or block_length < 1:
+            raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
+        return self._then(combining.Interleave(_function(map_func, "interleave"), int(cycle_length), int(block_length)))
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Any, choice_dataset: Dataset, stop_on_empty_dataset: bool = True, name: str | None = None
+    ) -> Dataset:
+        """From the dataset whose number `choice_dataset` gives, one element each time.
+
+        Raises:
+          ValueError: no datasets. TypeError: the choices are no int64 scalars, or the elements differ in type. Reading raises
+            InvalidArgumentError for a number that no dataset has.
+        """
+        inputs = _several(datasets)
+        known = choice_dataset.known_spec
+        if known is not UNKNOWN_SPEC and known != TensorSpec((), np.int64):
+            raise TypeError(f"`choice_dataset` gives int64 scalars, not {known}")
+        return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (choice_dataset, *inputs))
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Any,
+        weights: Any = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """From a dataset chosen at random by weight, one element each time; those that have ended are skipped.
+
+        Args:
+          weights: floats, or a dataset of vectors; None: all alike. Datasets with weight 0 are left out.
+          rerandomize_each_iteration: whether each iterator chooses otherwise.
+
+        Raises:
+          ValueError: no datasets, or another number of weights. TypeError: weights that are no floats.
+        """
+        inputs = _several(datasets)
+        seeds = operation_seed(seed), bool(rerandomize_each_iteration)
+        if is_dataset(weights):
+            selector = Dataset(combining.Selector(None, *seeds), (weights,))
+            return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (selector, *inputs))
+        shares = np.full(len(inputs), 1 / len(inputs)) if weights is None else np.asarray(weights)
+        if shares.dtype not in (np.float32, np.float64):
+            raise TypeError(f"weights are float32 or float64, not {shares.dtype}")
+        if shares.shape != (len(inputs),):
+            raise ValueError(f"{len(inputs)} datasets need as many weights, not {shares.shape}")
+        chosen = [(float(share), each) for share, each in zip(shares, inputs, strict=True) if share > 0]
+        if not chosen:
+            return inputs[0].take(0)
+        selector = Dataset(combining.Selector(tuple(share for share, _ in chosen), *seeds))
+        return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (selector, *(each for _, each in chosen)))
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:
+        """`transformation_func(self)`, in a chain. Raises TypeError where it is no Dataset."""
+        made = transformation_func(self)
+        if not is_dataset(made):
+            raise TypeError(f"apply takes a function that returns a Dataset, not {type(made).__name__}")
+        return made
+
+    # -- results --
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
+        """`reduce_func(state, element)` over all elements; the last state.
+
+        Raises:
+          TypeError: the state changes its structure, dtype or shape.
+        """
+        from zmqdist.data.structure import spec_of
+
+        state = element(initial_state)
+        spec = spec_of(state)
+        for x in self:
+            state = element(reduce_func(state, x))
+            elementwise.check_state(state, spec, "reduce")
+        return state
+
+    def get_single_element(self, name: str | None = None) -> Any:
+        """The only element.
+
+        Raises:
+          InvalidArgumentError: there is none, or more than one.
+        """
+        with iter(self) as iterator:
+            for x in iterator:
+                for _ in iterator:
+                    raise invalid("Dataset had more than one element.")
+                return x
+        raise invalid("Dataset was empty.")

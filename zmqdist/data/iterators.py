@@ -1,0 +1,274 @@
+"""Operators at work: what an open dataset is made of, and the iterator that a user holds.
+
+Theory
+    Each operator is a `Node`. Its `run` is a generator that goes on from the node's own fields, and the fields are right
+    whenever it yields and whenever something it calls may raise. That one rule gives both things that generators lack: a state
+    can be saved and loaded between any two elements, and after an error a new generator goes on behind the element that failed.
+    Elements pass through plain generators, some 50 ns an operator.
+
+Rules
+    A child's error passes through every generator above it and ends them all; the user's iterator then makes them anew. A node that
+    catches errors, or that runs its child in a thread, calls `child.restart()` itself.
+    A child that has ended stays at its end, also after a restart or a load.
+    `close` ends threads and waits for them; a closed node can still tell its state.
+
+One iterator belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
+from zmqdist.errors import OpError, UnimplementedError, UnknownError, from_code
+
+if TYPE_CHECKING:
+    from zmqdist.data.options import Options
+    from zmqdist.data.tree import Tree
+
+STATE_VERSION = 1
+
+
+class Context:
+    """What the nodes of one iterator share.
+
+    Attributes:
+      options: those of the whole pipeline.
+      probing: the iterator is there to look at the first element: it draws no seed, writes no cache, starts no thread.
+      splits: where each source gets its splits from (an iterator of positions), by the source's number; None: whole sources.
+    """
+
+    def __init__(self, options: Options, probing: bool = False, splits: Sequence[Iterator[int]] | None = None) -> None:
+        self.options = options
+        self.probing = probing
+        self._splits = splits
+        self._sources = 0
+        self._numbers: dict[int, int] = {}
+
+    def open(self, dataset: Tree) -> Node:
+        """The node of a dataset, with those below it."""
+        return dataset.op.open(dataset, self)
+
+    def inner(self) -> Context:
+        """The context of datasets that a function returns: their sources are not split."""
+        return Context(self.options, self.probing)
+
+    def next_splits(self) -> Iterator[int] | None:
+        """The splits of the next source, in the order of `Tree.sources`."""
+        if self._splits is None:
+            return None
+        number, self._sources = self._sources, self._sources + 1
+        return self._splits[number]
+
+
+class Node:
+    """One operator at work. Subclasses give `run`, and `state` and `load` where they have fields of their own.
+
+    Attributes:
+      children: the nodes of the inputs.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        self.dataset = dataset
+        self.op: Any = dataset.op
+        self.context = context
+        self.children: list[Node] = [context.open(each) for each in dataset.inputs]
+        self._stream: Iterator[Any] | None = None
+
+    def run(self) -> Iterator[Any]:
+        """The elements from here on; see the theory above."""
+        raise NotImplementedError
+
+    def stream(self) -> Iterator[Any]:
+        """The generator in use."""
+        if self._stream is None:
+            self._stream = self.run()
+        return self._stream
+
+    def source(self) -> Iterator[Any]:
+        """The elements of the only input."""
+        return self.children[0].stream()
+
+    def restart(self) -> None:
+        """After an error: make new generators, from the fields."""
+        self._stream = None
+        for child in self.children:
+            child.restart()
+
+    def close(self) -> None:
+        """End what runs in the background; harmless when nothing does. Drops the generators, which refer to this node."""
+        self._stream = None
+        for child in self.children:
+            child.close()
+
+    def state(self) -> dict[str, Any]:
+        """The fields, JSON-able."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Set the fields. The children are loaded by `load_state_dict`, before this."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this node and those below it."""
+        return {"own": self.state(), "inputs": [child.state_dict() for child in self.children]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self._stream = None
+        for child, kept in zip(self.children, state["inputs"], strict=True):
+            child.load_state_dict(kept)
+        self.load(state["own"])
+
+
+class DatasetIterator:
+    """The elements of a dataset, one by one; what `iter(dataset)` gives.
+
+    After an error the next call goes on with the next element. After the end it stays at the end. Threads of the pipeline
+    end with the iterator: when it is exhausted, closed, or nobody holds it any more.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        self._names = [each.op.name for each in dataset.walk()]
+        self._ended = False
+        self._node = context.open(dataset)
+        self._next = self._node.stream().__next__
+
+    def __iter__(self) -> DatasetIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next element. Raises StopIteration at the end, and whatever a function of the pipeline raises."""
+        if self._ended:
+            raise StopIteration
+        try:
+            return self._next()
+        except StopIteration:
+            self._ended = True
+            self.close()
+            raise
+        except BaseException:
+            self._node.restart()
+            self._next = self._node.stream().__next__
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this iterator is, JSON-able: another one over an equal dataset goes on there after `load_state_dict`.
+
+        It holds the elements that lie in buffers (of shuffle, of prefetch, of windows that are not full).
+
+        Raises:
+          InvalidArgumentError: a buffer holds what has no JSON form: datasets with functions of the user.
+          UnimplementedError: an operator cannot tell its state.
+        """
+        return {
+            "version": STATE_VERSION,
+            "operators": self._names,
+            "ended": self._ended,
+            "tree": None if self._ended else self._node.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+          InvalidArgumentError: the state belongs to another pipeline or another version.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise invalid(f"a state of version {state.get('version')}, this is version {STATE_VERSION}")
+        if state["operators"] != self._names:
+            raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
+        self._ended = state["ended"]
+        if not self._ended:
+            self._node.load_state_dict(state["tree"])
+            self._next = self._node.stream().__next__
+
+    def close(self) -> None:
+        """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
+        self._ended = True
+        self._node.close()
+        self._next = iter(()).__next__
+
+    def __enter__(self) -> DatasetIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never built
+            self._node.close()
+
+
+class Failure:
+    """An error in a buffer, until its turn comes."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def save_elements(elements: Sequence[Any]) -> list[Any]:
+    """A buffer as JSON. Runs of plain elements are encoded together; a failure keeps its code and text.
+
+    Raises:
+      UnimplementedError: it holds datasets.
+    """
+    kept: list[Any] = []
+    run: list[Any] = []
+    for one in elements:
+        if isinstance(one, Failure):
+            if run:
+                kept.append({"elements": to_json(run)})
+                run = []
+            code = one.error.error_code if isinstance(one.error, OpError) else UnknownError.code
+            kept.append({"error": [code, str(one.error)]})
+        else:
+            run.append(_packed(one))
+    if run:
+        kept.append({"elements": to_json(run)})
+    return kept
+
+
+def load_elements(kept: Sequence[Any]) -> list[Any]:
+    """The inverse of `save_elements`."""
+    found: list[Any] = []
+    for part in kept:
+        if "error" in part:
+            found.append(Failure(from_code(*part["error"])))
+        else:
+            found += map(_unpacked, from_json(part["elements"]))
+    return found
+
+
+_DATASET = "\0dataset"
+"""Marks a dataset's description among elements: no element of a user is a dict with this key."""
+
+
+def _packed(value: Any) -> Any:
+    if is_dataset(value):
+        description = value.serialize()
+        if value.has_functions():
+            raise UnimplementedError(None, None, "no state while a buffer holds datasets with functions")
+        return {_DATASET: description}
+    if isinstance(value, dict):
+        return {key: _packed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(_packed, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _DATASET in value:
+            from zmqdist.data.tree import deserialize
+
+            return deserialize(value[_DATASET])
+        return {key: _unpacked(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(_unpacked, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
