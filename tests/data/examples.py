@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.data import Dataset, Options
+from zmqdist.data import AUTOTUNE, Dataset, Options
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
 from zmqdist.data.tree import make
+from zmqdist.specs import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,16 @@ def choices(*numbers: int) -> Dataset:
     return Dataset.from_tensor_slices(np.array(numbers, np.int64))
 
 
+def lengths() -> Dataset:
+    """Arrays of different lengths."""
+    return Dataset.range(1, 7).map(lambda n: np.arange(n), output_signature=TensorSpec((None,), np.int64))
+
+
+def kept(folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    return str(folder / "kept")
+
+
 def generated(count: int) -> Any:
     return (index * 2 for index in range(count))
 
@@ -67,6 +78,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "map": [
         Example(lambda _: Dataset.range(5).map(lambda x: (x, x * 0.5))),
         Example(lambda _: slices().map(lambda row: row["x"].sum())),
+        Example(lambda _: Dataset.range(9).map(lambda x: 12 // int(x - 4), num_parallel_calls=3)),
     ],
     "scan": [Example(lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2)))],
     "enumerate": [Example(lambda _: slices().enumerate(start=7))],
@@ -99,6 +111,11 @@ EXAMPLES: dict[str, list[Example]] = {
     "interleave": [
         Example(lambda _: Dataset.range(4).flat_map(lambda x: Dataset.range(x))),
         Example(lambda _: Dataset.range(2, 6).interleave(lambda x: Dataset.range(x * 10, x * 11), 2, 3)),
+        Example(
+            lambda _: Dataset.range(2, 6).interleave(
+                lambda x: Dataset.range(x * 10, x * 11), 2, num_parallel_calls=AUTOTUNE
+            )
+        ),
         Example(lambda _: Dataset.range(2).flat_map(lambda _: Dataset.range(5).shuffle(5, seed=3))),
     ],
     "choose_from_datasets": [
@@ -115,4 +132,29 @@ EXAMPLES: dict[str, list[Example]] = {
         ),
     ],
     "selector": [Example(lambda _: Dataset.sample_from_datasets([Dataset.range(9)] * 3, [0.2, 0.3, 0.5], 7).inputs[0])],
+    "prefetch": [
+        Example(lambda _: Dataset.range(7).prefetch(2)),
+        Example(lambda _: Dataset.range(-2, 2).map(lambda x: 12 // int(x)).prefetch(AUTOTUNE)),
+        Example(lambda _: Dataset.range(3).prefetch(0)),
+    ],
+    "window": [
+        Example(lambda _: Dataset.range(7).window(3)),
+        Example(lambda _: Dataset.range(7).window(2, 1, 2, drop_remainder=True)),
+        Example(lambda _: Dataset.range(9).window(2, 4)),
+        Example(lambda _: slices().window(2)),
+    ],
+    "group_by_window": [
+        Example(lambda _: Dataset.range(11).group_by_window(lambda x: x % 3, lambda key, rows: rows.batch(2), 3)),
+        Example(lambda _: lengths().bucket_by_sequence_length(len, [3, 5], [2, 3, 1], padding_values=-1)),
+    ],
+    "padded_batch": [
+        Example(lambda _: lengths().padded_batch(2)),
+        Example(lambda _: lengths().map(lambda x: {"x": x, "n": len(x)}).padded_batch(2, {"x": [7], "n": []})),
+    ],
+    "ragged_batch": [Example(lambda _: lengths().ragged_batch(2))],
+    "cache": [
+        Example(lambda _: Dataset.range(5).cache()),
+        Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
+    ],
+    "cache_file": [Example(lambda folder: slices().cache(kept(folder)))],
 }

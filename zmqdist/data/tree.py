@@ -22,7 +22,7 @@ from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, DatasetIterator
 from zmqdist.data.ops.base import OPERATORS, Function, Op
 from zmqdist.data.options import Options
-from zmqdist.data.structure import UNKNOWN_SPEC, invalid, read_only, spec_of
+from zmqdist.data.structure import UNKNOWN_SPEC, invalid, read_only
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -106,12 +106,17 @@ class Tree:
         return UNKNOWN_SPEC if any(one is UNKNOWN_SPEC for one in inputs) else self.op.element_spec(inputs)
 
     def _infer(self) -> Any:
+        spec = self.op.infer(self)
+        if spec is UNKNOWN_SPEC:
+            raise FailedPreconditionError(
+                None, None, f"the element_spec of an empty {self.op.name}() is unknown: give output_signature"
+            )
+        return spec
+
+    def probe(self) -> Iterator[Any]:
+        """The elements for somebody who only looks: draws no seed, writes no cache, starts no thread."""
         with DatasetIterator(self, Context(self.options(), probing=True)) as iterator:
-            for first in iterator:
-                return spec_of(first)
-        raise FailedPreconditionError(
-            None, None, f"the element_spec of an empty {self.op.name}() is unknown: give output_signature"
-        )
+            yield from iterator
 
     def options(self) -> Options:
         """What `with_options` said, in this dataset and those below it; defaults for the rest."""

@@ -1,6 +1,29 @@
-"""The operators, a module for each family; all of them are in `base.OPERATORS`."""
+"""The operators, a module for each family; all of them are in `OPERATORS`."""
 
-from zmqdist.data.ops import batching, combining, elementwise, filtering, shuffling, sources
+from zmqdist.data.ops import (
+    background,
+    batching,
+    caching,
+    combining,
+    elementwise,
+    filtering,
+    padding,
+    shuffling,
+    sources,
+    windows,
+)
 from zmqdist.data.ops.base import OPERATORS
 
-__all__ = ["OPERATORS", "batching", "combining", "elementwise", "filtering", "shuffling", "sources"]
+__all__ = [
+    "OPERATORS",
+    "background",
+    "batching",
+    "caching",
+    "combining",
+    "elementwise",
+    "filtering",
+    "padding",
+    "shuffling",
+    "sources",
+    "windows",
+]

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.structure import from_json, to_json
-from zmqdist.errors import InvalidArgumentError
+from zmqdist.data.structure import UNKNOWN_SPEC, from_json, spec_of, to_json
+from zmqdist.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
@@ -103,9 +103,24 @@ class Op:
         """The spec of its elements, or UNKNOWN_SPEC where only running tells; this one keeps the input's."""
         return inputs[0]
 
+    def infer(self, dataset: Tree) -> Any:
+        """The spec of `dataset`, whose operator this is, by computing its first element; UNKNOWN_SPEC where there is none."""
+        for first in dataset.probe():
+            return spec_of(first)
+        return UNKNOWN_SPEC
+
     def split_inputs(self, count: int) -> tuple[int, ...]:
         """Which of its inputs a data service deals out to its workers; the others each worker has whole."""
         return tuple(range(count))
+
+    @property
+    def repetitions(self) -> int:
+        """How often it opens its inputs."""
+        return 1
+
+    def split_count(self) -> int:
+        """Of a source: how many positions it is dealt out by. Raises UnimplementedError where it cannot be."""
+        raise UnimplementedError(None, None, f"Splitting is not implemented for {self.told()}: it has no positions")
 
     def describe(self) -> dict[str, Any]:
         """Its arguments, JSON-able."""

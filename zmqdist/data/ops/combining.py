@@ -13,6 +13,7 @@ from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.background import Ahead, in_order, threads_for
 from zmqdist.data.ops.base import Function, Op, all_of, finite, operator
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, invalid, is_dataset
 
@@ -101,6 +102,7 @@ class _RepeatNode(Node):
     """`epoch` passes are done; `empty`: nothing came in this one yet."""
 
     def __init__(self, dataset: Tree, context: Context) -> None:
+        self.place = context.place()
         super().__init__(dataset, context)
         self.epoch = 0
         self.empty = True
@@ -111,18 +113,13 @@ class _RepeatNode(Node):
             for x in self.source():
                 self.empty = False
                 yield x
-            if self.empty and self._is_empty():
-                return
+            if self.empty and not (self.context.dealt and self.dataset.inputs[0].cardinality()):
+                return  # it would be for ever; only of what is dealt out, others may have had all of this pass
             self.epoch += 1
             if self.epoch != count:
                 self.children[0].close()
-                self.children[0] = self.context.open(self.dataset.inputs[0])
+                self.children[0] = self.context.reopen(self.dataset.inputs[0], self.place)
             self.empty = True
-
-    def _is_empty(self) -> bool:
-        """An input that gave nothing is not asked again: it would be for ever."""
-        self.epoch = self.op.count if self.op.count >= 0 else 0
-        return True
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "empty": self.empty}
@@ -137,6 +134,10 @@ class Repeat(Op):
     """The input `count` times, each time opened anew; for ever where the count is negative."""
 
     count: int
+
+    @property
+    def repetitions(self) -> int:
+        return self.count
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.count == 0 or inputs[0] == 0:
@@ -168,12 +169,17 @@ class _InterleaveNode(Node):
         self.turn = 0
         self.taken = 0
         self.ended = False
+        self.threads = 0
+        if self.op.parallel and not context.probing:
+            self.threads = len(self.slots) if self.op.parallel == AUTOTUNE else threads_for(self.op.parallel, context)
+        self.ordered = in_order(self.op.deterministic, context)
 
     def open_inner(self, x: Any) -> Node:
         """The node of the dataset that the function makes of an input element."""
-        fn = self.op.function.value
-        made = returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.op.name)
-        return self.context.inner().open(made)
+        node = self.context.inner().open(self.op.made(x))
+        if self.turn < self.threads:
+            return Ahead(node, self.op.block_length)  # type: ignore[return-value]
+        return node
 
     def run(self) -> Iterator[Any]:
         slots, block = self.slots, self.op.block_length
@@ -183,6 +189,8 @@ class _InterleaveNode(Node):
                     return
                 self._advance()
                 continue
+            if self.threads and not self.ordered:
+                self._turn_to_ready()
             slot = slots[self.turn]
             assert slot is not None
             for x in slot[1].stream():
@@ -198,6 +206,15 @@ class _InterleaveNode(Node):
                 slots[self.turn] = None
                 if len(slots) > 1:
                     self._advance()
+
+    def _turn_to_ready(self) -> None:
+        """To the next slot that has something to give; stays where none has."""
+        for step in range(len(self.slots)):
+            slot = self.slots[(self.turn + step) % len(self.slots)]
+            if slot is not None and (not isinstance(slot[1], Ahead) or slot[1].ready()):
+                if step:
+                    self.turn, self.taken = (self.turn + step) % len(self.slots), 0
+                return
 
     def _fill(self) -> bool:
         if not self.ended:
@@ -228,9 +245,12 @@ class _InterleaveNode(Node):
 
     def load(self, state: dict[str, Any]) -> None:
         for number, kept in enumerate(state["slots"]):
-            self.slots[number] = None
+            slot, self.slots[number] = self.slots[number], None
+            if slot is not None:
+                slot[1].close()
             if kept is not None:
                 (x,) = load_elements(kept[0])
+                self.turn = number
                 node = self.open_inner(x)
                 node.load_state_dict(kept[1])
                 self.slots[number] = (x, node)
@@ -253,12 +273,24 @@ class Interleave(Op):
     function: Function
     cycle_length: int = 1
     block_length: int = 1
+    parallel: int = 0
+    deterministic: bool | None = None
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC
+
+    def infer(self, dataset: Tree) -> Any:
+        for x in dataset.inputs[0].probe():
+            return self.made(x).element_spec
+        return UNKNOWN_SPEC
+
+    def made(self, x: Any) -> Tree:
+        """The dataset of an element. Raises TypeError where the function gives none."""
+        fn = self.function.value
+        return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
 
 
 # -- one of several at a time ---------------------------------------------------------------------------------------

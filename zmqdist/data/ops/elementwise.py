@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.background import ParallelMapNode
 from zmqdist.data.ops.base import Function, Op, operator
-from zmqdist.data.structure import LEAVES, UNKNOWN_SPEC, element, problem_of, spec_of
+from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, spec_of
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -22,16 +23,22 @@ class _MapNode(Node):
         fn = self.op.function.value
         for x in self.source():
             y = fn(*x) if type(x) is tuple else fn(x)
-            yield y if type(y) in LEAVES else element(y)
+            yield y if type(y) in READY else element(y)
 
 
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """A function of each element."""
+    """A function of each element; in `parallel` threads where that is not 0."""
 
     function: Function
     output_signature: Any = None
+    parallel: int = 0
+    deterministic: bool | None = None
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        parallel = self.parallel and not context.probing
+        return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature

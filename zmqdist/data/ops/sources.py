@@ -55,6 +55,9 @@ class Indexed(Op):
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count()
 
+    def split_count(self) -> int:
+        return self.count()
+
 
 class _IndexedNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
@@ -325,6 +328,9 @@ class Random(Op):
     rerandomize: bool = False
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return INFINITE_CARDINALITY
+
+    def split_count(self) -> int:
         return INFINITE_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
