@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from zmqdist.data import AUTOTUNE, Dataset, Options
+from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
+from zmqdist.data.ops.readers import masked_crc32c
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
 from zmqdist.data.tree import make
@@ -56,6 +59,24 @@ def lengths() -> Dataset:
 def kept(folder: Path) -> str:
     folder.mkdir(exist_ok=True)
     return str(folder / "kept")
+
+
+def files(folder: Path, *contents: bytes) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    for number, content in enumerate(contents):
+        (folder / f"file-{number}").write_bytes(content)
+    return [str(folder / f"file-{number}") for number in range(len(contents))]
+
+
+def record(data: bytes) -> bytes:
+    head = struct.pack("<Q", len(data))
+    return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def saved(folder: Path, dataset: Dataset, compression: str | None = None, shard_func: Any = None) -> Dataset:
+    if not folder.exists() or not any(folder.iterdir()):
+        dataset.save(str(folder), compression, shard_func)
+    return Dataset.load(str(folder))
 
 
 def generated(count: int) -> Any:
@@ -157,4 +178,16 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
     ],
     "cache_file": [Example(lambda folder: slices().cache(kept(folder)))],
+    "text_lines": [
+        Example(lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))),
+        Example(lambda folder: TextLineDataset(files(folder, gzip.compress(b"one\ntwo")), "GZIP")),
+    ],
+    "fixed_length_records": [Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1))],
+    "tf_records": [
+        Example(lambda folder: TFRecordDataset(files(folder, record(b"one") + record(b""), record(b"two"))))
+    ],
+    "saved": [
+        Example(lambda folder: saved(folder, slices())),
+        Example(lambda folder: saved(folder, Dataset.range(7), "ZLIB", lambda x: x % 3)),
+    ],
 }

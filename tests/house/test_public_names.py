@@ -46,7 +46,17 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data": frozenset(
-        {"AUTOTUNE", "Dataset", "INFINITE_CARDINALITY", "Options", "UNKNOWN_CARDINALITY", "service"}
+        {
+            "AUTOTUNE",
+            "Dataset",
+            "FixedLengthRecordDataset",
+            "INFINITE_CARDINALITY",
+            "Options",
+            "TFRecordDataset",
+            "TextLineDataset",
+            "UNKNOWN_CARDINALITY",
+            "service",
+        }
     ),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),

@@ -14,8 +14,15 @@ if TYPE_CHECKING:
     from zmqdist.data import service
     from zmqdist.data.dataset import Dataset
     from zmqdist.data.options import Options
+    from zmqdist.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 
-_WHERE = {"Dataset": "zmqdist.data.dataset", "Options": "zmqdist.data.options"}
+_WHERE = {
+    "Dataset": "zmqdist.data.dataset",
+    "FixedLengthRecordDataset": "zmqdist.data.readers",
+    "Options": "zmqdist.data.options",
+    "TFRecordDataset": "zmqdist.data.readers",
+    "TextLineDataset": "zmqdist.data.readers",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -33,4 +40,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-__all__ = ["AUTOTUNE", "Dataset", "INFINITE_CARDINALITY", "Options", "UNKNOWN_CARDINALITY", "service"]
+__all__ = [
+    "AUTOTUNE",
+    "Dataset",
+    "FixedLengthRecordDataset",
+    "INFINITE_CARDINALITY",
+    "Options",
+    "TFRecordDataset",
+    "TextLineDataset",
+    "UNKNOWN_CARDINALITY",
+    "service",
+]

@@ -6,11 +6,12 @@ Rules
 
     Functions get the parts of a tuple as arguments, and everything else (dicts, namedtuples too) as one.
 
-What a pipeline can be asked beside that is in tree.py, what an operator does in ops/.
+What a pipeline can be asked beside that is in tree.py, what ends one in results.py, what an operator does in ops/.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,15 @@ from zmqdist.data.ops import (
     elementwise,
     filtering,
     padding,
+    readers,
+    saving,
     shuffling,
     sources,
     windows,
 )
 from zmqdist.data.ops.base import Function, Op
 from zmqdist.data.options import Options
+from zmqdist.data.results import Results
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
@@ -65,7 +69,7 @@ def _several(datasets: Any) -> tuple[Dataset, ...]:
     return inputs
 
 
-class Dataset(Tree):
+class Dataset(Results):
     """Elements that are computed when somebody reads them: `for element in dataset`.
 
     A dataset never changes and can be read any number of times; each iterator starts anew.
@@ -156,6 +160,27 @@ class Dataset(Tree):
         files = sources.files_matching(file_pattern)
         dataset = Dataset.from_tensor_slices(files)
         return dataset if shuffle is False else dataset.shuffle(len(files), seed)
+
+    @staticmethod
+    def load(
+        path: str,
+        element_spec: Any = None,
+        compression: str | None = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+        wait: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """What `save` wrote.
+
+        Args:
+          reader_func: makes the dataset from the datasets of the files.
+          wait: look again every 5 seconds until something was saved.
+
+        Raises:
+          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`. DataLossError: another compression.
+        """
+        kept = None if compression is None else readers.checked_compression(compression)
+        return saving.load(os.fspath(path), element_spec, kept, reader_func, wait)
 
     # -- one by one --
 
@@ -494,33 +519,3 @@ class Dataset(Tree):
         if not is_dataset(made):
             raise TypeError(f"apply takes a function that returns a Dataset, not {type(made).__name__}")
         return made
-
-    # -- results --
-
-    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None) -> Any:
-        """`reduce_func(state, element)` over all elements; the last state.
-
-        Raises:
-          TypeError: the state changes its structure, dtype or shape.
-        """
-        from zmqdist.data.structure import spec_of
-
-        state = element(initial_state)
-        spec = spec_of(state)
-        for x in self:
-            state = element(reduce_func(state, x))
-            elementwise.check_state(state, spec, "reduce")
-        return state
-
-    def get_single_element(self, name: str | None = None) -> Any:
-        """The only element.
-
-        Raises:
-          InvalidArgumentError: there is none, or more than one.
-        """
-        with iter(self) as iterator:
-            for x in iterator:
-                for _ in iterator:
-                    raise invalid("Dataset had more than one element.")
-                return x
-        raise invalid("Dataset was empty.")
