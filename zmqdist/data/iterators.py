@@ -167,12 +167,9 @@ class DatasetIterator:
 
     def __next__(self) -> Any:
         """The next element. Raises StopIteration at the end, and whatever a function of the pipeline raises."""
-        if self._ended:
-            raise StopIteration
         try:
             return self._next()
         except StopIteration:
-            self._ended = True
             self.close()
             raise
         except BaseException:

@@ -12,6 +12,8 @@ Rules
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,34 +43,37 @@ def epoch_seed(dataset: Tree, number: int, seed: tuple[int, int] | None, fresh: 
 class Draws:
     """A stream of uniform numbers in [0, 1)."""
 
-    __slots__ = ("_bits", "_generator", "_left", "_start", "_used")
+    __slots__ = ("_bits", "_generator", "_left", "_start", "_stream")
 
     def __init__(self, seed: list[int]) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence(seed))
         self._generator = np.random.Generator(self._bits)
         self._start: Any = self._bits.state
-        self._left: list[float] = []
-        self._used = _DRAWS
+        self._left: Iterator[float] = iter([])
+        self._stream = self._draw()
 
-    def uniform(self) -> float:
-        """The next number."""
-        if not self._left:
+    def _draw(self) -> Iterator[float]:
+        while True:
+            yield from self._left
             self._start = self._bits.state
-            self._left = self._generator.random(_DRAWS).tolist()
-            self._left.reverse()
-            self._used = 0
-        self._used += 1
-        return self._left.pop()
+            self._left = iter(self._generator.random(_DRAWS).tolist())
+
+    @property
+    def uniform(self) -> Callable[[], float]:
+        """What gives the next number; get it anew after `load`."""
+        return self._stream.__next__
 
     def state(self) -> dict[str, Any]:
         """JSON-able; for `load`."""
-        if not self._left:
+        left = length_hint(self._left)
+        if not left:
             return {"bits": self._bits.state, "used": 0}
-        return {"bits": self._start, "used": self._used}
+        return {"bits": self._start, "used": _DRAWS - left}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken."""
         self._bits.state = state["bits"]
-        self._left = []
+        self._left = iter([])
+        self._stream = self._draw()
         for _ in range(state["used"]):
-            self.uniform()
+            next(self._stream)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count as counting
-from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
 
 _CHUNK = 1024
+"""Elements: numbers and views that a source makes at once."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,9 @@ class Indexed(Op):
         """The element there."""
         raise NotImplementedError
 
-    def rows(self, start: int) -> Iterator[Any]:
-        """The elements from a position on: as `at` one by one, only faster."""
-        stop = self.count()
-        positions = counting(start) if stop == INFINITE_CARDINALITY else range(start, stop)
-        return map(self.at, positions)
+    def chunk(self, start: int) -> Sequence[Any]:
+        """The elements from a position on, as many as are cheap to have at once; at least one, before the end."""
+        return (self.at(start),)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count()
@@ -60,28 +59,34 @@ class Indexed(Op):
 
 
 class _IndexedNode(Node):
+    """`position` is that of the next chunk; what was given of the present one, its iterator knows."""
+
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
+        self.chunk: Iterator[Any] = iter(())
         self.splits = context.next_splits()
 
     def run(self) -> Iterator[Any]:
         if self.splits is not None:
             for position in self.splits:
-                self.position += 1
                 yield self.op.at(position)
             return
-        for one in self.op.rows(self.position):
-            self.position += 1
-            yield one
+        op, stop = self.op, self.op.count()
+        yield from self.chunk
+        while self.position != stop:
+            chunk = op.chunk(self.position)
+            self.position += len(chunk)
+            self.chunk = iter(chunk)
+            yield from self.chunk
 
     def state(self) -> dict[str, Any]:
         if self.splits is not None:
             raise UnimplementedError(None, None, "whoever deals out the splits keeps the place, not the iterator")
-        return {"position": self.position}
+        return {"position": self.position - length_hint(self.chunk)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
+        self.position, self.chunk = state["position"], iter(())
 
 
 @operator("range", _IndexedNode)
@@ -107,11 +112,9 @@ class Range(Indexed):
     def at(self, position: int) -> Any:
         return np.dtype(self.dtype).type(self.start + position * self.step)
 
-    def rows(self, start: int) -> Iterator[Any]:
-        stop = self.count()
-        for low in range(start, stop, _CHUNK):
-            positions = np.arange(low, min(low + _CHUNK, stop))
-            yield from (self.start + positions * self.step).astype(self.dtype)
+    def chunk(self, start: int) -> Sequence[Any]:
+        positions = np.arange(start, min(start + _CHUNK, self.count()))
+        return list((self.start + positions * self.step).astype(self.dtype))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), self.dtype)
@@ -182,9 +185,10 @@ class Slices(Indexed):
     def at(self, position: int) -> Any:
         return nest.map_structure(lambda leaf: _plain(leaf[position]), self.value)
 
-    def rows(self, start: int) -> Iterator[Any]:
-        rows = structure.rows_of(nest.map_structure(lambda leaf: leaf[start:], self.value))
-        return map(element, rows) if any(leaf.dtype.kind in "SU" for leaf in nest.flatten(self.value)) else rows
+    def chunk(self, start: int) -> Sequence[Any]:
+        rows = structure.rows_of(nest.map_structure(lambda leaf: leaf[start : start + _CHUNK], self.value))
+        strings = any(leaf.dtype.kind in "SU" for leaf in nest.flatten(self.value))
+        return list(map(element, rows) if strings else rows)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return structure.unbatched(spec_of(self.value))
@@ -208,8 +212,8 @@ class Elements(Indexed):
     def at(self, position: int) -> Any:
         return self.elements[position]
 
-    def rows(self, start: int) -> Iterator[Any]:
-        return islice(self.elements, start, None)
+    def chunk(self, start: int) -> Sequence[Any]:
+        return self.elements[start:]
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return self.spec
