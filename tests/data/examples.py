@@ -190,4 +190,12 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda folder: saved(folder, slices())),
         Example(lambda folder: saved(folder, Dataset.range(7), "ZLIB", lambda x: x % 3)),
     ],
+    "from_source": [Example(lambda _: Dataset.from_source([{"x": 1}, {"x": 2}, {"x": 3}]))],
+    "rejection_resample": [
+        Example(
+            lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.8, 0.2], [0.5, 0.5], 1), repeats=False
+        ),
+        Example(lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=1), repeats=False),
+    ],
+    "snapshot": [Example(lambda folder: slices().snapshot(str(folder)))],
 }

@@ -386,6 +386,24 @@ def test_samples_follow_their_weights() -> None:
     assert numbers(Dataset.sample_from_datasets(inputs, weights).take(5)) == [1] * 5
 
 
+def test_resampling_comes_close_to_the_target() -> None:
+    coins = Dataset.range(4000).rejection_resample(lambda x: x % 4 == 0, [0.5, 0.5], seed=1)
+    with pytest.raises(ValueError, match="int64"):
+        next(iter(coins))
+    for initial in (None, [0.75, 0.25]):
+        coins = Dataset.range(4000).rejection_resample(lambda x: np.int64(x % 4 == 0), [0.5, 0.5], initial, seed=1)
+        kinds = collections.Counter(int(kind) for kind, _ in coins)
+        assert 0.45 < kinds[1] / kinds.total() < 0.55
+
+
+def test_a_source_knows_its_items_by_position() -> None:
+    source = Dataset.from_source([1, None, 3])
+    assert len(source) == 3
+    assert numbers(source.ignore_errors()) == [1, 3]
+    with pytest.raises(TypeError, match="length"):
+        Dataset.from_source(iter([1]))
+
+
 def test_reduce_scan_and_unique() -> None:
     assert TEN.reduce(np.int64(0), lambda state, x: state + x) == 45
     assert numbers(TEN.scan(np.int64(0), lambda state, x: (state + x, state + x)).take(4)) == [0, 1, 3, 6]

@@ -16,6 +16,7 @@ from zmqdist import TensorSpec
 from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from zmqdist.data.ops import saving
 from zmqdist.data.ops.readers import masked_crc32c
+from zmqdist.data.splits import split_providers
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, UnimplementedError
 
 
@@ -127,3 +128,23 @@ def test_load_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     writer.start()
     assert numbers(Dataset.load(str(tmp_path), wait=True)) == [0, 1, 2]
     writer.join()
+
+
+def test_a_snapshot_computes_once_and_belongs_to_one_pipeline(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def counted(x: Any) -> Any:
+        with calls.open("a") as file:
+            file.write("x")
+        return x
+
+    dataset = Dataset.range(3).map(counted, output_signature=TensorSpec((), np.int64)).snapshot(str(tmp_path / "kept"))
+    partial = iter(dataset)
+    next(partial)
+    partial.close()
+    assert numbers(dataset) == numbers(dataset) == [0, 1, 2]
+    assert calls.read_text() == "x" * 4
+    assert numbers(Dataset.range(2).snapshot(str(tmp_path / "kept"))) == [0, 1]
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot"):
+        split_providers(dataset)

@@ -6,7 +6,8 @@ Rules
 
     Functions get the parts of a tuple as arguments, and everything else (dicts, namedtuples too) as one.
 
-What a pipeline can be asked beside that is in tree.py, what ends one in results.py, what an operator does in ops/.
+What a pipeline can be asked beside that is in tree.py, where one begins in creation.py, what ends one in results.py, what an
+operator does in ops/.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.data.constants import AUTOTUNE
+from zmqdist.data.creation import Creation, user_function
 from zmqdist.data.ops import (
     background,
     batching,
@@ -28,32 +30,18 @@ from zmqdist.data.ops import (
     filtering,
     padding,
     readers,
+    resampling,
     saving,
     shuffling,
-    sources,
     windows,
 )
-from zmqdist.data.ops.base import Function, Op
+from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.results import Results
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
-
-
-def _function(value: Any, what: str) -> Function:
-    if not callable(value):
-        raise TypeError(f"{what} takes a function, not {type(value).__name__}")
-    return Function(value)
-
-
-def _plain(number: Any) -> int | float:
-    """A number as JSON has it. Raises TypeError for what is none."""
-    value = np.asarray(number).item()
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"a number is expected, not {number!r}")
-    return value
 
 
 def _several(datasets: Any) -> tuple[Dataset, ...]:
@@ -69,7 +57,7 @@ def _several(datasets: Any) -> tuple[Dataset, ...]:
     return inputs
 
 
-class Dataset(Results):
+class Dataset(Creation, Results):
     """Elements that are computed when somebody reads them: `for element in dataset`.
 
     A dataset never changes and can be read any number of times; each iterator starts anew.
@@ -79,108 +67,6 @@ class Dataset(Results):
 
     def _then(self, op: Op, *others: Tree) -> Dataset:
         return Dataset(op, (self, *others))
-
-    # -- where elements come from --
-
-    @staticmethod
-    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
-        """Numbers as Python's `range(stop)`, `range(start, stop)`, `range(start, stop, step)` gives them, as `output_type`.
-
-        Raises:
-          InvalidArgumentError: the step is 0.
-          ValueError: none or more than three arguments.
-        """
-        if not 1 <= len(args) <= 3:
-            raise ValueError(f"range takes one to three numbers, not {len(args)}")
-        numbers = [_plain(one) for one in args]
-        start, stop, step = (
-            numbers * 2 if len(numbers) == 3 else [0, *numbers, 1] if len(numbers) == 1 else [*numbers, 1]
-        )[:3]
-        if step == 0:
-            raise invalid("step must not be zero")
-        return Dataset(sources.Range(start, stop, step, np.dtype(output_type).str))
-
-    @staticmethod
-    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
-        """One element. Arrays are not copied."""
-        return Dataset(sources.Tensors.build(tensors))
-
-    @staticmethod
-    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
-        """What lies along axis 0 of each leaf. Arrays are not copied: the elements are read-only views of them.
-
-        Raises:
-          ValueError: a leaf is a scalar, or they differ in length.
-        """
-        return Dataset(sources.Slices.build(tensors))
-
-    @staticmethod
-    def from_generator(
-        generator: Callable[..., Any],
-        output_types: Any = None,
-        output_shapes: Any = None,
-        args: Any = (),
-        output_signature: Any = None,
-        name: str | None = None,
-    ) -> Dataset:
-        """What `generator(*args)` yields; it is called for each iterator.
-
-        Without `output_signature` (or `output_types`, with `output_shapes`) the spec is that of the first item, and nothing is
-        checked. A state of an iterator over it is a count: a load calls the generator again and skips.
-
-        Raises:
-          TypeError: `generator` is not callable. Reading raises InvalidArgumentError for an item that does not fit the signature.
-        """
-        spec = output_signature
-        if spec is None and output_types is not None:
-            spec = sources.spec_from(output_types, output_shapes)
-        return Dataset(sources.Generator(_function(generator, "from_generator"), tuple(args or ()), spec))
-
-    @staticmethod
-    def random(
-        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
-    ) -> Dataset:
-        """int64 in [0, 2**32) without end; the same for each iterator unless `rerandomize_each_iteration`."""
-        return Dataset(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
-
-    @staticmethod
-    def counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
-        """start, start + step, ... without end."""
-        return Dataset(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))
-
-    @staticmethod
-    def list_files(
-        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
-    ) -> Dataset:
-        """The names of the files that match, sorted; shuffled, anew for each iterator, unless `shuffle=False`.
-
-        Raises:
-          InvalidArgumentError: no file matches.
-        """
-        files = sources.files_matching(file_pattern)
-        dataset = Dataset.from_tensor_slices(files)
-        return dataset if shuffle is False else dataset.shuffle(len(files), seed)
-
-    @staticmethod
-    def load(
-        path: str,
-        element_spec: Any = None,
-        compression: str | None = None,
-        reader_func: Callable[[Dataset], Dataset] | None = None,
-        wait: bool = False,
-        name: str | None = None,
-    ) -> Dataset:
-        """What `save` wrote.
-
-        Args:
-          reader_func: makes the dataset from the datasets of the files.
-          wait: look again every 5 seconds until something was saved.
-
-        Raises:
-          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`. DataLossError: another compression.
-        """
-        kept = None if compression is None else readers.checked_compression(compression)
-        return saving.load(os.fspath(path), element_spec, kept, reader_func, wait)
 
     # -- one by one --
 
@@ -204,11 +90,11 @@ class Dataset(Results):
             asks for `element_spec`.
         """
         calls = background.checked_parallel(num_parallel_calls)
-        return self._then(elementwise.Map(_function(map_func, "map"), output_signature, calls, deterministic))
+        return self._then(elementwise.Map(user_function(map_func, "map"), output_signature, calls, deterministic))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """`scan_func(state, element)` gives (next state, element out)."""
-        return self._then(elementwise.Scan(element(initial_state), _function(scan_func, "scan")))
+        return self._then(elementwise.Scan(element(initial_state), user_function(scan_func, "scan")))
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """(number, element)."""
@@ -222,7 +108,7 @@ class Dataset(Results):
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Elements for which `predicate` says True."""
-        return self._then(filtering.Filter(_function(predicate, "filter")))
+        return self._then(filtering.Filter(user_function(predicate, "filter")))
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """The first `count` elements; all where it is negative."""
@@ -238,7 +124,7 @@ class Dataset(Results):
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Elements before the first for which `predicate` says False."""
-        return self._then(filtering.TakeWhile(_function(predicate, "take_while")))
+        return self._then(filtering.TakeWhile(user_function(predicate, "take_while")))
 
     def unique(self, name: str | None = None) -> Dataset:
         """The first of equal scalars; remembers all of them."""
@@ -380,8 +266,8 @@ class Dataset(Results):
         if window_size is not None and window_size < 1:
             raise invalid(f"Window size must be greater than zero, not {window_size}")
         size = None if window_size is None else int(window_size)
-        size_func = None if window_size_func is None else _function(window_size_func, "group_by_window")
-        keys, reduces = _function(key_func, "group_by_window"), _function(reduce_func, "group_by_window")
+        size_func = None if window_size_func is None else user_function(window_size_func, "group_by_window")
+        keys, reduces = user_function(key_func, "group_by_window"), user_function(reduce_func, "group_by_window")
         return self._then(windows.GroupByWindow(keys, reduces, size, size_func))
 
     # -- where and when --
@@ -396,6 +282,23 @@ class Dataset(Results):
         Reading raises AlreadyExistsError while another writes the same file.
         """
         return self._then(caching.FileCache(str(filename)) if filename else caching.Cache())
+
+    def snapshot(
+        self,
+        path: str,
+        compression: str | None = "AUTO",
+        reader_func: Callable[..., Any] | None = None,
+        shard_func: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Keeps a complete pass in a folder below `path` that belongs to this pipeline alone: another pipeline has another.
+
+        Raises:
+          FailedPreconditionError: a function of the pipeline cannot be pickled, so that nobody can tell it from others.
+        """
+        pressed = "" if compression == "AUTO" else readers.checked_compression(compression)
+        functions = [None if one is None else user_function(one, "snapshot") for one in (reader_func, shard_func)]
+        return self._then(saving.Snapshot(os.path.join(os.fspath(path), self.fingerprint()), pressed, *functions))
 
     # -- several datasets --
 
@@ -433,7 +336,7 @@ class Dataset(Results):
 
     def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements of the datasets that `map_func` makes of the elements, one after the other."""
-        return self._then(combining.Interleave(_function(map_func, "flat_map")))
+        return self._then(combining.Interleave(user_function(map_func, "flat_map")))
 
     def interleave(
         self,
@@ -460,7 +363,7 @@ class Dataset(Results):
         if cycle_length < 1 or block_length < 1:
             raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
         calls = background.checked_parallel(num_parallel_calls)
-        function = _function(map_func, "interleave")
+        function = user_function(map_func, "interleave")
         return self._then(combining.Interleave(function, int(cycle_length), int(block_length), calls, deterministic))
 
     @staticmethod
@@ -512,6 +415,29 @@ class Dataset(Results):
             return inputs[0].take(0)
         selector = Dataset(combining.Selector(tuple(share for share, _ in chosen), *seeds))
         return Dataset(combining.Choose(bool(stop_on_empty_dataset)), (selector, *(each for _, each in chosen)))
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Any,
+        initial_dist: Any = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """(class, element), leaving out elements so that classes come in the shares of `target_dist`.
+
+        Args:
+          initial_dist: the shares in which they come now; where it is None, what was seen so far.
+
+        Raises:
+          ValueError: the two differ in length.
+        """
+        target = tuple(float(one) for one in np.ravel(target_dist))
+        initial = None if initial_dist is None else tuple(float(one) for one in np.ravel(initial_dist))
+        if initial is not None and len(initial) != len(target):
+            raise ValueError(f"target_dist has {len(target)} classes, initial_dist {len(initial)}")
+        function = user_function(class_func, "rejection_resample")
+        return self._then(resampling.RejectionResample(function, target, initial, operation_seed(seed)))
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset], name: str | None = None) -> Dataset:
         """`transformation_func(self)`, in a chain. Raises TypeError where it is no Dataset."""

@@ -1,4 +1,4 @@
-"""Elements in a folder: save and load.
+"""Elements in a folder: save, load and snapshot.
 
 Layout
     path/dataset.json           the newest run: its folder, number of elements, spec, compression, files; replaced by a rename at the end
@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import time
 import uuid
 import zlib
@@ -21,13 +22,14 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from zmqdist.data.ops.base import operator
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Function, Op, operator
 from zmqdist.data.ops.caching import read_elements, write_element
 from zmqdist.data.ops.readers import Reader, ReaderNode
 from zmqdist.data.ops.sources import Slices, Tensors
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import from_json, invalid, to_json
-from zmqdist.errors import DataLossError, NotFoundError
+from zmqdist.errors import DataLossError, NotFoundError, UnimplementedError
 
 if TYPE_CHECKING:
     from zmqdist.data.dataset import Dataset
@@ -82,34 +84,61 @@ def _writing(path: str, compression: str) -> Any:
     return _ZlibFile(path) if compression == "ZLIB" else open(path, "wb")
 
 
+class RunWriter:
+    """Writes a run into a folder; nobody sees it before `finish`."""
+
+    def __init__(self, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
+        self._path, self._compression, self._shard_func = path, compression, shard_func
+        self._run = uuid.uuid4().hex[:16]
+        self._files: dict[int, Any] = {}
+        self._opened = ExitStack()
+        self._count = 0
+        os.makedirs(os.path.join(path, self._run))
+
+    def write(self, x: Any) -> None:
+        """Append an element to its file. Raises ValueError where `shard_func` gives no integer."""
+        shard = 0
+        if self._shard_func is not None:
+            shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
+        if shard not in self._files:
+            name = os.path.join(self._path, self._run, f"shard_{shard:05}")
+            self._files[shard] = self._opened.enter_context(_writing(name, self._compression))
+        write_element(self._files[shard], x)
+        self._count += 1
+
+    def finish(self, spec: Any) -> None:
+        """Make it the folder's newest run."""
+        self._opened.close()
+        told = {
+            "run": self._run,
+            "count": self._count,
+            "compression": self._compression,
+            "spec": to_json(spec),
+            "files": [f"shard_{shard:05}" for shard in sorted(self._files)],
+        }
+        new = os.path.join(self._path, f"{_METADATA}.{self._run}")
+        with open(new, "w") as file:
+            json.dump(told, file)
+        os.replace(new, os.path.join(self._path, _METADATA))
+
+    def give_up(self) -> None:
+        """Delete what was written."""
+        self._opened.close()
+        shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
+
+
 def save(dataset: Tree, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
     """Write a run. Raises InvalidArgumentError for a dataset without an end."""
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
-    run = uuid.uuid4().hex[:16]
-    os.makedirs(os.path.join(path, run))
-    files: dict[int, Any] = {}
-    count = 0
-    with ExitStack() as opened:
+    writer = RunWriter(path, compression, shard_func)
+    try:
         for x in dataset:
-            shard = 0
-            if shard_func is not None:
-                shard = int_scalar(shard_func(*x) if type(x) is tuple else shard_func(x), "shard_func")
-            if shard not in files:
-                files[shard] = opened.enter_context(_writing(os.path.join(path, run, f"shard_{shard:05}"), compression))
-            write_element(files[shard], x)
-            count += 1
-    told = {
-        "run": run,
-        "count": count,
-        "compression": compression,
-        "spec": to_json(dataset.element_spec),
-        "files": [f"shard_{shard:05}" for shard in sorted(files)],
-    }
-    new = os.path.join(path, f"{_METADATA}.{run}")
-    with open(new, "w") as file:
-        json.dump(told, file)
-    os.replace(new, os.path.join(path, _METADATA))
+            writer.write(x)
+        writer.finish(dataset.element_spec)
+    except BaseException:
+        writer.give_up()
+        raise
 
 
 class OpenFile:
@@ -159,3 +188,80 @@ def _metadata(path: str, wait: bool) -> dict[str, Any]:
             if not wait:
                 raise NotFoundError(None, None, f"no saved dataset in {path}") from None
         time.sleep(WAIT_S)
+
+
+# -- snapshot -------------------------------------------------------------------------------------------------------
+
+
+class _SnapshotNode(Node):
+    """Reads the run that is in `folder` when it is opened, else writes one on the way.
+
+    Who goes on with a state of a pass that was writing writes nothing: the first part of the run is gone.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        self.folder = dataset.op.folder  # type: ignore[attr-defined]
+        super().__init__(dataset, context)
+        self.reading = os.path.exists(os.path.join(self.folder, _METADATA))
+        self.writes = not context.probing
+        self.writer: RunWriter | None = None
+        if self.reading:
+            self._read()
+
+    def _read(self) -> None:
+        function = self.op.reader_func
+        run = load(self.folder, None, None, None if function is None else function.value, False)
+        for child in self.children:
+            child.close()
+        self.children = [self.context.inner().open(run)]
+
+    def run(self) -> Iterator[Any]:
+        if self.reading or not self.writes:
+            yield from self.source()
+            return
+        for x in self.source():
+            if self.writer is None:
+                function = self.op.shard_func
+                self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
+            self.writer.write(x)
+            yield x
+        if self.writer is not None:
+            self.writer.finish(self.dataset.element_spec)
+            self.writer, self.writes = None, False
+
+    def close(self) -> None:
+        super().close()
+        if self.writer is not None:
+            self.writer.give_up()
+            self.writer = None
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"reading": self.reading}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.writer is not None:
+            self.writer.give_up()
+        self.writer, self.writes = None, False
+        if state["reading"] and not self.reading:
+            self._read()
+        elif self.reading and not state["reading"]:
+            self.children = self.context.open_inputs(self.dataset)
+        self.reading = state["reading"]
+        super().load_state_dict(state)
+
+
+@operator("snapshot", _SnapshotNode)
+@dataclass(frozen=True)
+class Snapshot(Op):
+    """Elements of a complete pass, kept in a folder that belongs to this very pipeline."""
+
+    folder: str
+    compression: str
+    reader_func: Function | None
+    shard_func: Function | None
+
+    def split_inputs(self, count: int) -> tuple[int, ...]:
+        raise UnimplementedError(None, None, "Splitting is not implemented for snapshot datasets")

@@ -75,8 +75,9 @@ class _IndexedNode(Node):
         op, stop = self.op, self.op.count()
         yield from self.chunk
         while self.position != stop:
-            chunk = op.chunk(self.position)
-            self.position += len(chunk)
+            self.position += 1  # an item that cannot be had costs itself
+            chunk = op.chunk(self.position - 1)
+            self.position += len(chunk) - 1
             self.chunk = iter(chunk)
             yield from self.chunk
 
@@ -217,6 +218,25 @@ class Elements(Indexed):
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return self.spec
+
+
+@operator("from_source", _IndexedNode)
+@dataclass(frozen=True)
+class Source(Indexed):
+    """An object that knows its length and the item at a position: a torch or Hugging Face dataset, a Grain source, a list."""
+
+    source: Function
+    length: int
+    output_signature: Any = None
+
+    def count(self) -> int:
+        return self.length
+
+    def at(self, position: int) -> Any:
+        return element(self.source.value[position])
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
 class _GeneratorNode(Node):
