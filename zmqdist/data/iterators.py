@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
-from zmqdist.errors import OpError, UnimplementedError, UnknownError, from_code
+from zmqdist.errors import FailedPreconditionError, OpError, UnimplementedError, UnknownError, from_code
 
 if TYPE_CHECKING:
     from zmqdist.data.options import Options
@@ -149,33 +150,75 @@ class Node:
         self.load(state["own"])
 
 
-class DatasetIterator:
+class _Reading:
+    """What stands behind an iterator: the node, and one generator after the other until the end.
+
+    It does not know the iterator, so that the iterator goes when its last user does.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ended = False
+        self._again = True
+        self._current: Iterator[Any] | None = None
+
+    def streams(self) -> Iterator[Iterator[Any]]:
+        """The first generator, and another after each error and each load."""
+        while self._again:
+            self._again = False
+            self._current = self._guarded()
+            yield self._current
+        self.close()
+
+    def _guarded(self) -> Iterator[Any]:
+        try:
+            yield from self.node.stream()
+        except GeneratorExit:
+            raise
+        except BaseException:  # an interrupt, too, costs one element and not the rest
+            self._again = True
+            self.node.restart()
+            raise
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Set the node's fields, and leave the generator that runs on the old ones."""
+        self._leave()
+        self._again = True
+        self.node.load_state_dict(state)
+
+    def close(self) -> None:
+        """This is the end."""
+        self.ended = True
+        self._leave()
+        self._again = False
+        self.node.close()
+
+    def _leave(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()  # type: ignore[attr-defined]
+
+
+class DatasetIterator(chain[Any]):
     """The elements of a dataset, one by one; what `iter(dataset)` gives.
 
     After an error the next call goes on with the next element. After the end it stays at the end. Threads of the pipeline
     end with the iterator: when it is exhausted, closed, or nobody holds it any more.
+
+    It is a chain of generators because a `__next__` in Python would cost more than most pipelines.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
-        self._names = [each.op.name for each in dataset.walk()]
-        self._ended = False
-        self._node = context.open(dataset)
-        self._next = self._node.stream().__next__
+    _reading: _Reading
+    _names: list[str]
 
-    def __iter__(self) -> DatasetIterator:
-        return self
-
-    def __next__(self) -> Any:
-        """The next element. Raises StopIteration at the end, and whatever a function of the pipeline raises."""
-        try:
-            return self._next()
-        except StopIteration:
-            self.close()
-            raise
-        except BaseException:
-            self._node.restart()
-            self._next = self._node.stream().__next__
-            raise
+    @classmethod
+    def over(cls, dataset: Tree, context: Context) -> DatasetIterator:
+        """Open a dataset."""
+        reading = _Reading(context.open(dataset))
+        made: Any = cls.from_iterable(reading.streams())
+        made._reading = reading
+        made._names = [each.op.name for each in dataset.walk()]
+        return made  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iterator is, JSON-able: another one over an equal dataset goes on there after `load_state_dict`.
@@ -183,38 +226,36 @@ class DatasetIterator:
         It holds the elements that lie in buffers (of shuffle, of prefetch, of windows that are not full).
 
         Raises:
-          InvalidArgumentError: a buffer holds what has no JSON form: datasets with functions of the user.
-          UnimplementedError: an operator cannot tell its state.
+          InvalidArgumentError: a buffer holds what has no JSON form.
+          UnimplementedError: an operator cannot tell its state; a buffer holds datasets with functions.
         """
-        return {
-            "version": STATE_VERSION,
-            "operators": self._names,
-            "ended": self._ended,
-            "tree": None if self._ended else self._node.state_dict(),
-        }
+        ended = self._reading.ended
+        tree = None if ended else self._reading.node.state_dict()
+        return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called.
 
         Raises:
           InvalidArgumentError: the state belongs to another pipeline or another version.
+          FailedPreconditionError: this iterator is at its end.
         """
         if state.get("version") != STATE_VERSION:
             raise invalid(f"a state of version {state.get('version')}, this is version {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
-        self._ended = state["ended"]
-        if self._ended:
+        if self._reading.ended:
+            raise FailedPreconditionError(
+                None, None, "an iterator at its end stays there: load the state into a new one"
+            )
+        if state["ended"]:
             self.close()
         else:
-            self._node.load_state_dict(state["tree"])
-            self._next = self._node.stream().__next__
+            self._reading.load(state["tree"])
 
     def close(self) -> None:
         """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
-        self._ended = True
-        self._node.close()
-        self._next = iter(()).__next__
+        self._reading.close()
 
     def __enter__(self) -> DatasetIterator:
         return self
@@ -224,7 +265,7 @@ class DatasetIterator:
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never built
-            self._node.close()
+            self._reading.close()
 
 
 class Failure:

@@ -87,4 +87,4 @@ def open_split(dataset: Tree, ask: Callable[[int, int], int | None]) -> DatasetI
         while (position := ask(source, repetition)) is not None:
             yield position
 
-    return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
+    return DatasetIterator.over(dataset, Context(dataset.options(), splits=positions))

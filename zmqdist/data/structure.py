@@ -64,8 +64,8 @@ def invalid(message: str) -> InvalidArgumentError:
 
 
 def is_dataset(value: Any) -> bool:
-    """Whether it is a Dataset. Asked by attribute: the class stands above this module."""
-    return hasattr(value, "element_spec") and hasattr(value, "op")
+    """Whether it is a Dataset. Asked by an attribute of its class, because the class stands above this module."""
+    return hasattr(type(value), "element_spec")
 
 
 def element(value: Any) -> Any:

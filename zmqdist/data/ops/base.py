@@ -74,7 +74,7 @@ class Function:
     def __repr__(self) -> str:
         if self._value is Function._UNSET:
             return "<function>"
-        return str(getattr(self._value, "__qualname__", repr(self._value)))
+        return str(getattr(self._value, "__name__", type(self._value).__name__))
 
 
 @dataclasses.dataclass(frozen=True)
