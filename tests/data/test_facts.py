@@ -416,6 +416,17 @@ def test_repeating_nothing_ends() -> None:
     assert numbers(TEN.filter(lambda x: False).repeat()) == []
 
 
+def test_zip_keeps_the_structure_it_was_given() -> None:
+    pair = collections.namedtuple("pair", "a b")
+    one = Dataset.range(1)
+    assert list(Dataset.zip(one)) == list(one)
+    assert list(Dataset.zip((one,))) == [(0,)]
+    assert list(Dataset.zip(datasets=(one, (one, one)))) == [(0, (0, 0))]
+    assert list(Dataset.zip({"a": one, "b": one})) == [{"a": 0, "b": 0}]
+    (row,) = Dataset.zip(pair(one, one))
+    assert type(row) is pair
+
+
 def test_concatenating_relaxes_shapes() -> None:
     joined = Dataset.from_tensors(np.zeros(2)).concatenate(Dataset.from_tensors(np.zeros(3)))
     assert joined.element_spec == TensorSpec((None,), np.float64)

@@ -37,9 +37,19 @@ def test_an_iterator_at_its_end_stays_there() -> None:
     fresh = iter(dataset)
     fresh.load_state_dict(iterator.state_dict())
     assert values(fresh) == []
-    closed = iter(dataset)
-    closed.close()
-    assert values(closed) == []
+
+
+def test_a_closed_iterator_gives_nothing_and_does_not_know_its_place() -> None:
+    for read in range(2):
+        closed = iter(Dataset.range(5))
+        assert [int(next(closed)) for _ in range(read)] == list(range(read))
+        state = closed.state_dict()
+        closed.close()
+        assert values(closed) == []
+        with pytest.raises(FailedPreconditionError, match="ask before you close it"):
+            closed.state_dict()
+        with pytest.raises(FailedPreconditionError, match="load the state into a new one"):
+            closed.load_state_dict(state)
 
 
 def test_a_state_taken_right_behind_an_error_goes_on_behind_the_element_that_failed() -> None:

@@ -316,8 +316,6 @@ class Dataset(Creation, Results):
         leaves = nest.flatten(datasets)
         if isinstance(datasets, list) or not leaves or not all(map(is_dataset, leaves)):
             raise TypeError("zip takes Datasets in tuples, namedtuples and dicts")
-        if len(args) == 1 and datasets is args[0] and is_dataset(datasets):
-            datasets = (datasets,)
         form = nest.pack_sequence_as(datasets, [None] * len(leaves))
         return Dataset(combining.Zip(form), leaves)
 

@@ -159,6 +159,7 @@ class _Reading:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.ended = False
+        self.closed = False
         self._again = True
         self._current: Iterator[Any] | None = None
 
@@ -168,6 +169,7 @@ class _Reading:
             self._again = False
             self._current = self._guarded()
             yield self._current
+        self.ended = self.ended or not self.closed
         self.close()
 
     def _guarded(self) -> Iterator[Any]:
@@ -187,8 +189,8 @@ class _Reading:
         self.node.load_state_dict(state)
 
     def close(self) -> None:
-        """This is the end."""
-        self.ended = True
+        """Nothing comes any more, whether this is the end of the data or not."""
+        self.closed = True
         self._leave()
         self._again = False
         self.node.close()
@@ -228,8 +230,13 @@ class DatasetIterator(chain[Any]):
         Raises:
           InvalidArgumentError: a buffer holds what has no JSON form.
           UnimplementedError: an operator cannot tell its state; a buffer holds datasets with functions.
+          FailedPreconditionError: the iterator was closed.
         """
         ended = self._reading.ended
+        if self._reading.closed and not ended:
+            raise FailedPreconditionError(
+                None, None, "a closed iterator does not know its place: ask before you close it"
+            )
         tree = None if ended else self._reading.node.state_dict()
         return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
 
@@ -238,17 +245,18 @@ class DatasetIterator(chain[Any]):
 
         Raises:
           InvalidArgumentError: the state belongs to another pipeline or another version.
-          FailedPreconditionError: this iterator is at its end.
+          FailedPreconditionError: this iterator is at its end, or closed.
         """
         if state.get("version") != STATE_VERSION:
             raise invalid(f"a state of version {state.get('version')}, this is version {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
-        if self._reading.ended:
+        if self._reading.closed:
             raise FailedPreconditionError(
                 None, None, "an iterator at its end stays there: load the state into a new one"
             )
         if state["ended"]:
+            self._reading.ended = True
             self.close()
         else:
             self._reading.load(state["tree"])
