@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import inspect
 import random
 import threading
 from typing import Any
@@ -15,6 +16,7 @@ from tests.data.test_conformance import plain
 from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
 from zmqdist.data.constants import SHARD_HINT
+from zmqdist.data.creation import Creation
 from zmqdist.data.structure import DatasetSpec
 from zmqdist.errors import (
     AlreadyExistsError,
@@ -115,7 +117,12 @@ def test_apply_takes_a_function_that_gives_a_dataset() -> None:
 
 
 def test_every_operator_takes_a_name() -> None:
-    Dataset.range(3, name="a").map(abs, name="b").batch(2, name="c").repeat(name="d").take(1, name="e")
+    methods = [value for name, value in vars(Dataset).items() if not name.startswith("_")]
+    methods += [value for name, value in vars(Creation).items() if not name.startswith("_")]
+    assert len(methods) > 35
+    for method in methods:
+        assert "name" in inspect.signature(getattr(method, "__func__", method)).parameters
+    assert numbers(Dataset.range(3, name="a").map(abs, name="b").take(1, name="c")) == [0]
 
 
 def test_options_of_later_operators_win() -> None:
