@@ -38,12 +38,27 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "random",
             "resolvers",
             "rpc",
             "testing",
         }
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.data": frozenset(
+        {
+            "AUTOTUNE",
+            "Dataset",
+            "FixedLengthRecordDataset",
+            "INFINITE_CARDINALITY",
+            "Options",
+            "TFRecordDataset",
+            "TextLineDataset",
+            "UNKNOWN_CARDINALITY",
+            "service",
+        }
+    ),
+    "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
     "zmqdist.resolvers": frozenset(
         {

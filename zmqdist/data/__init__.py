@@ -1,5 +1,53 @@
-"""The data service's names. Its dispatcher and workers are those that schedule functions: one broker for both."""
+"""Pipelines of elements: `Dataset`, and the servers that run them elsewhere.
 
-from zmqdist.data import service
+The names load their parts on first use: a pipeline needs no sockets.
+"""
 
-__all__ = ["service"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+
+if TYPE_CHECKING:
+    from zmqdist.data import service
+    from zmqdist.data.dataset import Dataset
+    from zmqdist.data.options import Options
+    from zmqdist.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+
+_WHERE = {
+    "Dataset": "zmqdist.data.dataset",
+    "FixedLengthRecordDataset": "zmqdist.data.readers",
+    "Options": "zmqdist.data.options",
+    "TFRecordDataset": "zmqdist.data.readers",
+    "TextLineDataset": "zmqdist.data.readers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    elif name == "service":
+        value = importlib.import_module("zmqdist.data.service")
+    else:
+        raise AttributeError(f"module 'zmqdist.data' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "AUTOTUNE",
+    "Dataset",
+    "FixedLengthRecordDataset",
+    "INFINITE_CARDINALITY",
+    "Options",
+    "TFRecordDataset",
+    "TextLineDataset",
+    "UNKNOWN_CARDINALITY",
+    "service",
+]

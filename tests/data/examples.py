@@ -1,0 +1,201 @@
+"""An example of each operator: what the conformance test reads. A new operator needs one here."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
+from zmqdist.data.ops.readers import masked_crc32c
+from zmqdist.data.ops.sources import Elements
+from zmqdist.data.structure import spec_of
+from zmqdist.data.tree import make
+from zmqdist.specs import TensorSpec
+
+
+@dataclass(frozen=True)
+class Example:
+    """How to build a dataset whose last operator is the one to be tried.
+
+    Attributes:
+      repeats: whether each iterator over one object gives the same elements.
+    """
+
+    build: Callable[[Path], Dataset]
+    repeats: bool = True
+
+
+def slices() -> Dataset:
+    return Dataset.from_tensor_slices(
+        {"x": np.arange(6, dtype=np.float32).reshape(3, 2), "y": np.array(["a", "bc", ""])}
+    )
+
+
+def told(options: Options) -> Options:
+    options.deterministic = True
+    return options
+
+
+def gathered(*elements: Any) -> Dataset:
+    """What an operator makes of elements that it has gathered."""
+    return make(Elements(elements, spec_of(elements[0])))
+
+
+def choices(*numbers: int) -> Dataset:
+    return Dataset.from_tensor_slices(np.array(numbers, np.int64))
+
+
+def lengths() -> Dataset:
+    """Arrays of different lengths."""
+    return Dataset.range(1, 7).map(lambda n: np.arange(n), output_signature=TensorSpec((None,), np.int64))
+
+
+def kept(folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    return str(folder / "kept")
+
+
+def files(folder: Path, *contents: bytes) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    for number, content in enumerate(contents):
+        (folder / f"file-{number}").write_bytes(content)
+    return [str(folder / f"file-{number}") for number in range(len(contents))]
+
+
+def record(data: bytes) -> bytes:
+    head = struct.pack("<Q", len(data))
+    return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
+
+
+def saved(folder: Path, dataset: Dataset, compression: str | None = None, shard_func: Any = None) -> Dataset:
+    if not folder.exists() or not any(folder.iterdir()):
+        dataset.save(str(folder), compression, shard_func)
+    return Dataset.load(str(folder))
+
+
+def generated(count: int) -> Any:
+    return (index * 2 for index in range(count))
+
+
+EXAMPLES: dict[str, list[Example]] = {
+    "range": [
+        Example(lambda _: Dataset.range(5)),
+        Example(lambda _: Dataset.range(10, 0, -3)),
+        Example(lambda _: Dataset.range(0.0, 1.0, 0.25, output_type=np.float32)),
+        Example(lambda _: Dataset.range(0)),
+    ],
+    "counter": [Example(lambda _: Dataset.counter(3, 2))],
+    "from_tensors": [Example(lambda _: Dataset.from_tensors((np.ones(3), "text", 7)))],
+    "from_tensor_slices": [Example(lambda _: slices()), Example(lambda _: Dataset.from_tensor_slices([b"ab", b"c"]))],
+    "elements": [Example(lambda _: gathered((np.int64(1), "a"), (np.int64(2), "bc")))],
+    "from_generator": [Example(lambda _: Dataset.from_generator(generated, args=(4,)))],
+    "random": [Example(lambda _: Dataset.random(seed=1)), Example(lambda _: Dataset.random(1, True), repeats=False)],
+    "map": [
+        Example(lambda _: Dataset.range(5).map(lambda x: (x, x * 0.5))),
+        Example(lambda _: slices().map(lambda row: row["x"].sum())),
+        Example(lambda _: Dataset.range(9).map(lambda x: 12 // int(x - 4), num_parallel_calls=3)),
+    ],
+    "scan": [Example(lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2)))],
+    "enumerate": [Example(lambda _: slices().enumerate(start=7))],
+    "options": [Example(lambda _: Dataset.range(3).with_options(told(Options())))],
+    "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
+    "take": [Example(lambda _: Dataset.counter().take(4)), Example(lambda _: Dataset.range(4).take(-1))],
+    "skip": [Example(lambda _: Dataset.range(6).skip(4)), Example(lambda _: Dataset.range(6).skip(-1))],
+    "shard": [Example(lambda _: Dataset.range(10).shard(4, 1))],
+    "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
+    "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
+    "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
+    "batch": [Example(lambda _: slices().batch(2)), Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True))],
+    "unbatch": [Example(lambda _: slices().batch(2).unbatch())],
+    "rebatch": [Example(lambda _: Dataset.range(10).batch(4).rebatch([1, 3]))],
+    "shuffle": [
+        Example(lambda _: Dataset.range(9).shuffle(4, seed=5), repeats=False),
+        Example(lambda _: Dataset.range(9).shuffle(20, seed=5, reshuffle_each_iteration=False)),
+        Example(lambda _: Dataset.range(9).shuffle(-2, seed=5), repeats=False),
+    ],
+    "repeat": [
+        Example(lambda _: Dataset.range(3).repeat(3)),
+        Example(lambda _: Dataset.range(3).repeat()),
+        Example(lambda _: Dataset.range(4).shuffle(4, seed=2).repeat(2), repeats=False),
+    ],
+    "zip": [
+        Example(lambda _: Dataset.zip(Dataset.range(4), slices())),
+        Example(lambda _: Dataset.zip({"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))})),
+    ],
+    "concatenate": [Example(lambda _: Dataset.range(3).concatenate(Dataset.range(10, 12)))],
+    "interleave": [
+        Example(lambda _: Dataset.range(4).flat_map(lambda x: Dataset.range(x))),
+        Example(lambda _: Dataset.range(2, 6).interleave(lambda x: Dataset.range(x * 10, x * 11), 2, 3)),
+        Example(
+            lambda _: Dataset.range(2, 6).interleave(
+                lambda x: Dataset.range(x * 10, x * 11), 2, num_parallel_calls=AUTOTUNE
+            )
+        ),
+        Example(lambda _: Dataset.range(2).flat_map(lambda _: Dataset.range(5).shuffle(5, seed=3))),
+    ],
+    "choose_from_datasets": [
+        Example(lambda _: Dataset.choose_from_datasets([Dataset.range(3), Dataset.range(9)], choices(0, 1, 1, 0, 1))),
+        Example(
+            lambda _: Dataset.choose_from_datasets([Dataset.range(1), Dataset.range(9)], choices(0, 1, 0, 1), False)
+        ),
+        Example(lambda _: Dataset.sample_from_datasets([Dataset.range(5), Dataset.range(10, 13)], [0.7, 0.3], seed=1)),
+        Example(
+            lambda _: Dataset.sample_from_datasets(
+                [Dataset.range(5), Dataset.range(10, 15)], seed=1, rerandomize_each_iteration=True
+            ),
+            repeats=False,
+        ),
+    ],
+    "selector": [Example(lambda _: Dataset.sample_from_datasets([Dataset.range(9)] * 3, [0.2, 0.3, 0.5], 7).inputs[0])],
+    "prefetch": [
+        Example(lambda _: Dataset.range(7).prefetch(2)),
+        Example(lambda _: Dataset.range(-2, 2).map(lambda x: 12 // int(x)).prefetch(AUTOTUNE)),
+        Example(lambda _: Dataset.range(3).prefetch(0)),
+    ],
+    "window": [
+        Example(lambda _: Dataset.range(7).window(3)),
+        Example(lambda _: Dataset.range(7).window(2, 1, 2, drop_remainder=True)),
+        Example(lambda _: Dataset.range(9).window(2, 4)),
+        Example(lambda _: slices().window(2)),
+    ],
+    "group_by_window": [
+        Example(lambda _: Dataset.range(11).group_by_window(lambda x: x % 3, lambda key, rows: rows.batch(2), 3)),
+        Example(lambda _: lengths().bucket_by_sequence_length(len, [3, 5], [2, 3, 1], padding_values=-1)),
+    ],
+    "padded_batch": [
+        Example(lambda _: lengths().padded_batch(2)),
+        Example(lambda _: lengths().map(lambda x: {"x": x, "n": len(x)}).padded_batch(2, {"x": [7], "n": []})),
+    ],
+    "ragged_batch": [Example(lambda _: lengths().ragged_batch(2))],
+    "cache": [
+        Example(lambda _: Dataset.range(5).cache()),
+        Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
+    ],
+    "cache_file": [Example(lambda folder: slices().cache(kept(folder)))],
+    "text_lines": [
+        Example(lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))),
+        Example(lambda folder: TextLineDataset(files(folder, gzip.compress(b"one\ntwo")), "GZIP")),
+    ],
+    "fixed_length_records": [Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1))],
+    "tf_records": [
+        Example(lambda folder: TFRecordDataset(files(folder, record(b"one") + record(b""), record(b"two"))))
+    ],
+    "saved": [
+        Example(lambda folder: saved(folder, slices())),
+        Example(lambda folder: saved(folder, Dataset.range(7), "ZLIB", lambda x: x % 3)),
+    ],
+    "from_source": [Example(lambda _: Dataset.from_source([{"x": 1}, {"x": 2}, {"x": 3}]))],
+    "rejection_resample": [
+        Example(
+            lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.8, 0.2], [0.5, 0.5], 1), repeats=False
+        ),
+        Example(lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=1), repeats=False),
+    ],
+    "snapshot": [Example(lambda folder: slices().snapshot(str(folder)))],
+}

@@ -1,0 +1,155 @@
+"""What holds for every operator of the table, tried on its examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.examples import EXAMPLES, Example
+from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import save_elements
+from zmqdist.data.ops import OPERATORS
+from zmqdist.data.structure import is_dataset, problem_of
+from zmqdist.data.tree import deserialize
+
+SOME = 12
+"""Enough elements of a dataset that has no end."""
+
+CASES = [
+    pytest.param(name, example, id=f"{name}-{number}")
+    for name, examples in EXAMPLES.items()
+    for number, example in enumerate(examples)
+]
+every_example = pytest.mark.parametrize(("name", "example"), CASES)
+
+
+def plain(value: Any) -> Any:
+    """An element as something that == compares."""
+    if is_dataset(value):
+        return ["dataset", *map(plain, value)]
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(plain, value))
+    return str(np.asarray(value).dtype), np.asarray(value).tolist()
+
+
+def read(elements: Iterator[Any], count: int = SOME) -> list[Any]:
+    """The next elements; an error stands in the place of its element."""
+    found: list[Any] = []
+    while len(found) < count:
+        try:
+            found.append(plain(next(elements)))
+        except StopIteration:
+            break
+        except Exception:
+            found.append("an error")
+    return found
+
+
+def test_every_operator_has_an_example_and_every_example_an_operator() -> None:
+    assert EXAMPLES.keys() == OPERATORS.keys()
+
+
+@every_example
+def test_the_example_ends_in_its_operator(name: str, example: Example, tmp_path: Path) -> None:
+    assert example.build(tmp_path).op.name == name
+
+
+@every_example
+def test_it_can_be_read_again(name: str, example: Example, tmp_path: Path) -> None:
+    dataset = example.build(tmp_path)
+    first, second = read(iter(dataset)), read(iter(dataset))
+    assert (first == second) is example.repeats
+
+
+@every_example
+def test_it_cannot_be_changed(name: str, example: Example, tmp_path: Path) -> None:
+    dataset = example.build(tmp_path)
+    before = dataset.serialize()
+    for field in dataclasses.fields(dataset.op):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(dataset.op, field.name, None)
+    read(iter(dataset.map(lambda *_: 0).batch(2)))
+    assert dataset.serialize() == before
+
+
+@every_example
+def test_it_comes_back_from_its_description(name: str, example: Example, tmp_path: Path) -> None:
+    dataset = example.build(tmp_path)
+    back = deserialize(json.dumps(json.loads(dataset.serialize())))
+    assert back.op.name == name
+    assert back.cardinality() == dataset.cardinality()
+    assert back.fingerprint() == dataset.fingerprint()
+    assert read(iter(back)) == read(iter(dataset))
+    assert back.serialize() == dataset.serialize()
+
+
+@every_example
+def test_a_state_at_any_place_goes_on_exactly(name: str, example: Example, tmp_path: Path) -> None:
+    length = len(read(iter(example.build(tmp_path / "length"))))
+    for place in range(length + 1):
+        for ended in (False, True)[: 1 + (place == length)]:
+            iterator = iter(example.build(tmp_path / f"{place}{ended}"))
+            read(iterator, place + ended)
+            state = json.loads(json.dumps(iterator.state_dict()))
+            wanted = read(iterator)
+            other = iter(example.build(tmp_path / f"{place}{ended}"))
+            read(other, min(1, length))  # a state replaces whatever the iterator has done
+            other.load_state_dict(state)
+            assert read(other) == wanted, f"behind {place} elements"
+            other.close()
+            iterator.close()
+
+
+@every_example
+def test_the_cardinality_is_what_is_read(name: str, example: Example, tmp_path: Path) -> None:
+    dataset = example.build(tmp_path)
+    found = len(read(iter(dataset), 100))
+    count = dataset.cardinality()
+    assert count == (INFINITE_CARDINALITY if found == 100 else found) or count == UNKNOWN_CARDINALITY
+
+
+@every_example
+def test_the_spec_is_that_of_each_element(name: str, example: Example, tmp_path: Path) -> None:
+    dataset = example.build(tmp_path)
+    before = read(iter(example.build(tmp_path / "other")))
+    spec = dataset.element_spec
+    assert read(iter(dataset)) == before, "looking at the spec changes nothing"
+    for element in islice(dataset.ignore_errors(), SOME):
+        assert problem_of(element, spec) is None
+    assert dataset.known_spec == spec
+
+
+@every_example
+def test_after_its_end_it_stays_there(name: str, example: Example, tmp_path: Path) -> None:
+    iterator = iter(example.build(tmp_path))
+    if len(read(iterator, 100)) < 100:
+        assert [next(iterator, None) for _ in range(3)] == [None] * 3
+
+
+@every_example
+def test_no_thread_outlives_its_iterator(name: str, example: Example, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    dataset = example.build(tmp_path)
+    dropped = iter(dataset)
+    next(dropped, None)
+    del dropped
+    closed = iter(dataset)
+    next(closed, None)
+    closed.close()
+    closed.close()
+    assert next(closed, None) is None
+    assert set(threading.enumerate()) <= before
+
+
+def test_elements_in_a_state_keep_their_types() -> None:
+    json.dumps(save_elements([(np.float32(1), {"a": np.zeros((0, 2))}), "text", b"\0"]))

@@ -1,0 +1,150 @@
+"""Reading and writing files: what is in them, what is wrong with them, what was saved."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.examples import files, record
+from tests.data.test_conformance import plain
+from zmqdist import TensorSpec
+from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from zmqdist.data.ops import saving
+from zmqdist.data.ops.readers import masked_crc32c
+from zmqdist.data.splits import split_providers
+from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, UnimplementedError
+
+
+def numbers(dataset: Any) -> list[Any]:
+    return [np.asarray(x).tolist() for x in dataset]
+
+
+def test_lines_are_str_and_files_follow_each_other(tmp_path: Path) -> None:
+    names = files(tmp_path, b"one\ntwo\r\n", b"\xffthree")
+    assert list(TextLineDataset(names)) == ["one", "two", "\udcffthree"]
+    assert list(TextLineDataset(names[0])) == ["one", "two"]
+    assert list(TextLineDataset(Dataset.list_files(str(tmp_path / "*"), shuffle=False))) == list(TextLineDataset(names))
+    assert list(TextLineDataset(files(tmp_path, zlib.compress(b"a\nb")), "ZLIB")) == ["a", "b"]
+
+
+def test_a_missing_file_costs_itself_only(tmp_path: Path) -> None:
+    names = [*files(tmp_path, b"one"), str(tmp_path / "none"), *files(tmp_path, b"one")]
+    with pytest.raises(NotFoundError, match="none"):
+        list(TextLineDataset(names))
+    assert list(TextLineDataset(names).ignore_errors()) == ["one", "one"]
+
+
+def test_records_of_one_length(tmp_path: Path) -> None:
+    names = files(tmp_path, b"hAABBff", b"hCCff")
+    assert list(FixedLengthRecordDataset(names, 2, 1, 2)) == [b"AA", b"BB", b"CC"]
+    with pytest.raises(InvalidArgumentError, match="no multiple of 4 bytes"):
+        list(FixedLengthRecordDataset(names, 4, 1, 2))
+    with pytest.raises(InvalidArgumentError, match="record_bytes"):
+        FixedLengthRecordDataset(names, 0)
+
+
+def test_the_checksum_is_that_of_the_standard() -> None:
+    crc = 0xE3069283  # of "123456789", as the standard for CRC-32C has it
+    assert masked_crc32c(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("damaged", "text"),
+    [(record(b"one")[:-1], "truncated"), (record(b"one")[:5], "truncated"), (b"\1" + record(b"one")[1:], "corrupted")],
+)
+def test_a_damaged_record_is_data_loss_and_ends_its_file(tmp_path: Path, damaged: bytes, text: str) -> None:
+    names = files(tmp_path, record(b"first") + damaged, record(b"other"))
+    with pytest.raises(DataLossError, match=text):
+        list(TFRecordDataset(names))
+    assert list(TFRecordDataset(names).ignore_errors()) == [b"first", b"other"]
+
+
+def test_readers_can_be_found_and_their_files_divided(tmp_path: Path) -> None:
+    dataset = TextLineDataset(files(tmp_path, b"a", b"b", b"c")).map(str.upper)
+
+    def divide(one: Dataset) -> Dataset:
+        return Dataset(one.op, (one.inputs[0].shard(2, 1),)) if one.op.is_reader else one
+
+    assert list(dataset.rewrite(divide)) == ["B"]
+    assert list(dataset) == ["A", "B", "C"]
+    assert dataset.rewrite(lambda one: one) is dataset
+
+
+def test_what_is_saved_can_be_loaded_with_its_spec_and_length(tmp_path: Path) -> None:
+    dataset = Dataset.range(5).map(lambda x: {"x": np.full(2, x), "t": str(int(x))})
+    dataset.save(str(tmp_path))
+    loaded = Dataset.load(str(tmp_path))
+    assert list(map(plain, loaded)) == list(map(plain, dataset))
+    assert loaded.element_spec == dataset.element_spec
+    assert loaded.cardinality() == 5
+
+
+def test_load_prefers_the_newest_run_and_readers_of_the_old_one_go_on(tmp_path: Path) -> None:
+    Dataset.range(3).save(str(tmp_path))
+    old = iter(Dataset.load(str(tmp_path)))
+    assert next(old) == 0
+    Dataset.range(10, 12).save(str(tmp_path))
+    assert numbers(Dataset.load(str(tmp_path))) == [10, 11]
+    assert numbers(old) == [1, 2]
+
+
+def test_elements_go_to_files_by_number_and_a_function_joins_the_files(tmp_path: Path) -> None:
+    Dataset.range(6).save(str(tmp_path), shard_func=lambda x: x % 2)
+    assert numbers(Dataset.load(str(tmp_path))) == [0, 2, 4, 1, 3, 5]
+    joined = Dataset.load(str(tmp_path), reader_func=lambda parts: parts.interleave(lambda part: part, cycle_length=2))
+    assert numbers(joined) == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_empty_dataset_can_be_saved(tmp_path: Path) -> None:
+    Dataset.range(0).save(str(tmp_path))
+    assert numbers(Dataset.load(str(tmp_path))) == []
+
+
+def test_what_load_and_save_refuse(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no saved dataset"):
+        Dataset.load(str(tmp_path))
+    with pytest.raises(InvalidArgumentError, match="infinite"):
+        Dataset.range(3).repeat().save(str(tmp_path))
+    with pytest.raises(ValueError, match="compression"):
+        Dataset.range(3).save(str(tmp_path), compression="BEST")
+    with pytest.raises(UnimplementedError, match="checkpoint_args"):
+        Dataset.range(3).save(str(tmp_path), checkpoint_args={})  # type: ignore[arg-type]
+    Dataset.range(3).save(str(tmp_path), compression="GZIP")
+    assert numbers(Dataset.load(str(tmp_path), compression="GZIP")) == [0, 1, 2]
+    with pytest.raises(DataLossError, match="but the actual compression is GZIP"):
+        Dataset.load(str(tmp_path), compression="ZLIB")
+    with pytest.raises(ValueError, match="but the actual element_spec is"):
+        Dataset.load(str(tmp_path), element_spec=TensorSpec((), np.float32))
+
+
+def test_load_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "WAIT_S", 0.01)
+    writer = threading.Timer(0.05, Dataset.range(3).save, [str(tmp_path)])
+    writer.start()
+    assert numbers(Dataset.load(str(tmp_path), wait=True)) == [0, 1, 2]
+    writer.join()
+
+
+def test_a_snapshot_computes_once_and_belongs_to_one_pipeline(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def counted(x: Any) -> Any:
+        with calls.open("a") as file:
+            file.write("x")
+        return x
+
+    dataset = Dataset.range(3).map(counted, output_signature=TensorSpec((), np.int64)).snapshot(str(tmp_path / "kept"))
+    partial = iter(dataset)
+    next(partial)
+    partial.close()
+    assert numbers(dataset) == numbers(dataset) == [0, 1, 2]
+    assert calls.read_text() == "x" * 4
+    assert numbers(Dataset.range(2).snapshot(str(tmp_path / "kept"))) == [0, 1]
+    assert len(list((tmp_path / "kept").iterdir())) == 2
+    with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot"):
+        split_providers(dataset)

@@ -1,0 +1,147 @@
+"""Iterators: where they are, what they refuse, how they go."""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqdist.data import Dataset
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError, UnknownError
+
+
+def values(iterator: Any) -> list[int]:
+    return [int(x) for x in iterator]
+
+
+def test_a_state_belongs_to_one_pipeline() -> None:
+    state = iter(Dataset.range(5).batch(2)).state_dict()
+    with pytest.raises(InvalidArgumentError, match="a state of the pipeline"):
+        iter(Dataset.range(5)).load_state_dict(state)
+    with pytest.raises(InvalidArgumentError, match="version 99"):
+        iter(Dataset.range(5).batch(2)).load_state_dict(state | {"version": 99})
+
+
+def test_an_iterator_at_its_end_stays_there() -> None:
+    dataset = Dataset.range(2)
+    state = iter(dataset).state_dict()
+    iterator = iter(dataset)
+    assert values(iterator) == [0, 1]
+    with pytest.raises(FailedPreconditionError, match="stays there"):
+        iterator.load_state_dict(state)
+    fresh = iter(dataset)
+    fresh.load_state_dict(iterator.state_dict())
+    assert values(fresh) == []
+
+
+def test_a_closed_iterator_gives_nothing_and_does_not_know_its_place() -> None:
+    for read in range(2):
+        closed = iter(Dataset.range(5))
+        assert [int(next(closed)) for _ in range(read)] == list(range(read))
+        state = closed.state_dict()
+        closed.close()
+        assert values(closed) == []
+        with pytest.raises(FailedPreconditionError, match="ask before you close it"):
+            closed.state_dict()
+        with pytest.raises(FailedPreconditionError, match="load the state into a new one"):
+            closed.load_state_dict(state)
+
+
+def test_a_state_taken_right_behind_an_error_goes_on_behind_the_element_that_failed() -> None:
+    dataset = Dataset.range(-2, 3).map(lambda x: 12 // int(x)).shuffle(2, seed=1).batch(2)
+    iterator = iter(dataset)
+    with pytest.raises(ZeroDivisionError):
+        for _ in iterator:
+            pass
+    state = json.loads(json.dumps(iterator.state_dict()))
+    rest = [x.tolist() for x in iterator]
+    other = iter(dataset)
+    other.load_state_dict(state)
+    assert [x.tolist() for x in other] == rest
+
+
+def test_an_interrupt_does_not_end_the_data() -> None:
+    def interrupted(x: Any) -> Any:
+        if x == 1:
+            raise KeyboardInterrupt
+        return x
+
+    iterator = iter(Dataset.range(4).map(interrupted))
+    assert next(iterator) == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert values(iterator) == [2, 3]
+
+
+def test_an_error_that_waited_in_a_buffer_comes_back_by_its_text() -> None:
+    reached = threading.Event()
+
+    def divided(x: Any) -> Any:
+        if x == 1:
+            reached.set()
+        return 6 // int(x)
+
+    dataset = Dataset.range(-1, 3).map(divided).prefetch(5)
+    iterator, other = iter(dataset), iter(dataset)
+    assert next(iterator) == -6
+    assert reached.wait(20)  # the error lies in the buffer
+    other.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+    with pytest.raises(UnknownError, match="ZeroDivisionError: "):
+        next(other)
+    assert values(other) == [6, 3]
+    iterator.close()
+
+
+def test_datasets_with_functions_in_a_buffer_have_no_state() -> None:
+    nested = Dataset.range(3).map(lambda x: Dataset.range(x).map(lambda y: y + 1)).shuffle(2)
+    iterator = iter(nested)
+    next(iterator)
+    with pytest.raises(UnimplementedError, match="datasets with functions"):
+        iterator.state_dict()
+    windows = iter(Dataset.range(6).window(2).shuffle(2, seed=1))
+    next(windows)
+    again = iter(Dataset.range(6).window(2).shuffle(2, seed=1))
+    again.load_state_dict(json.loads(json.dumps(windows.state_dict())))
+    assert [values(one) for one in again] == [values(one) for one in windows]
+
+
+def test_an_iterator_goes_with_its_last_user() -> None:
+    gc.collect()
+    gc.disable()  # without the collector's help
+    try:
+        iterator = iter(Dataset.range(9).map(abs).shuffle(3).repeat().batch(2).prefetch(1))
+        next(iterator)
+        gone = weakref.ref(iterator._reading)
+        before = [thread for thread in threading.enumerate() if "zmqdist-data" in thread.name]
+        assert len(before) == 1
+        del iterator
+        assert not before[0].is_alive()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_generator_is_closed_with_its_iterator() -> None:
+    closed: list[str] = []
+
+    def numbers() -> Any:
+        try:
+            yield from range(9)
+        finally:
+            closed.append("closed")
+
+    with iter(Dataset.from_generator(numbers)) as iterator:
+        assert next(iterator) == 0
+    assert closed == ["closed"]
+
+
+def test_a_state_holds_the_elements_in_the_buffer_and_no_more() -> None:
+    iterator = iter(Dataset.from_tensor_slices(np.zeros((1000, 100))).shuffle(10, seed=1))
+    next(iterator)
+    assert len(json.dumps(iterator.state_dict())) < 3 * 10 * 800

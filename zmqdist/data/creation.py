@@ -1,0 +1,152 @@
+"""Where pipelines begin: the static methods of `Dataset` that make one of something else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqdist.data.ops import readers, saving, sources
+from zmqdist.data.ops.base import Function
+from zmqdist.data.structure import invalid
+from zmqdist.data.tree import make
+from zmqdist.random import operation_seed
+
+if TYPE_CHECKING:
+    from zmqdist.data.dataset import Dataset
+
+
+def user_function(value: Any, what: str) -> Function:
+    """What an operator keeps of a function. Raises TypeError for anything else; `what` is whose argument it was."""
+    if not callable(value):
+        raise TypeError(f"{what} takes a function, not {type(value).__name__}")
+    return Function(value)
+
+
+def _plain(number: Any) -> int | float:
+    """A number as JSON has it. Raises TypeError for what is none."""
+    value = np.asarray(number).item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"a number is expected, not {number!r}")
+    return value
+
+
+class Creation:
+    """The part of `Dataset` that makes datasets of arrays, files and functions."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+        """Numbers as Python's `range(stop)`, `range(start, stop)`, `range(start, stop, step)` gives them, as `output_type`.
+
+        Raises:
+          InvalidArgumentError: the step is 0.
+          ValueError: none or more than three arguments.
+        """
+        if not 1 <= len(args) <= 3:
+            raise ValueError(f"range takes one to three numbers, not {len(args)}")
+        numbers = [_plain(one) for one in args]
+        start, stop, step = (
+            numbers * 2 if len(numbers) == 3 else [0, *numbers, 1] if len(numbers) == 1 else [*numbers, 1]
+        )[:3]
+        if step == 0:
+            raise invalid("step must not be zero")
+        return make(sources.Range(start, stop, step, np.dtype(output_type).str))
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """One element. Arrays are not copied."""
+        return make(sources.Tensors.build(tensors))
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """What lies along axis 0 of each leaf. Arrays are not copied: the elements are read-only views of them.
+
+        Raises:
+          ValueError: a leaf is a scalar, or they differ in length.
+        """
+        return make(sources.Slices.build(tensors))
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Any],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Any = (),
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """What `generator(*args)` yields; it is called for each iterator.
+
+        Without `output_signature` (or `output_types`, with `output_shapes`) the spec is that of the first item, and nothing is
+        checked. A state of an iterator over it is a count: a load calls the generator again and skips.
+
+        Raises:
+          TypeError: `generator` is not callable. Reading raises InvalidArgumentError for an item that does not fit the signature.
+        """
+        spec = output_signature
+        if spec is None and output_types is not None:
+            spec = sources.spec_from(output_types, output_shapes)
+        return make(sources.Generator(user_function(generator, "from_generator"), tuple(args or ()), spec))
+
+    @staticmethod
+    def from_source(source: Any, output_signature: Any = None, name: str | None = None) -> Dataset:
+        """The items of an object with `len(source)` and `source[position]`: a torch or Hugging Face dataset, a Grain source.
+
+        Unlike a generator it can be dealt out, and a state of an iterator is a position.
+
+        Raises:
+          TypeError: it has no length or no items.
+        """
+        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+            raise TypeError(f"a source has a length and items by position, {type(source).__name__} has not")
+        return make(sources.Source(Function(source), len(source), output_signature))
+
+    @staticmethod
+    def random(
+        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """int64 in [0, 2**32) without end; the same for each iterator unless `rerandomize_each_iteration`."""
+        return make(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
+
+    @staticmethod
+    def counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+        """start, start + step, ... without end."""
+        return make(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of the files that match, sorted; shuffled, anew for each iterator, unless `shuffle=False`.
+
+        Raises:
+          InvalidArgumentError: no file matches.
+        """
+        files = sources.files_matching(file_pattern)
+        dataset = make(sources.Slices.build(files))
+        return dataset if shuffle is False else dataset.shuffle(len(files), seed)
+
+    @staticmethod
+    def load(
+        path: str,
+        element_spec: Any = None,
+        compression: str | None = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+        wait: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """What `save` wrote.
+
+        Args:
+          reader_func: makes the dataset from the datasets of the files.
+          wait: look again every 5 seconds until something was saved.
+
+        Raises:
+          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`. DataLossError: another compression.
+        """
+        kept = None if compression is None else readers.checked_compression(compression)
+        return saving.load(os.fspath(path), element_spec, kept, reader_func, wait)

@@ -1,0 +1,351 @@
+"""Operators at work: what an open dataset is made of, and the iterator that a user holds.
+
+Theory
+    Each operator is a `Node`. Its `run` is a generator that goes on from the node's own fields, and the fields are right
+    whenever it yields and whenever something it calls may raise. That one rule gives both things that generators lack: a state
+    can be saved and loaded between any two elements, and after an error a new generator goes on behind the element that failed.
+    Elements pass through plain generators, some 50 ns an operator.
+
+Rules
+    A child's error passes through every generator above it and ends them all; the user's iterator then makes them anew. A node that
+    catches errors, or that runs its child in a thread, calls `child.restart()` itself.
+    A child that has ended stays at its end, also after a restart or a load.
+    `close` ends threads and waits for them; a closed node can still tell its state.
+
+One iterator belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
+from zmqdist.errors import FailedPreconditionError, OpError, UnimplementedError, UnknownError, from_code
+
+if TYPE_CHECKING:
+    from zmqdist.data.options import Options
+    from zmqdist.data.tree import Tree
+
+STATE_VERSION = 1
+
+
+class Context:
+    """What the nodes of one iterator share.
+
+    Attributes:
+      options: those of the whole pipeline.
+      probing: the iterator is there to look at the first element: it draws no seed, writes no cache, starts no thread.
+      splits: the positions of source number `n` in repetition `r`, `splits(n, r)`; None: each source is whole.
+    """
+
+    def __init__(
+        self, options: Options, probing: bool = False, splits: Callable[[int, int], Iterator[int]] | None = None
+    ) -> None:
+        self.options = options
+        self.probing = probing
+        self._splits = splits
+        self._sources = 0
+        self._opened: dict[int, int] = {}
+
+    @property
+    def dealt(self) -> bool:
+        """Whether sources give what somebody deals out."""
+        return self._splits is not None
+
+    def open(self, dataset: Tree) -> Node:
+        """The node of a dataset, with those below it."""
+        return dataset.op.open(dataset, self)
+
+    def open_inputs(self, dataset: Tree) -> list[Node]:
+        """The nodes of a dataset's inputs; those that are not split have their sources whole."""
+        if self._splits is None:
+            return [self.open(each) for each in dataset.inputs]
+        split = dataset.op.split_inputs(len(dataset.inputs))
+        return [(self if number in split else self.inner()).open(each) for number, each in enumerate(dataset.inputs)]
+
+    def place(self) -> int:
+        """The number of the source that is opened next."""
+        return self._sources
+
+    def reopen(self, dataset: Tree, place: int) -> Node:
+        """Open a dataset once more, as a repetition, whose first source has number `place`."""
+        before, self._sources = self._sources, place
+        try:
+            return self.open(dataset)
+        finally:
+            self._sources = before
+
+    def inner(self) -> Context:
+        """The context of datasets whose sources are whole, as of those that a function returns."""
+        return Context(self.options, self.probing)
+
+    def next_splits(self) -> Iterator[int] | None:
+        """The positions of the source that is being opened; None: all."""
+        if self._splits is None:
+            return None
+        number, self._sources = self._sources, self._sources + 1
+        repetition = self._opened[number] = self._opened.get(number, -1) + 1
+        return self._splits(number, repetition)
+
+
+class Node:
+    """One operator at work. Subclasses give `run`, and `state` and `load` where they have fields of their own.
+
+    Attributes:
+      children: the nodes of the inputs.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        self.dataset = dataset
+        self.op: Any = dataset.op
+        self.context = context
+        self.children: list[Node] = context.open_inputs(dataset)
+        self._stream: Iterator[Any] | None = None
+
+    def run(self) -> Iterator[Any]:
+        """The elements from here on; see the theory above."""
+        raise NotImplementedError
+
+    def stream(self) -> Iterator[Any]:
+        """The generator in use."""
+        if self._stream is None:
+            self._stream = self.run()
+        return self._stream
+
+    def source(self) -> Iterator[Any]:
+        """The elements of the only input."""
+        return self.children[0].stream()
+
+    def restart(self) -> None:
+        """After an error: make new generators, from the fields."""
+        self._stream = None
+        for child in self.children:
+            child.restart()
+
+    def close(self) -> None:
+        """End what runs in the background; harmless when nothing does. Drops the generators, which refer to this node."""
+        self._stream = None
+        for child in self.children:
+            child.close()
+
+    def state(self) -> dict[str, Any]:
+        """The fields, JSON-able."""
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Set the fields. The children are loaded by `load_state_dict`, before this."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of this node and those below it."""
+        return {"own": self.state(), "inputs": [child.state_dict() for child in self.children]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self._stream = None
+        for child, kept in zip(self.children, state["inputs"], strict=True):
+            child.load_state_dict(kept)
+        self.load(state["own"])
+
+
+class _Reading:
+    """What stands behind an iterator: the node, and one generator after the other until the end.
+
+    It does not know the iterator, so that the iterator goes when its last user does.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.ended = False
+        self.closed = False
+        self._again = True
+        self._current: Iterator[Any] | None = None
+
+    def streams(self) -> Iterator[Iterator[Any]]:
+        """The first generator, and another after each error and each load."""
+        while self._again:
+            self._again = False
+            self._current = self._guarded()
+            yield self._current
+        self.ended = self.ended or not self.closed
+        self.close()
+
+    def _guarded(self) -> Iterator[Any]:
+        try:
+            yield from self.node.stream()
+        except GeneratorExit:
+            raise
+        except BaseException:  # an interrupt, too, costs one element and not the rest
+            self._again = True
+            self.node.restart()
+            raise
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Set the node's fields, and leave the generator that runs on the old ones."""
+        self._leave()
+        self._again = True
+        self.node.load_state_dict(state)
+
+    def close(self) -> None:
+        """Nothing comes any more, whether this is the end of the data or not."""
+        self.closed = True
+        self._leave()
+        self._again = False
+        self.node.close()
+
+    def _leave(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()  # type: ignore[attr-defined]
+
+
+class DatasetIterator(chain[Any]):
+    """The elements of a dataset, one by one; what `iter(dataset)` gives.
+
+    After an error the next call goes on with the next element. After the end it stays at the end. Threads of the pipeline
+    end with the iterator: when it is exhausted, closed, or nobody holds it any more.
+
+    It is a chain of generators because a `__next__` in Python would cost more than most pipelines.
+    """
+
+    _reading: _Reading
+    _names: list[str]
+
+    @classmethod
+    def over(cls, dataset: Tree, context: Context) -> DatasetIterator:
+        """Open a dataset."""
+        reading = _Reading(context.open(dataset))
+        made: Any = cls.from_iterable(reading.streams())
+        made._reading = reading
+        made._names = [each.op.name for each in dataset.walk()]
+        return made  # type: ignore[no-any-return]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this iterator is, JSON-able: another one over an equal dataset goes on there after `load_state_dict`.
+
+        It holds the elements that lie in buffers (of shuffle, of prefetch, of windows that are not full).
+
+        Raises:
+          InvalidArgumentError: a buffer holds what has no JSON form.
+          UnimplementedError: an operator cannot tell its state; a buffer holds datasets with functions.
+          FailedPreconditionError: the iterator was closed.
+        """
+        ended = self._reading.ended
+        if self._reading.closed and not ended:
+            raise FailedPreconditionError(
+                None, None, "a closed iterator does not know its place: ask before you close it"
+            )
+        tree = None if ended else self._reading.node.state_dict()
+        return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was called.
+
+        Raises:
+          InvalidArgumentError: the state belongs to another pipeline or another version.
+          FailedPreconditionError: this iterator is at its end, or closed.
+        """
+        if state.get("version") != STATE_VERSION:
+            raise invalid(f"a state of version {state.get('version')}, this is version {STATE_VERSION}")
+        if state["operators"] != self._names:
+            raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
+        if self._reading.closed:
+            raise FailedPreconditionError(
+                None, None, "an iterator at its end stays there: load the state into a new one"
+            )
+        if state["ended"]:
+            self._reading.ended = True
+            self.close()
+        else:
+            self._reading.load(state["tree"])
+
+    def close(self) -> None:
+        """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
+        self._reading.close()
+
+    def __enter__(self) -> DatasetIterator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it was never built
+            self._reading.close()
+
+
+class Failure:
+    """An error in a buffer, until its turn comes."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+def save_elements(elements: Sequence[Any]) -> list[Any]:
+    """A buffer as JSON. Runs of plain elements are encoded together; a failure keeps its code and text,
+    so that an error of the user's comes back as an UnknownError.
+
+    Raises:
+      UnimplementedError: it holds datasets.
+    """
+    kept: list[Any] = []
+    run: list[Any] = []
+    for one in elements:
+        if isinstance(one, Failure):
+            if run:
+                kept.append({"elements": to_json(run)})
+                run = []
+            told = isinstance(one.error, OpError)
+            text = str(one.error) if told else f"{type(one.error).__name__}: {one.error}"
+            kept.append({"error": [getattr(one.error, "error_code", UnknownError.code), text]})
+        else:
+            run.append(_packed(one))
+    if run:
+        kept.append({"elements": to_json(run)})
+    return kept
+
+
+def load_elements(kept: Sequence[Any]) -> list[Any]:
+    """The inverse of `save_elements`."""
+    found: list[Any] = []
+    for part in kept:
+        if "error" in part:
+            found.append(Failure(from_code(*part["error"])))
+        else:
+            found += map(_unpacked, from_json(part["elements"]))
+    return found
+
+
+_DATASET = "\0dataset"
+"""Marks a dataset's description among elements: no element of a user is a dict with this key."""
+
+
+def _packed(value: Any) -> Any:
+    if is_dataset(value):
+        description = value.serialize()
+        if value.has_functions():
+            raise UnimplementedError(None, None, "no state while a buffer holds datasets with functions")
+        return {_DATASET: description}
+    if isinstance(value, dict):
+        return {key: _packed(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(_packed, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _DATASET in value:
+            from zmqdist.data.tree import deserialize
+
+            return deserialize(value[_DATASET])
+        return {key: _unpacked(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(_unpacked, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value

@@ -1,0 +1,187 @@
+"""What an operator is, and the one table of them.
+
+Rules
+    An operator is a frozen dataclass of plain arguments, values and functions; its inputs are those of the Dataset that holds it. It
+    answers from its arguments and from what is told of its inputs: how many elements, of which form. Only `open` makes something
+    that runs.
+
+    Its arguments describe themselves in JSON (`describe`): plain ones as they are, arrays and specs by the safe codec, a
+    function or any other object as an opaque pickle. A dispatcher reads such a description without unpickling anything: a function is
+    unpickled where it is first called.
+
+    What must outlive an iterator (the number of the next iterator, a cache in memory) lies in the Dataset's `memory`, not here.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.structure import UNKNOWN_SPEC, from_json, spec_of, to_json
+from zmqdist.errors import InvalidArgumentError, UnimplementedError
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+OPERATORS: dict[str, type[Op]] = {}
+"""Every operator by its name."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+OpClass = TypeVar("OpClass", bound="type[Op]")
+
+
+class Function:
+    """A function of the user, or another object that only pickle takes: pickled when somebody asks, unpickled when it is used."""
+
+    __slots__ = ("_blob", "_value")
+    _UNSET: ClassVar[Any] = object()
+
+    def __init__(self, value: Any = _UNSET, blob: bytes | None = None) -> None:
+        self._value = value
+        self._blob = blob
+
+    @property
+    def value(self) -> Any:
+        """The function; unpickles it at the first use after it came from a description. Runs the sender's code."""
+        if self._value is Function._UNSET:
+            from zmqdist.wire.trusted import unpack
+
+            self._value = unpack(self._blob)  # type: ignore[arg-type]
+        return self._value
+
+    @property
+    def blob(self) -> bytes:
+        """Its pickle. Raises InvalidArgumentError where something in it has none."""
+        if self._blob is None:
+            from zmqdist.wire.trusted import pack_function
+
+            self._blob = pack_function(self._value)
+        return self._blob
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Function):
+            return NotImplemented
+        same = self._value is other._value and self._value is not Function._UNSET
+        return same or self.blob == other.blob
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        if self._value is Function._UNSET:
+            return "<function>"
+        return str(getattr(self._value, "__name__", type(self._value).__name__))
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One operator. Subclasses are registered by `operator`.
+
+    Attributes:
+      name: in the table, in descriptions and in `explain`.
+      node: what runs it.
+      is_reader: it reads the files that its input names: what FILE sharding looks for.
+    """
+
+    name: ClassVar[str]
+    node: ClassVar[type[Node]]
+    is_reader: ClassVar[bool] = False
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        """Put it to work."""
+        return self.node(dataset, context)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        """How many elements, given those of the inputs; this one keeps the input's number."""
+        return inputs[0]
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        """The spec of its elements, or UNKNOWN_SPEC where only running tells; this one keeps the input's."""
+        return inputs[0]
+
+    def infer(self, dataset: Tree) -> Any:
+        """The spec of `dataset`, whose operator this is, by computing its first element; UNKNOWN_SPEC where there is none."""
+        for first in dataset.probe():
+            return spec_of(first)
+        return UNKNOWN_SPEC
+
+    def split_inputs(self, count: int) -> tuple[int, ...]:
+        """Which of its inputs a data service deals out to its workers; the others each worker has whole."""
+        return tuple(range(count))
+
+    @property
+    def repetitions(self) -> int:
+        """How often it opens its inputs."""
+        return 1
+
+    def split_count(self) -> int:
+        """Of a source: how many positions it is dealt out by. Raises UnimplementedError where it cannot be."""
+        raise UnimplementedError(None, None, f"Splitting is not implemented for {self.told()}: it has no positions")
+
+    def describe(self) -> dict[str, Any]:
+        """Its arguments, JSON-able."""
+        return {field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def of(cls, described: dict[str, Any]) -> Op:
+        """The inverse of `describe`."""
+        return cls(**{name: _restored(value) for name, value in described.items()})
+
+    def told(self) -> str:
+        """One line for `explain`: the name and the arguments that are not as usual."""
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                text = repr(value)
+                parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
+        return f"{self.name}({', '.join(parts)})"
+
+
+def operator(name: str, node: type[Node]) -> Callable[[OpClass], OpClass]:
+    """Enter an operator's class into the table."""
+
+    def enter(cls: OpClass) -> OpClass:
+        assert name not in OPERATORS
+        cls.name = name
+        cls.node = node
+        OPERATORS[name] = cls
+        return cls
+
+    return enter
+
+
+def _described(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Function):
+        return {"pickle": base64.b64encode(value.blob).decode()}
+    try:
+        return {"value": to_json(value)}
+    except InvalidArgumentError:  # namedtuples of a user's class with methods, objects
+        return {"pickle": base64.b64encode(Function(value).blob).decode()}
+
+
+def _restored(described: Any) -> Any:
+    if not isinstance(described, dict):
+        return described
+    if "pickle" in described:
+        return Function(blob=base64.b64decode(described["pickle"]))
+    return from_json(described["value"])
+
+
+def finite(count: int) -> bool:
+    """Whether a cardinality is a number of elements."""
+    return count >= 0
+
+
+def all_of(counts: tuple[int, ...], combine: Callable[[list[int]], int]) -> int:
+    """`combine` of what is finite; UNKNOWN where any is, INFINITE where all are."""
+    if UNKNOWN_CARDINALITY in counts:
+        return UNKNOWN_CARDINALITY
+    known = [count for count in counts if count != INFINITE_CARDINALITY]
+    return combine(known) if known else INFINITE_CARDINALITY

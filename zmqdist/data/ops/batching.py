@@ -1,0 +1,191 @@
+"""Elements of several elements and back: batch, unbatch, rebatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from zmqdist import nest
+from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.base import Op, finite, operator
+from zmqdist.data.structure import batched, element, invalid, rows_of, same_lengths, stack, unbatched
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+class GatheringNode(Node):
+    """Gathers elements into `held`, and makes one of them when there are enough.
+
+    An error of the input leaves `held` as it is: only the element that failed is lost.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.held: list[Any] = []
+
+    def join(self, elements: list[Any]) -> Any:
+        """One element of several."""
+        return stack(elements)
+
+    def run(self) -> Iterator[Any]:
+        size = self.op.size
+        source = self.source()
+        while True:
+            self.held.extend(islice(source, size - len(self.held)))  # what came before an error stays in it
+            held = self.held
+            if len(held) < size:
+                break
+            self.held = []  # before `join`, whose error costs this batch
+            yield self.join(held)
+        if held and not self.op.drop_remainder:
+            self.held = []
+            yield self.join(held)
+
+    def state(self) -> dict[str, Any]:
+        return {"held": save_elements(self.held)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.held = load_elements(state["held"])
+
+
+@dataclass(frozen=True)
+class Gathering(Op):
+    """Every `size` elements become one."""
+
+    size: int
+    drop_remainder: bool = False
+
+    @classmethod
+    def checked(cls, size: Any) -> int:
+        """The size. Raises InvalidArgumentError for none."""
+        if size < 1:
+            raise invalid(f"Batch size must be greater than zero, not {size}")
+        return int(size)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if not finite(inputs[0]):
+            return inputs[0]
+        return inputs[0] // self.size if self.drop_remainder else -(-inputs[0] // self.size)
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return batched(inputs[0], self.size if self.drop_remainder else None)
+
+
+@operator("batch", GatheringNode)
+@dataclass(frozen=True)
+class Batch(Gathering):
+    """Stacks elements of one shape."""
+
+
+class _UnbatchNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.batch: Any = None
+        self.position = 0
+
+    def run(self) -> Iterator[Any]:
+        if self.batch is not None:
+            yield from self._rest()
+        for batch in self.source():
+            try:
+                same_lengths(nest.flatten(batch))
+            except ValueError as error:
+                raise invalid(f"cannot unbatch: {error}") from None
+            self.batch, self.position = batch, 0
+            yield from self._rest()
+
+    def _rest(self) -> Iterator[Any]:
+        for row in rows_of(nest.map_structure(lambda leaf: leaf[self.position :], self.batch)):
+            self.position += 1
+            yield element(row)
+        self.batch = None
+
+    def state(self) -> dict[str, Any]:
+        return {"batch": save_elements([] if self.batch is None else [self.batch]), "position": self.position}
+
+    def load(self, state: dict[str, Any]) -> None:
+        held = load_elements(state["batch"])
+        self.batch, self.position = (held[0] if held else None), state["position"]
+
+
+@operator("unbatch", _UnbatchNode)
+@dataclass(frozen=True)
+class Unbatch(Op):
+    """Takes elements apart along axis 0."""
+
+    known: int | None = None
+    """Rows of each input element, where the spec says it."""
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.known is None or inputs[0] == UNKNOWN_CARDINALITY:
+            return UNKNOWN_CARDINALITY
+        return inputs[0] * self.known if finite(inputs[0]) else inputs[0]
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return unbatched(inputs[0])
+
+
+def rows_in(spec: Any) -> int | None:
+    """The length along axis 0 that a spec promises for all leaves, if any. Raises ValueError for scalars and different lengths."""
+    sizes = set()
+    for one in nest.flatten(spec):
+        if isinstance(one, TensorSpec) and one.shape is not None:
+            if one.shape == ():
+                raise ValueError("a scalar has no first axis to take apart")
+            sizes.add(one.shape[0])
+    known = {size for size in sizes if size is not None}
+    if len(known) > 1:
+        raise ValueError(f"the leaves differ in length along axis 0: {sorted(known)}")
+    return known.pop() if known and None not in sizes else None
+
+
+class _RebatchNode(_UnbatchNode):
+    """Rows of batches, gathered anew; `held` are rows, `turn` says which size is next."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.held: list[Any] = []
+        self.turn = 0
+
+    def run(self) -> Iterator[Any]:
+        sizes = self.op.sizes
+        rows = super().run()
+        while True:
+            size = sizes[self.turn % len(sizes)]
+            self.held.extend(islice(rows, size - len(self.held)))
+            held = self.held
+            if len(held) < size:
+                break
+            self.held, self.turn = [], self.turn + 1
+            yield stack(held)
+        if held and not self.op.drop_remainder:
+            self.held = []
+            yield stack(held)
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"held": save_elements(self.held), "turn": self.turn}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.held, self.turn = load_elements(state["held"]), state["turn"]
+
+
+@operator("rebatch", _RebatchNode)
+@dataclass(frozen=True)
+class Rebatch(Op):
+    """Batches of other sizes, which repeat in turn."""
+
+    sizes: tuple[int, ...]
+    drop_remainder: bool = False
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        fixed = self.drop_remainder and len(set(self.sizes)) == 1
+        return batched(unbatched(inputs[0]), self.sizes[0] if fixed else None)

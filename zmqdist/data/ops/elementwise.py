@@ -1,0 +1,139 @@
+"""One element in, one out: map, scan, enumerate, options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.background import ParallelMapNode
+from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, spec_of
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+class _MapNode(Node):
+    def run(self) -> Iterator[Any]:
+        fn = self.op.function.value
+        for x in self.source():
+            y = fn(*x) if type(x) is tuple else fn(x)
+            yield y if type(y) in READY else element(y)
+
+
+@operator("map", _MapNode)
+@dataclass(frozen=True)
+class Map(Op):
+    """A function of each element; in `parallel` threads where that is not 0."""
+
+    function: Function
+    output_signature: Any = None
+    parallel: int = 0
+    deterministic: bool | None = None
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        parallel = self.parallel and not context.probing
+        return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
+
+
+class _ScanNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.carried = element(self.op.initial)
+        self.spec = spec_of(self.carried)
+
+    def run(self) -> Iterator[Any]:
+        fn = self.op.function.value
+        for x in self.source():
+            given = fn(self.carried, x)
+            if type(given) is not tuple or len(given) != 2:
+                raise TypeError(f"the function of scan returns (state, output), not {type(given).__name__}")
+            carried = element(given[0])
+            check_state(carried, self.spec, "scan")
+            out = element(given[1])
+            self.carried = carried
+            yield out
+
+    def state(self) -> dict[str, Any]:
+        return {"carried": save_elements([self.carried])}
+
+    def load(self, state: dict[str, Any]) -> None:
+        (self.carried,) = load_elements(state["carried"])
+
+
+def check_state(value: Any, spec: Any, what: str) -> None:
+    """Raises TypeError where a new state has another structure, dtype or shape than the first."""
+    problem = problem_of(value, spec)
+    if problem is not None:
+        raise TypeError(f"the state of {what} must keep its structure, dtype and shape: {problem}")
+
+
+@operator("scan", _ScanNode)
+@dataclass(frozen=True)
+class Scan(Op):
+    """A function of a state and each element, which gives the next state and an element."""
+
+    initial: Any
+    function: Function
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC
+
+
+class _EnumerateNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.position = self.op.start
+
+    def run(self) -> Iterator[Any]:
+        for x in self.source():
+            position = np.int64(self.position)
+            self.position += 1
+            yield position, x
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+@operator("enumerate", _EnumerateNode)
+@dataclass(frozen=True)
+class Enumerate(Op):
+    """(number, element). In a data service each worker counts for itself."""
+
+    start: int = 0
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), np.int64), inputs[0]
+
+
+class _PassNode(Node):
+    def run(self) -> Iterator[Any]:
+        return self.source()
+
+
+@operator("options", _PassNode)
+@dataclass(frozen=True)
+class WithOptions(Op):
+    """Nothing happens to the elements; `Tree.options` reads it."""
+
+    options: Any
+
+
+def truth(value: Any, what: str) -> bool:
+    """A predicate's answer. Raises TypeError for anything that is no single bool."""
+    if value is True or value is False:
+        return bool(value)
+    if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.shape == () and value.dtype == bool):
+        return bool(value)
+    raise TypeError(f"the function of {what} returns a bool, not {type(value).__name__} {value!r:.60}")

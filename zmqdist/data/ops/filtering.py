@@ -1,0 +1,228 @@
+"""Fewer elements than came in: filter, take, skip, shard, take_while, unique, ignore_errors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.constants import SHARD_HINT, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.base import Function, Op, finite, operator
+from zmqdist.data.ops.elementwise import truth
+from zmqdist.data.structure import invalid
+from zmqdist.errors import FailedPreconditionError
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+_log = logging.getLogger(__name__)
+
+
+class _Unknown(Op):
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY
+
+
+class _FilterNode(Node):
+    def run(self) -> Iterator[Any]:
+        fn = self.op.function.value
+        for x in self.source():
+            kept = fn(*x) if type(x) is tuple else fn(x)
+            if kept is True or (kept is not False and truth(kept, "filter")):
+                yield x
+
+
+@operator("filter", _FilterNode)
+@dataclass(frozen=True)
+class Filter(_Unknown):
+    """Elements for which the function says True."""
+
+    function: Function
+
+
+class _CountingNode(Node):
+    """Counts what has passed."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.position = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+class _TakeNode(_CountingNode):
+    def run(self) -> Iterator[Any]:
+        count = self.op.count
+        if count < 0:
+            yield from self.source()
+            return
+        if self.position >= count:
+            return
+        for x in self.source():
+            self.position += 1
+            yield x
+            if self.position >= count:
+                return
+
+
+@operator("take", _TakeNode)
+@dataclass(frozen=True)
+class Take(Op):
+    """The first elements; all of them where the count is negative."""
+
+    count: int
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.count < 0 or inputs[0] == UNKNOWN_CARDINALITY:
+            return inputs[0]
+        return min(inputs[0], self.count) if finite(inputs[0]) else self.count
+
+
+class _SkipNode(_CountingNode):
+    def run(self) -> Iterator[Any]:
+        count = self.op.count
+        if count < 0:
+            return
+        source = self.source()
+        while self.position < count:
+            for _ in source:
+                self.position += 1
+                break
+            else:
+                return
+        yield from source
+
+
+@operator("skip", _SkipNode)
+@dataclass(frozen=True)
+class Skip(Op):
+    """What is left behind the first elements; nothing where the count is negative."""
+
+    count: int
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.count < 0:
+            return 0
+        return max(0, inputs[0] - self.count) if finite(inputs[0]) else inputs[0]
+
+
+class _ShardNode(_CountingNode):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        if self.op.count == SHARD_HINT:
+            raise FailedPreconditionError(
+                None,
+                None,
+                "`shard(SHARD_HINT, ...)` can only be used in a tf.data service with"
+                " `zmqdist.data.service.ShardingPolicy.HINT` processing mode.",
+            )
+
+    def run(self) -> Iterator[Any]:
+        count, index = self.op.count, self.op.index
+        for x in self.source():
+            at = self.position
+            self.position = (at + 1) % count
+            if at == index:
+                yield x
+
+
+@operator("shard", _ShardNode)
+@dataclass(frozen=True)
+class Shard(Op):
+    """Every `count`-th element."""
+
+    count: int
+    index: int
+
+    @classmethod
+    def build(cls, count: int, index: int) -> Shard:
+        """Raises InvalidArgumentError for numbers that make no shard."""
+        if count != SHARD_HINT:
+            if count < 1:
+                raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
+            if not 0 <= index < count:
+                raise invalid(f"Index must be between 0 and {count - 1} (currently index = {index}).")
+        return cls(count, index)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        if self.count == SHARD_HINT:
+            return UNKNOWN_CARDINALITY
+        return -((self.index - inputs[0]) // self.count) if finite(inputs[0]) else inputs[0]
+
+
+class _TakeWhileNode(_CountingNode):
+    """`position` is 1 at the end."""
+
+    def run(self) -> Iterator[Any]:
+        fn = self.op.function.value
+        if self.position:
+            return
+        for x in self.source():
+            if not truth(fn(*x) if type(x) is tuple else fn(x), "take_while"):
+                self.position = 1
+                return
+            yield x
+
+
+@operator("take_while", _TakeWhileNode)
+@dataclass(frozen=True)
+class TakeWhile(_Unknown):
+    """Elements up to the first for which the function says False."""
+
+    function: Function
+
+
+class _UniqueNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.seen: dict[Any, None] = {}
+
+    def run(self) -> Iterator[Any]:
+        for x in self.source():
+            key = x.item() if hasattr(x, "item") and x.shape == () else x
+            if not isinstance(key, (bool, int, float, complex, str, bytes)):
+                raise TypeError(f"unique() takes scalars, not {type(x).__name__}")
+            if key not in self.seen:
+                self.seen[key] = None
+                yield x
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": save_elements(list(self.seen))}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.seen = dict.fromkeys(load_elements(state["seen"]))
+
+
+@operator("unique", _UniqueNode)
+@dataclass(frozen=True)
+class Unique(_Unknown):
+    """The first of equal scalars."""
+
+
+class _IgnoreErrorsNode(Node):
+    def run(self) -> Iterator[Any]:
+        child = self.children[0]
+        while True:
+            try:
+                yield from child.stream()
+                return
+            except GeneratorExit:
+                raise
+            except Exception as error:
+                child.restart()
+                if self.op.log_warning:
+                    _log.warning("an element was left out: %s: %s", type(error).__name__, error)
+
+
+@operator("ignore_errors", _IgnoreErrorsNode)
+@dataclass(frozen=True)
+class IgnoreErrors(_Unknown):
+    """Elements that could be computed."""
+
+    log_warning: bool = False

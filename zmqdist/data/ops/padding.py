@@ -1,0 +1,227 @@
+"""Batches of elements that differ in length: padded_batch, ragged_batch, bucket_by_sequence_length."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.data.ops.base import operator
+from zmqdist.data.ops.batching import Gathering, GatheringNode
+from zmqdist.data.ops.windows import int_scalar
+from zmqdist.data.structure import UNKNOWN_SPEC, invalid, plain_dtype, spec_of, stack
+from zmqdist.errors import DataLossError
+from zmqdist.specs import TensorSpec
+
+
+def _default_padding(dtype: np.dtype[Any]) -> Any:
+    return {"U": "", "S": b"", "b": False}.get(dtype.kind, 0)
+
+
+def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
+    """Leaves of one rank, each filled up at its ends to `shape` (None: the largest), on a new axis 0.
+
+    Raises:
+      InvalidArgumentError: ranks or dtypes differ. DataLossError: one is larger than `shape`.
+    """
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    dtype = np.result_type(*arrays) if arrays[0].dtype.kind in "SU" else arrays[0].dtype
+    for array in arrays:
+        if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
+            raise invalid(f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of {dtype}")
+    largest = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+    sizes = [most if wanted is None else wanted for most, wanted in zip(largest, shape, strict=True)]
+    if any(most > size for most, size in zip(largest, sizes, strict=True)):
+        raise DataLossError(
+            None, None, f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to {tuple(sizes)}"
+        )
+    batch = np.full((len(arrays), *sizes), _default_padding(dtype) if value is None else value, dtype)
+    for row, array in enumerate(arrays):
+        place: Any = (row, *map(slice, array.shape))
+        batch[place] = array
+    return batch
+
+
+class _PaddedNode(GatheringNode):
+    def join(self, elements: list[Any]) -> Any:
+        first = elements[0]
+        spec = nest.flatten(spec_of(first))
+        shapes = _shapes(self.op.shapes, spec_of(first))
+        values = _values(self.op.values, spec)
+        leaves = zip(*map(nest.flatten, elements), strict=True)
+        padded = [pad(column, shape, value) for column, shape, value in zip(leaves, shapes, values, strict=True)]
+        return nest.pack_sequence_as(first, padded)
+
+
+def _shapes(shapes: Any, spec: Any) -> list[Any]:
+    """A shape for each leaf of the spec. Raises ValueError where there is none for one, or a rank is unknown."""
+    leaves = nest.flatten(spec)
+    if shapes is None:
+        found: list[Any] = [None] * len(leaves)
+    elif isinstance(spec, dict):
+        found = [shape for key in sorted(spec) for shape in _shapes(shapes[key], spec[key])]
+    elif isinstance(spec, tuple) and len(spec) == len(shapes):
+        found = [shape for one, part in zip(shapes, spec, strict=True) for shape in _shapes(one, part)]
+    elif isinstance(spec, tuple):
+        raise ValueError(f"padded_shapes {shapes!r} has another structure than the elements")
+    else:
+        found = [_shape(shapes)]
+    for number, (shape, leaf) in enumerate(zip(found, leaves, strict=True)):
+        if shape is None:
+            if leaf.shape is None:
+                raise ValueError("the rank of an element is unknown: give padded_shapes")
+            found[number] = (None,) * len(leaf.shape)
+    return found
+
+
+def _shape(shape: Any) -> Any:
+    sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
+    return tuple(None if size is None or size < 0 else int(size) for size in sizes)
+
+
+def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
+    """A padding for each leaf, None for the usual. Raises TypeError where one has another type than its leaf."""
+    found = nest.flatten(values) if isinstance(values, (tuple, dict)) else [values] * len(leaves)
+    if len(found) != len(leaves):
+        raise ValueError(f"{len(found)} padding_values for {len(leaves)} leaves")
+    for value, leaf in zip(found, leaves, strict=True):
+        if value is None:
+            continue
+        given, wanted = np.asarray(value), leaf.dtype
+        weak = isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+        fits = given.dtype.kind == wanted.kind or (weak and given.dtype.kind == "i" and wanted.kind in "uf")
+        if not fits or (not weak and plain_dtype(given.dtype) != plain_dtype(wanted)):
+            raise TypeError(f"padding value {value!r} ({given.dtype}) does not fit elements of {wanted}")
+    return found
+
+
+@operator("padded_batch", _PaddedNode)
+@dataclass(frozen=True)
+class PaddedBatch(Gathering):
+    """Stacks elements that are filled up to one shape."""
+
+    shapes: Any = None
+    values: Any = None
+
+    def check(self, spec: Any) -> None:
+        """What can be said before anything is read. Raises as `_shapes` and `_values`."""
+        if spec is not UNKNOWN_SPEC:
+            _shapes(self.shapes, spec)
+            _values(self.values, nest.flatten(spec))
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        size = self.size if self.drop_remainder else None
+        shapes = _shapes(self.shapes, inputs[0])
+        specs = [
+            TensorSpec((size, *shape), leaf.dtype) for shape, leaf in zip(shapes, nest.flatten(inputs[0]), strict=True)
+        ]
+        return nest.pack_sequence_as(inputs[0], specs)
+
+
+class Ragged(NamedTuple):
+    """Rows of different lengths: row i is `values[row_splits[i] : row_splits[i + 1]]`."""
+
+    values: Any
+    row_splits: Any
+
+    def to_list(self) -> list[Any]:
+        """The rows, as nested lists."""
+        bounds = self.row_splits.tolist()
+        return [self.values[low:high].tolist() for low, high in pairwise(bounds)]
+
+
+class _RaggedNode(GatheringNode):
+    def join(self, elements: list[Any]) -> Any:
+        return stack(elements, self._ragged)
+
+    def _ragged(self, leaves: Sequence[Any]) -> Any:
+        arrays = [np.asarray(leaf) for leaf in leaves]
+        if any(array.shape[1:] != arrays[0].shape[1:] or array.ndim != arrays[0].ndim for array in arrays):
+            raise invalid("rows of a ragged batch may differ along their first axis only")
+        if not arrays[0].ndim:
+            return stack(leaves)
+        splits = np.cumsum([0, *map(len, arrays)], dtype=self.op.row_splits_dtype)
+        return Ragged(np.concatenate(arrays), splits)
+
+
+@operator("ragged_batch", _RaggedNode)
+@dataclass(frozen=True)
+class RaggedBatch(Gathering):
+    """Rows one behind the other, with the places where each begins."""
+
+    row_splits_dtype: str = "<i8"
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        size = self.size if self.drop_remainder else None
+
+        def rows(leaf: Any) -> Any:
+            if leaf.shape is None:
+                raise ValueError("the rank of an element is unknown: ragged_batch needs it")
+            if leaf.shape == ():
+                return TensorSpec((size,), leaf.dtype)
+            splits = TensorSpec((None if size is None else size + 1,), self.row_splits_dtype)
+            return Ragged(TensorSpec((None, *leaf.shape[1:]), leaf.dtype), splits)
+
+        return nest.map_structure(rows, inputs[0])
+
+
+class Bucket:
+    """The number of the bucket of an element: how many boundaries its length has reached."""
+
+    def __init__(self, length_function: Any, boundaries: Sequence[int]) -> None:
+        self.length_function = length_function
+        self.boundaries = list(boundaries)
+
+    def __call__(self, *element: Any) -> Any:
+        length = int_scalar(self.length_function(*element), "element_length_func")
+        return np.int64(bisect_right(self.boundaries, length))
+
+
+class BucketSize:
+    """How many elements of a bucket make a batch."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+
+    def __call__(self, bucket: Any) -> Any:
+        return np.int64(self.sizes[int(bucket)])
+
+
+class BucketBatch:
+    """A batch of a bucket's elements.
+
+    Attributes:
+      boundaries: to pad to, one for each bucket but the last; None: to the longest of the batch.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], shapes: Any, values: Any, boundaries: Sequence[int] | None, padded: bool, drop: bool
+    ) -> None:
+        self.sizes = list(sizes)
+        self.shapes, self.values, self.padded, self.drop = shapes, values, padded, drop
+        self.boundaries = None if boundaries is None else list(boundaries)
+
+    def __call__(self, bucket: Any, window: Any) -> Any:
+        size = self.sizes[int(bucket)]
+        if not self.padded:
+            return window.batch(size, drop_remainder=self.drop)
+        shapes = self.shapes
+        if self.boundaries is not None:
+            if int(bucket) >= len(self.boundaries):
+                raise invalid("pad_to_bucket_boundary: an element is as long as the last boundary, or longer")
+            shapes = _to_boundary(self.boundaries[int(bucket)] - 1, shapes, window.element_spec)
+        return window.padded_batch(size, shapes, self.values, drop_remainder=self.drop)
+
+
+def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
+    """The shapes with `target` where they say None; without shapes, as the first axis of each leaf that has one."""
+    if shapes is None:
+        filled = [(target, *(None,) * (len(shape) - 1)) if shape else () for shape in _shapes(None, spec)]
+    else:
+        filled = [tuple(target if size is None else size for size in shape) for shape in _shapes(shapes, spec)]
+    return nest.pack_sequence_as(spec, filled)

@@ -1,0 +1,188 @@
+"""What is in the files whose names an input gives: lines, records of one length, TFRecord files, saved elements.
+
+Rules
+    A reader takes names from its input, one after the other, and reads each file to its end. FILE sharding of a data service looks for
+    `is_reader` and divides the names below it.
+
+    State: the file, and how many records of it were read: a load reads and drops those, so that compressed files do not matter.
+    A damaged record ends its file: the next one goes on with the next file.
+
+Lines are str (UTF-8; bytes that are none are kept as surrogates), records bytes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.structure import invalid
+from zmqdist.errors import DataLossError, NotFoundError
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+COMPRESSIONS = ("", "GZIP", "ZLIB")
+
+
+def checked_compression(compression: Any) -> str:
+    """The name of a compression, "" for None. Raises ValueError for an unknown one."""
+    name = compression or ""
+    if name not in COMPRESSIONS:
+        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)} or None.")
+    return str(name)
+
+
+def open_file(path: str, compression: str) -> IO[bytes]:
+    """A file to read, decompressed. Raises NotFoundError where there is none."""
+    try:
+        if compression == "GZIP":
+            return gzip.open(path)  # type: ignore[return-value]
+        if compression == "ZLIB":
+            with open(path, "rb") as file:
+                return io.BytesIO(zlib.decompress(file.read()))
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise NotFoundError(None, None, f"{path}: No such file") from None
+
+
+class ReaderNode(Node):
+    """`path` is the file that is being read, "" between two; `done` the records of it that were given."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.path = ""
+        self.done = 0
+
+    def run(self) -> Iterator[Any]:
+        if self.path:
+            yield from self._rest()
+        for name in self.source():
+            self.path, self.done = str(name), 0
+            yield from self._rest()
+
+    def _rest(self) -> Iterator[Any]:
+        path, self.path = self.path, ""  # an error of this file is its end
+        with open_file(path, self.op.compression) as file:
+            try:
+                for record in islice(self.op.records(file, path), self.done, None):
+                    self.path = path
+                    self.done += 1
+                    yield record
+                    self.path = ""
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise DataLossError(None, None, f"{path}: {error}") from error
+        self.path = ""
+
+    def state(self) -> dict[str, Any]:
+        return {"path": self.path, "done": self.done}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.path, self.done = state["path"], state["done"]
+
+
+@dataclass(frozen=True)
+class Reader(Op):
+    """Reads the files that its input names."""
+
+    is_reader: ClassVar[bool] = True
+    compression: str = ""
+
+    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        """The records of an open file."""
+        raise NotImplementedError
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), np.bytes_)
+
+
+@operator("text_lines", ReaderNode)
+@dataclass(frozen=True)
+class TextLines(Reader):
+    """Lines without their ends."""
+
+    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        return (line.rstrip(b"\r\n").decode("utf-8", "surrogateescape") for line in file)
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), np.str_)
+
+
+@operator("fixed_length_records", ReaderNode)
+@dataclass(frozen=True)
+class FixedLengthRecords(Reader):
+    """Pieces of `record_bytes`, between a header and a footer that are skipped."""
+
+    record_bytes: int = 1
+    header_bytes: int = 0
+    footer_bytes: int = 0
+
+    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        size, footer = self.record_bytes, self.footer_bytes
+        file.read(self.header_bytes)
+        held = file.read(footer)
+        while data := file.read(size):
+            held += data
+            if len(data) < size:
+                break
+            yield held[:size]
+            held = held[size:]
+        else:
+            return
+        raise invalid(f"{path}: what is between header and footer is no multiple of {size} bytes")
+
+
+_HEAD = struct.Struct("<QI")
+
+
+@operator("tf_records", ReaderNode)
+@dataclass(frozen=True)
+class TFRecords(Reader):
+    """Records of TFRecord files. The checksum of each length is checked, not that of the data: it takes C to be quick."""
+
+    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        while head := file.read(_HEAD.size):
+            if len(head) < _HEAD.size:
+                raise DataLossError(None, None, f"{path}: truncated record")
+            length, checksum = _HEAD.unpack(head)
+            if masked_crc32c(head[:8]) != checksum:
+                raise DataLossError(None, None, f"{path}: corrupted record")
+            data = file.read(length)
+            if len(data) < length or len(file.read(4)) < 4:
+                raise DataLossError(None, None, f"{path}: truncated record")
+            yield data
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC = _crc_table()
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum that TFRecord files hold."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = (crc >> 8) ^ _CRC[(crc ^ byte) & 255]
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

@@ -1,0 +1,74 @@
+"""Another mixture of classes: rejection_resample.
+
+An element of class c is kept with a probability in proportion to target[c] / initial[c], the largest of which is 1. Where the initial
+mixture is not given, it is what was seen so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqdist.data import seeds
+from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.windows import int_scalar
+from zmqdist.data.structure import invalid
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+class _ResampleNode(Node):
+    """`seen` counts the classes."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        number = 0 if context.probing else dataset.memory.number()
+        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, True))
+        self.seen = [0] * len(self.op.target)
+
+    def run(self) -> Iterator[Any]:
+        fn, uniform = self.op.function.value, self.draws.uniform
+        for x in self.source():
+            kind = int_scalar(fn(*x) if type(x) is tuple else fn(x), "class_func")
+            if not 0 <= kind < len(self.seen):
+                raise invalid(f"class {kind} of {len(self.seen)}")
+            self.seen[kind] += 1
+            if uniform() < self._chance(kind):
+                yield np.int64(kind), x
+
+    def _chance(self, kind: int) -> float:
+        target, initial = self.op.target, self.op.initial or self.seen
+        ratios = [want / have for want, have in zip(target, initial, strict=True) if have]
+        most = max(ratios)
+        return target[kind] / initial[kind] / most if most and initial[kind] else 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self.draws.state(), "seen": self.seen}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.draws.load(state["draws"])
+        self.seen = list(state["seen"])
+
+
+@operator("rejection_resample", _ResampleNode)
+@dataclass(frozen=True)
+class RejectionResample(Op):
+    """(class, element), of which some are left out."""
+
+    function: Function
+    target: tuple[float, ...]
+    initial: tuple[float, ...] | None
+    seed: tuple[int, int] | None
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), np.int64), inputs[0]

@@ -1,0 +1,267 @@
+"""Elements in a folder: save, load and snapshot.
+
+Layout
+    path/dataset.json           the newest run: its folder, number of elements, spec, compression, files; replaced by a rename at the end
+    path/<run>/shard_00000      elements as in caching.py
+
+    Saving again makes another run beside the old one, so that whoever reads the old one can go on.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.caching import read_elements, write_element
+from zmqdist.data.ops.readers import Reader, ReaderNode
+from zmqdist.data.ops.sources import Slices, Tensors
+from zmqdist.data.ops.windows import int_scalar
+from zmqdist.data.structure import from_json, invalid, to_json
+from zmqdist.errors import DataLossError, NotFoundError, UnimplementedError
+
+if TYPE_CHECKING:
+    from zmqdist.data.dataset import Dataset
+    from zmqdist.data.tree import Tree
+
+WAIT_S = 5.0
+"""Seconds between two looks of `load(wait=True)`."""
+
+_METADATA = "dataset.json"
+
+
+@operator("saved", ReaderNode)
+@dataclass(frozen=True)
+class Saved(Reader):
+    """Elements of the files of a run."""
+
+    spec: Any = None
+    files: int = 0
+    count: int = 0
+
+    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        return read_elements(file, path)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return self.count if inputs[0] == self.files else UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return self.spec
+
+
+class _ZlibFile:
+    """Writes a file as one zlib stream."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 closed by close()
+        self._press = zlib.compressobj(1)
+
+    def write(self, data: Any) -> None:
+        self._file.write(self._press.compress(data))
+
+    def __enter__(self) -> _ZlibFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.write(self._press.flush())
+        self._file.close()
+
+
+def _writing(path: str, compression: str) -> Any:
+    if compression == "GZIP":
+        return gzip.open(path, "wb", compresslevel=1)
+    return _ZlibFile(path) if compression == "ZLIB" else open(path, "wb")
+
+
+class RunWriter:
+    """Writes a run into a folder; nobody sees it before `finish`."""
+
+    def __init__(self, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
+        self._path, self._compression, self._shard_func = path, compression, shard_func
+        self._run = uuid.uuid4().hex[:16]
+        self._files: dict[int, Any] = {}
+        self._opened = ExitStack()
+        self._count = 0
+        os.makedirs(os.path.join(path, self._run))
+
+    def write(self, x: Any) -> None:
+        """Append an element to its file. Raises ValueError where `shard_func` gives no integer."""
+        shard = 0
+        if self._shard_func is not None:
+            shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
+        if shard not in self._files:
+            name = os.path.join(self._path, self._run, f"shard_{shard:05}")
+            self._files[shard] = self._opened.enter_context(_writing(name, self._compression))
+        write_element(self._files[shard], x)
+        self._count += 1
+
+    def finish(self, spec: Any) -> None:
+        """Make it the folder's newest run."""
+        self._opened.close()
+        told = {
+            "run": self._run,
+            "count": self._count,
+            "compression": self._compression,
+            "spec": to_json(spec),
+            "files": [f"shard_{shard:05}" for shard in sorted(self._files)],
+        }
+        new = os.path.join(self._path, f"{_METADATA}.{self._run}")
+        with open(new, "w") as file:
+            json.dump(told, file)
+        os.replace(new, os.path.join(self._path, _METADATA))
+
+    def give_up(self) -> None:
+        """Delete what was written."""
+        self._opened.close()
+        shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
+
+
+def save(dataset: Tree, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
+    """Write a run. Raises InvalidArgumentError for a dataset without an end."""
+    if dataset.cardinality() == INFINITE_CARDINALITY:
+        raise invalid("Saving an infinite dataset is not allowed")
+    writer = RunWriter(path, compression, shard_func)
+    try:
+        for x in dataset:
+            writer.write(x)
+        writer.finish(dataset.element_spec)
+    except BaseException:
+        writer.give_up()
+        raise
+
+
+class OpenFile:
+    """The dataset of one file of a run: what `reader_func` gets datasets of."""
+
+    def __init__(self, spec: Any, compression: str) -> None:
+        self.spec, self.compression = spec, compression
+
+    def __call__(self, path: Any) -> Dataset:
+        from zmqdist.data.tree import make
+
+        return make(Saved(self.compression, self.spec, 1, UNKNOWN_CARDINALITY), [make(Tensors.build(str(path)))])
+
+
+def load(
+    path: str, element_spec: Any, compression: str | None, reader_func: Callable[..., Any] | None, wait: bool
+) -> Dataset:
+    """The newest run in a folder.
+
+    Raises:
+      NotFoundError: there is none, and nobody shall wait. ValueError: another spec. DataLossError: another compression.
+    """
+    from zmqdist.data.tree import make
+
+    told = _metadata(path, wait)
+    spec = from_json(told["spec"])
+    if element_spec is not None and element_spec != spec:
+        raise ValueError(f"User specified element_spec {element_spec}, but the actual element_spec is {spec}.")
+    actual = told["compression"]
+    if compression is not None and compression != actual:
+        raise DataLossError(
+            None, None, f"User specified compression {compression}, but the actual compression is {actual or None}."
+        )
+    names = [os.path.join(path, told["run"], name) for name in told["files"]]
+    files = make(Slices.build(names)) if names else make(Slices.build([""])).take(0)
+    if reader_func is not None:
+        return reader_func(files.map(OpenFile(spec, actual)))  # type: ignore[no-any-return]
+    return make(Saved(actual, spec, len(names), told["count"]), [files])
+
+
+def _metadata(path: str, wait: bool) -> dict[str, Any]:
+    while True:
+        try:
+            with open(os.path.join(path, _METADATA)) as file:
+                return json.load(file)  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            if not wait:
+                raise NotFoundError(None, None, f"no saved dataset in {path}") from None
+        time.sleep(WAIT_S)
+
+
+# -- snapshot -------------------------------------------------------------------------------------------------------
+
+
+class _SnapshotNode(Node):
+    """Reads the run that is in `folder` when it is opened, else writes one on the way.
+
+    Who goes on with a state of a pass that was writing writes nothing: the first part of the run is gone.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        self.folder = dataset.op.folder  # type: ignore[attr-defined]
+        super().__init__(dataset, context)
+        self.reading = os.path.exists(os.path.join(self.folder, _METADATA))
+        self.writes = not context.probing
+        self.writer: RunWriter | None = None
+        if self.reading:
+            self._read()
+
+    def _read(self) -> None:
+        function = self.op.reader_func
+        run = load(self.folder, None, None, None if function is None else function.value, False)
+        for child in self.children:
+            child.close()
+        self.children = [self.context.inner().open(run)]
+
+    def run(self) -> Iterator[Any]:
+        if self.reading or not self.writes:
+            yield from self.source()
+            return
+        for x in self.source():
+            if self.writer is None:
+                function = self.op.shard_func
+                self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
+            self.writer.write(x)
+            yield x
+        if self.writer is not None:
+            self.writer.finish(self.dataset.element_spec)
+            self.writer, self.writes = None, False
+
+    def close(self) -> None:
+        super().close()
+        if self.writer is not None:
+            self.writer.give_up()
+            self.writer = None
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"reading": self.reading}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.writer is not None:
+            self.writer.give_up()
+        self.writer, self.writes = None, False
+        if state["reading"] and not self.reading:
+            self._read()
+        elif self.reading and not state["reading"]:
+            self.children = self.context.open_inputs(self.dataset)
+        self.reading = state["reading"]
+        super().load_state_dict(state)
+
+
+@operator("snapshot", _SnapshotNode)
+@dataclass(frozen=True)
+class Snapshot(Op):
+    """Elements of a complete pass, kept in a folder that belongs to this very pipeline."""
+
+    folder: str
+    compression: str
+    reader_func: Function | None
+    shard_func: Function | None
+
+    def split_inputs(self, count: int) -> tuple[int, ...]:
+        raise UnimplementedError(None, None, "Splitting is not implemented for snapshot datasets")

@@ -1,0 +1,68 @@
+"""Another order: shuffle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data import seeds
+from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.structure import invalid
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+class _ShuffleNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        number = 0 if context.probing else dataset.memory.number()
+        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.reshuffle))
+        self.buffer: list[Any] = []
+
+    def run(self) -> Iterator[Any]:
+        buffer, uniform = self.buffer, self.draws.uniform
+        # An infinite input of `shuffle(UNKNOWN_CARDINALITY)` fills the memory, as it says.
+        size = sys.maxsize if self.op.size == UNKNOWN_CARDINALITY else self.op.size
+        for x in self.source():
+            buffer.append(x)
+            if len(buffer) >= size:
+                chosen = int(uniform() * size)
+                x = buffer[chosen]
+                buffer[chosen] = buffer[-1]
+                buffer.pop()
+                yield x
+        while buffer:
+            chosen = int(uniform() * len(buffer))
+            x = buffer[chosen]
+            buffer[chosen] = buffer[-1]
+            buffer.pop()
+            yield x
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self.draws.state(), "buffer": save_elements(self.buffer)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.draws.load(state["draws"])
+        self.buffer = load_elements(state["buffer"])
+
+
+@operator("shuffle", _ShuffleNode)
+@dataclass(frozen=True)
+class Shuffle(Op):
+    """A buffer of `size` elements; one of them, chosen at random, leaves for each that comes. -2: all elements."""
+
+    size: int
+    seed: tuple[int, int] | None
+    reshuffle: bool = True
+
+    @classmethod
+    def checked(cls, size: Any) -> int:
+        """The size of the buffer. Raises InvalidArgumentError for none."""
+        if size < 1 and size != UNKNOWN_CARDINALITY:
+            raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")
+        return int(size)

@@ -1,0 +1,387 @@
+"""Where elements come from: numbers, arrays, generators, lists of files.
+
+Rules
+    A source whose elements have positions is `Indexed`: it can be asked for the element at a position, and so be dealt out, one
+    position a split. `random` is dealt out without end, by the number of the draw. A generator cannot be dealt out.
+
+    Arrays are not copied: `from_tensors` and `from_tensor_slices` give read-only views of the caller's memory.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count as counting
+from operator import length_hint
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.data import seeds, structure
+from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, spec_of
+from zmqdist.errors import UnimplementedError
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+_CHUNK = 1024
+"""Elements: numbers and views that a source makes at once."""
+
+
+@dataclass(frozen=True)
+class Indexed(Op):
+    """A source with positions 0, 1, ... count - 1."""
+
+    def count(self) -> int:
+        """How many there are; INFINITE_CARDINALITY without end."""
+        raise NotImplementedError
+
+    def at(self, position: int) -> Any:
+        """The element there."""
+        raise NotImplementedError
+
+    def chunk(self, start: int) -> Sequence[Any]:
+        """The elements from a position on, as many as are cheap to have at once; at least one, before the end."""
+        return (self.at(start),)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return self.count()
+
+    def split_count(self) -> int:
+        return self.count()
+
+
+class _IndexedNode(Node):
+    """`position` is that of the next chunk; what was given of the present one, its iterator knows."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.position = 0
+        self.chunk: Iterator[Any] = iter(())
+        self.splits = context.next_splits()
+
+    def run(self) -> Iterator[Any]:
+        if self.splits is not None:
+            for position in self.splits:
+                yield self.op.at(position)
+            return
+        op, stop = self.op, self.op.count()
+        yield from self.chunk
+        while self.position != stop:
+            self.position += 1  # an item that cannot be had costs itself
+            chunk = op.chunk(self.position - 1)
+            self.position += len(chunk) - 1
+            self.chunk = iter(chunk)
+            yield from self.chunk
+
+    def state(self) -> dict[str, Any]:
+        if self.splits is not None:
+            raise UnimplementedError(None, None, "whoever deals out the splits keeps the place, not the iterator")
+        return {"position": self.position - length_hint(self.chunk)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.position, self.chunk = state["position"], iter(())
+
+
+@operator("range", _IndexedNode)
+@dataclass(frozen=True)
+class Range(Indexed):
+    """As Python's range, in any numeric dtype."""
+
+    start: int | float
+    stop: int | float
+    step: int | float
+    dtype: str
+
+    def count(self) -> int:
+        return max(
+            0, int(np.ceil((self.stop - self.start) / self.step)) if isinstance(self.step, float) else self._whole()
+        )
+
+    def _whole(self) -> int:
+        if all(isinstance(one, int) for one in (self.start, self.stop)):
+            return len(range(self.start, self.stop, self.step))  # type: ignore[arg-type]
+        return int(np.ceil((self.stop - self.start) / self.step))
+
+    def at(self, position: int) -> Any:
+        return np.dtype(self.dtype).type(self.start + position * self.step)
+
+    def chunk(self, start: int) -> Sequence[Any]:
+        positions = np.arange(start, min(start + _CHUNK, self.count()))
+        return list((self.start + positions * self.step).astype(self.dtype))
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), self.dtype)
+
+
+@operator("counter", _IndexedNode)
+@dataclass(frozen=True)
+class Counter(Indexed):
+    """start, start + step, ... without end."""
+
+    start: int | float
+    step: int | float
+    dtype: str
+
+    def count(self) -> int:
+        return INFINITE_CARDINALITY
+
+    def at(self, position: int) -> Any:
+        return np.dtype(self.dtype).type(self.start + position * self.step)
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), self.dtype)
+
+
+def _kept(value: Any) -> Any:
+    """An element that nobody can write to through us."""
+    return structure.read_only(element(value))
+
+
+@operator("from_tensors", _IndexedNode)
+@dataclass(frozen=True)
+class Tensors(Indexed):
+    """One element."""
+
+    value: Any
+
+    @classmethod
+    def build(cls, value: Any) -> Tensors:
+        return cls(_kept(value))
+
+    def count(self) -> int:
+        return 1
+
+    def at(self, position: int) -> Any:
+        return self.value
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return spec_of(self.value)
+
+
+@operator("from_tensor_slices", _IndexedNode)
+@dataclass(frozen=True)
+class Slices(Indexed):
+    """What lies along axis 0 of every leaf."""
+
+    value: Any
+
+    @classmethod
+    def build(cls, value: Any) -> Slices:
+        """Raises ValueError for scalars and for leaves of different lengths."""
+        kept = _kept(value)
+        structure.same_lengths(nest.flatten(kept))
+        return cls(kept)
+
+    def count(self) -> int:
+        return len(nest.flatten(self.value)[0])
+
+    def at(self, position: int) -> Any:
+        return nest.map_structure(lambda leaf: _plain(leaf[position]), self.value)
+
+    def chunk(self, start: int) -> Sequence[Any]:
+        rows = structure.rows_of(nest.map_structure(lambda leaf: leaf[start : start + _CHUNK], self.value))
+        strings = any(leaf.dtype.kind in "SU" for leaf in nest.flatten(self.value))
+        return list(map(element, rows) if strings else rows)
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return structure.unbatched(spec_of(self.value))
+
+
+def _plain(leaf: Any) -> Any:
+    return element(leaf) if isinstance(leaf, (str, bytes)) else leaf
+
+
+@operator("elements", _IndexedNode)
+@dataclass(frozen=True)
+class Elements(Indexed):
+    """Elements that an operator has gathered: what windows hold."""
+
+    elements: tuple[Any, ...]
+    spec: Any
+
+    def count(self) -> int:
+        return len(self.elements)
+
+    def at(self, position: int) -> Any:
+        return self.elements[position]
+
+    def chunk(self, start: int) -> Sequence[Any]:
+        return self.elements[start:]
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return self.spec
+
+
+@operator("from_source", _IndexedNode)
+@dataclass(frozen=True)
+class Source(Indexed):
+    """An object that knows its length and the item at a position: a torch or Hugging Face dataset, a Grain source, a list."""
+
+    source: Function
+    length: int
+    output_signature: Any = None
+
+    def count(self) -> int:
+        return self.length
+
+    def at(self, position: int) -> Any:
+        return element(self.source.value[position])
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
+
+
+class _GeneratorNode(Node):
+    """State: how many were read. A load calls the function again and skips those."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.read = 0
+        self._items: Iterator[Any] | None = None
+        self.ended = False
+
+    def _opened(self) -> Iterator[Any]:
+        if self._items is None:
+            self._items = iter(self.op.function.value(*self.op.args))
+            for _ in range(self.read):
+                next(self._items, None)
+        return self._items
+
+    def run(self) -> Iterator[Any]:
+        spec = self.op.spec
+        if self.ended:
+            return
+        for item in self._opened():
+            self.read += 1
+            if spec is UNKNOWN_SPEC or spec is None:
+                yield element(item)
+            else:
+                yield _as_spec(item, spec)
+        self.ended = True  # an iterator of the user need not stay at its end
+
+    def close(self) -> None:
+        super().close()
+        close = getattr(self._items, "close", None)
+        self._items = None
+        if close is not None:
+            close()
+
+    def state(self) -> dict[str, Any]:
+        return {"read": self.read, "ended": self.ended}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self._items = None
+        self.read, self.ended = state["read"], state["ended"]
+
+
+def _as_spec(item: Any, spec: Any) -> Any:
+    """The item as the spec's dtypes; Python's numbers and lists take them."""
+    from zmqdist.specs import convert
+
+    def leaf(one: TensorSpec, value: Any) -> Any:
+        if isinstance(value, (str, bytes)):
+            problem = structure.problem_of(value, one)
+            if problem is not None:
+                raise invalid(f"the generator gave another type: {problem}")
+            return value
+        array = convert(value, one)
+        return array if array.ndim else array[()]
+
+    if isinstance(spec, TensorSpec):
+        return leaf(spec, item)
+    if isinstance(spec, dict) and isinstance(item, dict) and spec.keys() == item.keys():
+        return {key: _as_spec(item[key], spec[key]) for key in spec}
+    if isinstance(spec, tuple) and isinstance(item, (tuple, list)) and len(spec) == len(item):
+        items = [_as_spec(one, part) for one, part in zip(item, spec, strict=True)]
+        return type(spec)(*items) if hasattr(spec, "_fields") else tuple(items)
+    problem = structure.problem_of(element(item), spec)
+    if problem is not None:
+        raise invalid(f"the generator gave another structure: {problem}")
+    return item
+
+
+@operator("from_generator", _GeneratorNode)
+@dataclass(frozen=True)
+class Generator(Op):
+    """Whatever a function yields; it is called for each iterator."""
+
+    function: Function
+    args: tuple[Any, ...]
+    spec: Any = field(default=None)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC if self.spec is None else self.spec
+
+
+class _RandomNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        number = 0 if context.probing else dataset.memory.number()
+        self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))
+        self.splits = context.next_splits()
+
+    def run(self) -> Iterator[Any]:
+        uniform = self.draws.uniform
+        for _ in self.splits if self.splits is not None else counting():
+            yield np.int64(uniform() * 2**32)
+
+    def state(self) -> dict[str, Any]:
+        return self.draws.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.draws.load(state)
+
+
+@operator("random", _RandomNode)
+@dataclass(frozen=True)
+class Random(Op):
+    """int64 in [0, 2**32) without end."""
+
+    seed: tuple[int, int] | None
+    rerandomize: bool = False
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return INFINITE_CARDINALITY
+
+    def split_count(self) -> int:
+        return INFINITE_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), np.int64)
+
+
+def files_matching(patterns: Any) -> list[str]:
+    """The files that match any of the patterns, sorted.
+
+    Raises:
+      InvalidArgumentError: none does.
+    """
+    many = [patterns] if isinstance(patterns, (str, bytes, os.PathLike)) else list(np.ravel(patterns))
+    found = sorted({path for one in many for path in glob.glob(os.fsdecode(one))})
+    if not found:
+        raise invalid(f"no files match {', '.join(map(os.fsdecode, many))}")
+    return found
+
+
+def spec_from(types: Any, shapes: Any) -> Any:
+    """The spec of the older pair of arguments: dtypes, and shapes in the same structure (None: unknown)."""
+    dtypes = nest.flatten(types)
+    if isinstance(types, (tuple, dict)) and shapes is not None:
+        parts = shapes.values() if isinstance(shapes, dict) else shapes
+        if isinstance(shapes, dict):
+            parts = [shapes[key] for key in sorted(shapes)]
+    else:
+        parts = [shapes] * len(dtypes)
+    specs = [TensorSpec(shape, dtype) for shape, dtype in zip(parts, dtypes, strict=True)]
+    return nest.pack_sequence_as(types, specs)

@@ -1,0 +1,216 @@
+"""Elements gathered by place or by key: window, group_by_window.
+
+A window is a dataset of elements that were gathered already: reading it reads nothing from below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.ops.base import Function, Op, finite, operator
+from zmqdist.data.ops.combining import returned_dataset
+from zmqdist.data.ops.sources import Elements
+from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, invalid, spec_of
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+def gathered(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> Tree:
+    """Elements as a dataset; its spec is that of the first where it is not given."""
+    from zmqdist.data.tree import make
+
+    return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
+
+
+def _columns(elements: list[Any]) -> Any:
+    """A structure of datasets, one for each leaf, as window gives them."""
+    first = elements[0]
+    if not isinstance(first, (tuple, dict)):
+        return gathered(elements)
+    columns = zip(*map(nest.flatten, elements), strict=True)
+    return nest.pack_sequence_as(first, [gathered(list(column)) for column in columns])
+
+
+class _WindowNode(Node):
+    """`held` are elements from position `start` of the next window on; `gap` are to be thrown away before."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.held: list[Any] = []
+        self.gap = 0
+
+    def run(self) -> Iterator[Any]:
+        op = self.op
+        span = (op.size - 1) * op.stride + 1
+        for x in self.source():
+            if self.gap:
+                self.gap -= 1
+                continue
+            self.held.append(x)
+            if len(self.held) == span:
+                yield self._leave()
+        while self.held:
+            full = len(self.held) >= span
+            window = self._leave()
+            if full or not op.drop_remainder:
+                yield window
+
+    def _leave(self) -> Any:
+        op = self.op
+        window = self.held[: (op.size - 1) * op.stride + 1 : op.stride]
+        self.gap = max(0, op.shift - len(self.held))
+        self.held = self.held[op.shift :]
+        return _columns(window)
+
+    def state(self) -> dict[str, Any]:
+        return {"held": save_elements(self.held), "gap": self.gap}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.held, self.gap = load_elements(state["held"]), state["gap"]
+
+
+@operator("window", _WindowNode)
+@dataclass(frozen=True)
+class Window(Op):
+    """Datasets of `size` elements each, every `shift` elements a new one, of each `stride`-th element."""
+
+    size: int
+    shift: int
+    stride: int = 1
+    drop_remainder: bool = False
+
+    @classmethod
+    def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
+        """Raises InvalidArgumentError for a number that is not positive."""
+        numbers = {"size": size, "shift": size if shift is None else shift, "stride": stride}
+        for what, number in numbers.items():
+            if number < 1:
+                raise invalid(f"Window {what} must be greater than zero, not {number}")
+        return cls(int(size), int(numbers["shift"]), int(stride), bool(drop_remainder))
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        count = inputs[0]
+        if not finite(count):
+            return count
+        if not self.drop_remainder:
+            return -(-count // self.shift)
+        span = (self.size - 1) * self.stride + 1
+        return 0 if count < span else (count - span) // self.shift + 1
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return nest.map_structure(DatasetSpec, inputs[0])
+
+
+class _GroupNode(Node):
+    """`groups` by key, in the order in which they began; `inner` is the dataset that is being read, made of `source` elements."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.groups: dict[int, list[Any]] = {}
+        self.inner: Node | None = None
+        self.made_of: tuple[int, list[Any]] = (0, [])
+
+    def run(self) -> Iterator[Any]:
+        if self.inner is not None:
+            yield from self._read()
+        fn = self.op.key_function.value
+        for x in self.source():
+            key = int_scalar(fn(*x) if type(x) is tuple else fn(x), "key_func")
+            group = self.groups.setdefault(key, [])
+            group.append(x)
+            if len(group) >= self._size(key):
+                self._open(key, self.groups.pop(key))
+                yield from self._read()
+        while self.groups:
+            key = min(self.groups)
+            self._open(key, self.groups.pop(key))
+            yield from self._read()
+
+    def _size(self, key: int) -> int:
+        size = self.op.size
+        if size is None:
+            size = int_scalar(self.op.size_function.value(np.int64(key)), "window_size_func")
+        if size < 1:
+            raise invalid(f"Window size must be greater than zero, not {size}")
+        return int(size)
+
+    def _open(self, key: int, elements: list[Any]) -> Node:
+        self.made_of = key, elements
+        self.inner = self.context.inner().open(self.op.reduced(key, elements, self.dataset))
+        return self.inner
+
+    def _read(self) -> Iterator[Any]:
+        assert self.inner is not None
+        yield from self.inner.stream()
+        self.inner.close()
+        self.inner, self.made_of = None, (0, [])
+
+    def restart(self) -> None:
+        super().restart()
+        if self.inner is not None:
+            self.inner.restart()
+
+    def close(self) -> None:
+        super().close()
+        if self.inner is not None:
+            self.inner.close()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "groups": [[key, save_elements(group)] for key, group in self.groups.items()],
+            "made_of": [self.made_of[0], save_elements(self.made_of[1])],
+            "inner": None if self.inner is None else self.inner.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.groups = {key: load_elements(group) for key, group in state["groups"]}
+        if self.inner is not None:
+            self.inner.close()
+            self.inner = None
+        if state["inner"] is not None:
+            key, elements = state["made_of"]
+            self._open(key, load_elements(elements)).load_state_dict(state["inner"])
+
+
+def int_scalar(value: Any, what: str) -> int:
+    """What a function that gives numbers gave. Raises ValueError for anything but an integer scalar."""
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind not in "iu":
+        raise ValueError(f"`{what}` must return a single int64, not {array.dtype} of shape {array.shape}")
+    return int(array)
+
+
+@operator("group_by_window", _GroupNode)
+@dataclass(frozen=True)
+class GroupByWindow(Op):
+    """Elements of one key together, as a dataset that a function turns into another, whose elements come out."""
+
+    key_function: Function
+    reduce_function: Function
+    size: int | None = None
+    size_function: Function | None = None
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return INFINITE_CARDINALITY if inputs[0] == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC
+
+    def infer(self, dataset: Tree) -> Any:
+        for x in dataset.inputs[0].probe():
+            key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
+            return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
+        return UNKNOWN_SPEC
+
+    def reduced(self, key: int, elements: list[Any], dataset: Tree) -> Tree:
+        """What the function makes of a window of `dataset`'s input. Raises TypeError where that is no dataset."""
+        window = gathered(elements, dataset.inputs[0].known_spec)
+        return returned_dataset(self.reduce_function.value(np.int64(key), window), "reduce_func")

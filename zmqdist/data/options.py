@@ -1,0 +1,113 @@
+"""How a pipeline runs, beside what it computes.
+
+Rules
+    Attributes that were set win over defaults, and those of a later `with_options` over those of an earlier one. A name that does not
+    exist is an AttributeError, so that a typo is not silence.
+
+Acted on here: `deterministic`, `threading.private_threadpool_size`. The rest is kept for the data service, or accepted so that
+programs for tf.data run as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class _Group:
+    """Attributes with None for "not set"."""
+
+    __slots__ = ()
+    _names: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        for name in self._names:
+            setattr(self, name, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Group) and type(other) is type(self) and other.told() == self.told()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.told().items())})"
+
+    def told(self) -> dict[str, Any]:
+        """What was set, as plain values."""
+        found: dict[str, Any] = {}
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, _Group):
+                value = value.told() or None
+            if value is not None:
+                found[name] = value
+        return found
+
+    def update(self, told: dict[str, Any]) -> None:
+        """Set what `told` says."""
+        for name, value in told.items():
+            have = getattr(self, name)
+            if isinstance(have, _Group):
+                have.update(value)
+            else:
+                setattr(self, name, value)
+
+
+class _Threading(_Group):
+    __slots__ = _names = ("max_intra_op_parallelism", "private_threadpool_size")
+    max_intra_op_parallelism: int | None
+    private_threadpool_size: int | None
+
+
+class _Autotune(_Group):
+    __slots__ = _names = ("cpu_budget", "enabled", "ram_budget")
+    cpu_budget: int | None
+    enabled: bool | None
+    ram_budget: int | None
+
+
+class _Distribute(_Group):
+    __slots__ = _names = ("auto_shard_policy", "num_devices")
+    auto_shard_policy: Any
+    num_devices: int | None
+
+
+class _Service(_Group):
+    __slots__ = _names = ("pinned",)
+    pinned: bool | None
+
+
+class Options(_Group):
+    """How a pipeline runs; attach it with `Dataset.with_options`. Everything is None until it is set.
+
+    Attributes:
+      deterministic: False lets parallel operators give elements in the order in which they are ready; None means True.
+      threading.private_threadpool_size: threads that each parallel operator has at most.
+      threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted.
+      experimental_distribute.auto_shard_policy, experimental_external_state_policy: for the data service.
+      experimental_service.pinned: accepted.
+    """
+
+    __slots__ = _names = (
+        "autotune",
+        "deterministic",
+        "experimental_distribute",
+        "experimental_external_state_policy",
+        "experimental_service",
+        "threading",
+    )
+    deterministic: bool | None
+    experimental_external_state_policy: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.autotune = _Autotune()
+        self.experimental_distribute = _Distribute()
+        self.experimental_service = _Service()
+        self.threading = _Threading()
+
+    @classmethod
+    def of(cls, told: dict[str, Any]) -> Options:
+        """The inverse of `told`."""
+        options = cls()
+        options.update(told)
+        return options

@@ -1,0 +1,312 @@
+"""Elements: what flows through a pipeline, and what is known of it beforehand.
+
+Rules
+    An element is a structure of leaves: tuple, namedtuple and dict are structure; everything else is a leaf, a list is data and
+    becomes an array. Leaves are arrays, numpy scalars, str and bytes, or datasets (of `window`). `element` turns whatever a user's
+    function or generator gives into that form, so that every operator below meets nothing else and the safe codec takes it.
+
+    A spec has the same structure with a `TensorSpec` or `DatasetSpec` in place of each leaf. str and bytes have dtypes without a length.
+
+    bytes that end in NUL are one element like any other, but an array of bytes would cut them: stacking refuses them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.specs import TensorSpec
+from zmqdist.wire import safe
+
+_SCALARS: tuple[Any, ...] = (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
+_SCALARS += (np.float16, np.float32, np.float64, np.complex64, np.complex128, np.datetime64, np.timedelta64)
+
+READY: Final[frozenset[type]] = frozenset({str, bytes, *_SCALARS})
+"""Types that are leaves as they are: `if type(x) not in READY: x = element(x)` is the cheap way to call `element`."""
+
+LEAVES: Final[frozenset[type]] = frozenset({np.ndarray, *READY})
+"""Types of leaves."""
+
+_FROM_PYTHON: dict[type, Callable[[Any], Any]] = {
+    bool: np.bool_,
+    int: np.int64,
+    float: np.float64,
+    complex: np.complex128,
+}
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN_SPEC"
+
+
+UNKNOWN_SPEC: Final = _Unknown()
+"""Stands for a spec that only running the pipeline would tell."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """The leaf is a dataset with such elements."""
+
+    element_spec: Any
+
+
+def invalid(message: str) -> InvalidArgumentError:
+    """The error of this package's users' mistakes."""
+    return InvalidArgumentError(None, None, message)
+
+
+def is_dataset(value: Any) -> bool:
+    """Whether it is a Dataset. Asked by an attribute of its class, because the class stands above this module."""
+    return hasattr(type(value), "element_spec")
+
+
+def element(value: Any) -> Any:
+    """`value` as an element.
+
+    Raises:
+      InvalidArgumentError: some leaf is no array, number, str or bytes, nor a list that makes an array.
+    """
+    cls = type(value)
+    if cls in LEAVES:
+        if cls is np.ndarray and value.dtype.hasobject:
+            raise invalid("an element holds an array of Python objects; give it a dtype")
+        return value
+    convert = _FROM_PYTHON.get(cls)
+    if convert is not None:
+        try:
+            return convert(value)
+        except OverflowError:
+            raise invalid(f"an element holds {value!r}, which needs more than 64 bits") from None
+    if isinstance(value, dict):
+        return {key: element(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(element, value)
+        return cls(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    if is_dataset(value):
+        return value
+    return _array(value)
+
+
+def _array(value: Any) -> Any:
+    if value is None or (not isinstance(value, (list, np.ndarray, np.generic)) and not hasattr(value, "__array__")):
+        raise invalid(
+            f"an element holds {type(value).__name__}: arrays, numbers, str and bytes, in tuples and dicts, are allowed"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise invalid(f"an element holds a list that makes no array: {error}") from None
+    if array.dtype.hasobject:
+        raise invalid(f"an element holds {type(value).__name__} of Python objects")
+    return array
+
+
+def spec_of(value: Any) -> Any:
+    """The spec of one element."""
+    if is_dataset(value):
+        return DatasetSpec(value.element_spec)
+    if isinstance(value, (tuple, dict)):
+        return nest.map_structure(spec_of, value) if value else value
+    array = np.asarray(value)
+    return TensorSpec(array.shape, plain_dtype(array.dtype))
+
+
+def plain_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype without the length of its strings."""
+    kept: np.dtype[Any] = np.dtype(dtype)
+    return np.dtype(kept.kind) if kept.kind in "SU" else kept
+
+
+def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
+    """`change` on each TensorSpec; a DatasetSpec stays as it is."""
+    return nest.map_structure(lambda leaf: change(leaf) if isinstance(leaf, TensorSpec) else leaf, spec)
+
+
+def batched(spec: Any, size: int | None) -> Any:
+    """The spec of `size` elements on a new first axis."""
+    return map_specs(lambda one: TensorSpec(None if one.shape is None else (size, *one.shape), one.dtype), spec)
+
+
+def unbatched(spec: Any) -> Any:
+    """The spec of what lies along axis 0. Raises ValueError for a scalar."""
+
+    def rows(one: TensorSpec) -> TensorSpec:
+        if one.shape == ():
+            raise ValueError("a scalar has no first axis to take apart")
+        return TensorSpec(None if one.shape is None else one.shape[1:], one.dtype)
+
+    return map_specs(rows, spec)
+
+
+def common_spec(one: Any, two: Any) -> Any:
+    """The narrowest spec that both fit.
+
+    Raises:
+      TypeError: they differ in structure or dtype.
+    """
+
+    def common(a: Any, b: Any) -> Any:
+        if isinstance(a, DatasetSpec) and isinstance(b, DatasetSpec):
+            return DatasetSpec(common_spec(a.element_spec, b.element_spec))
+        if not (isinstance(a, TensorSpec) and isinstance(b, TensorSpec)) or a.dtype != b.dtype:
+            raise TypeError(f"elements of different types: {a} and {b}")
+        if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
+            return TensorSpec(None, a.dtype)
+        return TensorSpec(tuple(x if x == y else None for x, y in zip(a.shape, b.shape, strict=True)), a.dtype)
+
+    try:
+        return nest.map_structure(common, one, two)
+    except ValueError as error:
+        raise TypeError(f"elements of different structures: {error}") from None
+
+
+def problem_of(value: Any, spec: Any) -> str | None:
+    """What is wrong with an element that should fit `spec`; None when it does."""
+    try:
+        pairs = nest.flatten(nest.map_structure(lambda want, have: _Pair(want, have), spec, value, check_types=False))
+    except (TypeError, ValueError) as error:
+        return str(error)
+    for pair in pairs:
+        if isinstance(pair.spec, DatasetSpec):
+            if not is_dataset(pair.leaf):
+                return f"expected a dataset, given {type(pair.leaf).__name__}"
+        elif is_dataset(pair.leaf):
+            return "expected an array, given a dataset"
+        else:
+            problem = pair.spec.problem(np.asarray(pair.leaf))
+            if problem is not None:
+                return str(problem)
+    return None
+
+
+@dataclass(frozen=True)
+class _Pair:
+    spec: Any
+    leaf: Any
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
+
+
+def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None = None) -> Any:
+    """Elements of one structure as one element, each leaf with a new axis 0; `join` makes a leaf of leaves.
+
+    Raises:
+      InvalidArgumentError: structures, dtypes or shapes differ.
+    """
+    first = elements[0]
+    cls = type(first)
+    if cls in LEAVES:
+        return (join or stack_leaves)(elements)
+    if isinstance(first, tuple):
+        if not all(map(len(first).__eq__, map(len, elements))):
+            raise invalid("cannot batch elements of different structures")
+        columns = [stack(column, join) for column in zip(*elements, strict=True)]
+        return cls(*columns) if hasattr(first, "_fields") else tuple(columns)
+    if cls is dict:
+        try:
+            return {key: stack([each[key] for each in elements], join) for key in first}
+        except (KeyError, TypeError):
+            raise invalid("cannot batch elements of different structures") from None
+    raise invalid(f"cannot batch {cls.__name__}")
+
+
+def stack_leaves(leaves: Sequence[Any]) -> Any:
+    """Leaves of one type and shape on a new axis 0."""
+    first = leaves[0]
+    cls = type(first)
+    if cls is np.ndarray:
+        shape, dtype = first.shape, first.dtype
+        if all(type(leaf) is cls and leaf.shape == shape and leaf.dtype == dtype for leaf in leaves):
+            if shape:  # one call in C, where np.stack takes a Python step for each
+                return np.concatenate(leaves).reshape(len(leaves), *shape)
+            return np.array(leaves)
+    elif len(set(map(type, leaves))) == 1 and cls not in (str, bytes):
+        if cls not in (np.datetime64, np.timedelta64):
+            return np.fromiter(leaves, np.dtype(cls), len(leaves))
+        return np.array(leaves)
+    return _stack_carefully([np.asarray(leaf) for leaf in leaves], leaves)
+
+
+def _stack_carefully(arrays: list[Any], leaves: Sequence[Any]) -> Any:
+    """What the quick ways leave: strings, which may differ in length, scalars mixed with arrays of no axis, and mistakes."""
+    first = arrays[0]
+    for array, leaf in zip(arrays, leaves, strict=True):
+        if array.shape != first.shape:
+            raise invalid(
+                f"cannot batch shapes {first.shape} and {array.shape}: all must be alike, or use padded_batch"
+            )
+        if plain_dtype(array.dtype) != plain_dtype(first.dtype):
+            raise invalid(f"cannot batch {first.dtype} and {array.dtype}")
+        if isinstance(leaf, bytes) and leaf.endswith(b"\0"):
+            raise invalid("bytes that end in NUL would lose it in an array: decode them by map before the batch")
+    return np.stack(arrays)
+
+
+# -- elements in states and descriptions -----------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> list[str]:
+    """A value of the safe codec as text: base64 of its body and frames."""
+    body, frames = safe.encode(value)
+    return [base64.b64encode(part).decode() for part in (body, *map(_flat, frames))]
+
+
+def _flat(frame: Any) -> Any:
+    return memoryview(frame).cast("B") if memoryview(frame).nbytes else b""
+
+
+def from_json(parts: Sequence[str]) -> Any:
+    """The inverse of `to_json`. Raises WireError for what is none."""
+    body, *frames = (base64.b64decode(part) for part in parts)
+    return safe.decode(body, [bytearray(frame) for frame in frames], "a saved state")
+
+
+def read_only(value: Any) -> Any:
+    """The element with arrays that cannot be written; they share memory with it."""
+
+    def lock(leaf: Any) -> Any:
+        if type(leaf) is np.ndarray and leaf.flags.writeable:
+            leaf = leaf.view()
+            leaf.flags.writeable = False
+        return leaf
+
+    return lock(value) if type(value) in LEAVES else nest.map_structure(lock, value)
+
+
+def same_lengths(leaves: Sequence[Any]) -> int:
+    """The length that all leaves have along axis 0. Raises ValueError for scalars and for different lengths."""
+    if not leaves:
+        raise ValueError("there is nothing to slice: the structure is empty")
+    shapes = [np.shape(leaf) for leaf in leaves]
+    if not all(shapes):
+        raise ValueError("a scalar has no first axis to slice")
+    lengths = {shape[0] for shape in shapes}
+    if len(lengths) > 1:
+        raise ValueError(f"the leaves differ in length along axis 0: {sorted(lengths)}")
+    return int(lengths.pop())
+
+
+def rows_of(value: Any) -> Any:
+    """An iterator over what lies along axis 0 of every leaf."""
+    if type(value) is np.ndarray:
+        return iter(value)
+    if isinstance(value, dict):
+        keys = list(value)
+        return (dict(zip(keys, row, strict=True)) for row in zip(*(rows_of(value[key]) for key in keys), strict=True))
+    if isinstance(value, tuple):
+        rows = zip(*map(rows_of, value), strict=True)
+        return (type(value)(*row) for row in rows) if hasattr(value, "_fields") else rows
+    return repeat(value, 0)
