@@ -1,7 +1,46 @@
-"""Dispatcher and workers under the names of the data service."""
+"""The data service under its public names: dispatcher, workers, and what sends a pipeline to them.
 
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
+The names load on first use, by text: pipelines stand below the servers that run them.
+"""
 
-__all__ = ["DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
+    from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+    from zmqdist.dispatch.server import DispatchServer
+    from zmqdist.dispatch.worker import WorkerServer
+
+_WHERE = {
+    "CrossTrainerCache": "zmqdist.data_service.policy",
+    "DispatchServer": "zmqdist.dispatch.server",
+    "DispatcherConfig": "zmqdist.dispatch.config",
+    "ShardingPolicy": "zmqdist.data_service.policy",
+    "WorkerConfig": "zmqdist.dispatch.config",
+    "WorkerServer": "zmqdist.dispatch.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'zmqdist.data.service' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "CrossTrainerCache",
+    "DispatchServer",
+    "DispatcherConfig",
+    "ShardingPolicy",
+    "WorkerConfig",
+    "WorkerServer",
+]

@@ -1,0 +1,55 @@
+"""How the elements of a pipeline are shared out among workers, and with whom they are shared."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+
+class ShardingPolicy(IntEnum):
+    """Which part of the data each worker computes.
+
+    OFF: each worker the whole dataset. DYNAMIC: the dispatcher deals positions of the sources out, first come, first served, each once.
+    FILE, DATA, FILE_OR_DATA, HINT: the worker's fixed share by its place in the dispatcher's `worker_addresses`: of the files, of the
+    elements, of the files if there are such, where `shard(SHARD_HINT, SHARD_HINT)` stands.
+    """
+
+    OFF = 0
+    DYNAMIC = 1
+    FILE = 2
+    DATA = 3
+    FILE_OR_DATA = 4
+    HINT = 5
+
+
+STATIC = frozenset({ShardingPolicy.FILE, ShardingPolicy.DATA, ShardingPolicy.FILE_OR_DATA, ShardingPolicy.HINT})
+
+_NAMED = {"parallel_epochs": ShardingPolicy.OFF, "distributed_epoch": ShardingPolicy.DYNAMIC}
+
+
+def policy_of(processing_mode: Any) -> ShardingPolicy:
+    """The policy that a user names. Raises ValueError for anything else, numbers too."""
+    if isinstance(processing_mode, ShardingPolicy):
+        return processing_mode
+    if isinstance(processing_mode, str) and processing_mode in _NAMED:
+        return _NAMED[processing_mode]
+    raise ValueError(
+        "processing_mode should be a `zmqdist.data.service.ShardingPolicy`, `\"parallel_epochs\"`, or "
+        f"`\"distributed_epoch\"`. Got {processing_mode!r}."
+    )
+
+
+class CrossTrainerCache:
+    """Trainers with the same job read the same elements, each worker keeping a window of the latest.
+
+    Args:
+      trainer_id: who reads: not empty. No trainer gets an element twice; one that is too slow misses some.
+
+    Raises:
+      ValueError: an empty id.
+    """
+
+    def __init__(self, trainer_id: str) -> None:
+        if not trainer_id:
+            raise ValueError("a cross-trainer cache requires a non-empty trainer ID.")
+        self.trainer_id = str(trainer_id)
