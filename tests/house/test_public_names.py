@@ -59,7 +59,19 @@ PINNED: dict[str, frozenset[str]] = {
         }
     ),
     "zmqdist.random": frozenset({"set_seed"}),
-    "zmqdist.data.service": frozenset({"DispatchServer", "DispatcherConfig", "WorkerConfig", "WorkerServer"}),
+    "zmqdist.data.service": frozenset(
+        {
+            "CrossTrainerCache",
+            "DispatchServer",
+            "DispatcherConfig",
+            "ShardingPolicy",
+            "WorkerConfig",
+            "WorkerServer",
+            "distribute",
+            "from_dataset_id",
+            "register_dataset",
+        }
+    ),
     "zmqdist.resolvers": frozenset(
         {
             "ClusterResolver",

@@ -15,6 +15,3 @@ UNKNOWN_CARDINALITY: Final = -2
 
 SHARD_HINT: Final = -1
 """As `num_shards` of `Dataset.shard`: a data service puts its numbers here (ShardingPolicy.HINT)."""
-
-SHARD_HINT = -1
-"""`shard(SHARD_HINT, SHARD_HINT)`: the data service puts number of workers and index in, with ShardingPolicy.HINT."""

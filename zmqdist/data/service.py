@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from zmqdist.data_service.client import distribute, from_dataset_id, register_dataset
     from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
     from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
     from zmqdist.dispatch.server import DispatchServer
@@ -21,6 +22,9 @@ _WHERE = {
     "ShardingPolicy": "zmqdist.data_service.policy",
     "WorkerConfig": "zmqdist.dispatch.config",
     "WorkerServer": "zmqdist.dispatch.worker",
+    "distribute": "zmqdist.data_service.client",
+    "from_dataset_id": "zmqdist.data_service.client",
+    "register_dataset": "zmqdist.data_service.client",
 }
 
 
@@ -43,4 +47,7 @@ __all__ = [
     "ShardingPolicy",
     "WorkerConfig",
     "WorkerServer",
+    "distribute",
+    "from_dataset_id",
+    "register_dataset",
 ]

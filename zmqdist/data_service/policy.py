@@ -34,8 +34,8 @@ def policy_of(processing_mode: Any) -> ShardingPolicy:
     if isinstance(processing_mode, str) and processing_mode in _NAMED:
         return _NAMED[processing_mode]
     raise ValueError(
-        "processing_mode should be a `zmqdist.data.service.ShardingPolicy`, `\"parallel_epochs\"`, or "
-        f"`\"distributed_epoch\"`. Got {processing_mode!r}."
+        'processing_mode should be a `zmqdist.data.service.ShardingPolicy`, `"parallel_epochs"`, or '
+        f'`"distributed_epoch"`. Got {processing_mode!r}.'
     )
 
 
