@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zmqdist.data.ops import readers, saving, sources
+from zmqdist.data.ops import saving, sources
 from zmqdist.data.ops.base import Function
 from zmqdist.data.structure import invalid
 from zmqdist.data.tree import make
@@ -139,14 +139,16 @@ class Creation:
         wait: bool = False,
         name: str | None = None,
     ) -> Dataset:
-        """What `save` wrote.
+        """What `save` wrote, or `distributed_save`; the latter also while it is being written: elements come as they are committed.
 
         Args:
+          path: a folder, or for what `distributed_save` wrote a URL of a folder (extra `zmqdist[fsspec]`).
           reader_func: makes the dataset from the datasets of the files.
-          wait: look again every 5 seconds until something was saved.
+          wait: look again, at least every 5 seconds, until something was saved.
 
         Raises:
-          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`. DataLossError: another compression.
+          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`; `distributed_save` failed, or used another
+            compression. DataLossError: `save` used another compression. Reading raises the error of a `distributed_save` that
+            fails meanwhile.
         """
-        kept = None if compression is None else readers.checked_compression(compression)
-        return saving.load(os.fspath(path), element_spec, kept, reader_func, wait)
+        return saving.load(os.fspath(path), element_spec, compression, reader_func, wait)

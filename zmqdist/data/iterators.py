@@ -18,6 +18,7 @@ One iterator belongs to one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -38,14 +39,24 @@ class Context:
     Attributes:
       options: those of the whole pipeline.
       probing: the iterator is there to look at the first element: it draws no seed, writes no cache, starts no thread.
-      splits: the positions of source number `n` in repetition `r`, `splits(n, r)`; None: each source is whole.
+      splits: the positions of a source in a repetition, behind those that were taken: `splits(source, repetition, taken)`; None: each
+        source is whole.
+      resumable: whether `splits` minds `taken`, so that a state can be told.
+      cancelled: set from any thread to end what a source waits for.
     """
 
     def __init__(
-        self, options: Options, probing: bool = False, splits: Callable[[int, int], Iterator[int]] | None = None
+        self,
+        options: Options,
+        probing: bool = False,
+        splits: Callable[[int, int, int], Iterator[int]] | None = None,
+        resumable: bool = False,
+        cancelled: threading.Event | None = None,
     ) -> None:
         self.options = options
         self.probing = probing
+        self.resumable = resumable
+        self.cancelled = cancelled or threading.Event()
         self._splits = splits
         self._sources = 0
         self._opened: dict[int, int] = {}
@@ -80,15 +91,50 @@ class Context:
 
     def inner(self) -> Context:
         """The context of datasets whose sources are whole, as of those that a function returns."""
-        return Context(self.options, self.probing)
+        return Context(self.options, self.probing, cancelled=self.cancelled)
 
-    def next_splits(self) -> Iterator[int] | None:
+    def next_splits(self) -> Dealt | None:
         """The positions of the source that is being opened; None: all."""
         if self._splits is None:
             return None
         number, self._sources = self._sources, self._sources + 1
         repetition = self._opened[number] = self._opened.get(number, -1) + 1
-        return self._splits(number, repetition)
+        return Dealt(self, number, repetition)
+
+    def deal(self, source: int, repetition: int, taken: int) -> Iterator[int]:
+        """The positions of a source in a repetition, behind those that were taken."""
+        assert self._splits is not None
+        return self._splits(source, repetition, taken)
+
+    def reached(self, source: int, repetition: int) -> None:
+        """A source was put into a repetition by a state: the next that is opened is the one behind it."""
+        self._opened[source] = repetition
+
+
+class Dealt:
+    """The positions of one source in one repetition, `taken` of them so far. Each `iter` goes on behind those."""
+
+    def __init__(self, context: Context, source: int, repetition: int) -> None:
+        self._context = context
+        self._source = source
+        self._repetition = repetition
+        self._taken = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for position in self._context.deal(self._source, self._repetition, self._taken):
+            self._taken += 1
+            yield position
+
+    def state(self) -> dict[str, int]:
+        """JSON-able. Raises UnimplementedError where whoever deals cannot be told to go on from somewhere."""
+        if not self._context.resumable:
+            raise UnimplementedError(None, None, "whoever deals out the splits keeps the place, not the iterator")
+        return {"repetition": self._repetition, "taken": self._taken}
+
+    def load(self, state: dict[str, int]) -> None:
+        """Go on there: the next `iter` does."""
+        self._repetition, self._taken = state["repetition"], state["taken"]
+        self._context.reached(self._source, self._repetition)
 
 
 class Node:
@@ -191,6 +237,7 @@ class _Reading:
     def close(self) -> None:
         """Nothing comes any more, whether this is the end of the data or not."""
         self.closed = True
+        self.node.context.cancelled.set()
         self._leave()
         self._again = False
         self.node.close()
@@ -264,6 +311,10 @@ class DatasetIterator(chain[Any]):
     def close(self) -> None:
         """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
         self._reading.close()
+
+    def cancel(self) -> None:
+        """From any thread: a source that waits for something to be written raises CancelledError, now and ever after."""
+        self._reading.node.context.cancelled.set()
 
     def __enter__(self) -> DatasetIterator:
         return self

@@ -14,7 +14,7 @@ Theory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,11 +80,27 @@ def split_providers(dataset: Tree) -> list[SplitProvider]:
 def open_split(dataset: Tree, ask: Callable[[int, int], int | None]) -> DatasetIterator:
     """An iterator over what the sources get: `ask(source, repetition)` is the next position of a source, None at its end.
 
-    Such an iterator cannot tell its state: the place is known to whoever deals.
+    Such an iterator cannot tell its state: the place is known to whoever deals. See `open_stream`.
     """
 
-    def positions(source: int, repetition: int) -> Iterator[int]:
+    def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
         while (position := ask(source, repetition)) is not None:
             yield position
 
     return DatasetIterator.over(dataset, Context(dataset.options(), splits=positions))
+
+
+def open_stream(dataset: Tree, ask: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
+    """As `open_split`, for somebody who can be asked again: this iterator tells its state, and goes on from it.
+
+    Args:
+      ask: `ask(source, repetition, taken)` gives some positions of a source, those behind the first `taken` that this reader has
+        had in this repetition; none at its end. Asked twice for the same, it gives the same.
+    """
+
+    def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
+        while given := ask(source, repetition, taken):
+            taken += len(given)
+            yield from given
+
+    return DatasetIterator.over(dataset, Context(dataset.options(), splits=positions, resumable=True))

@@ -13,7 +13,6 @@ Lines are str (UTF-8; bytes that are none are kept as surrogates), records bytes
 from __future__ import annotations
 
 import gzip
-import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from zmqdist.data import storage
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Op, operator
@@ -47,12 +47,7 @@ def checked_compression(compression: Any) -> str:
 def open_file(path: str, compression: str) -> IO[bytes]:
     """A file to read, decompressed. Raises NotFoundError where there is none."""
     try:
-        if compression == "GZIP":
-            return gzip.open(path)  # type: ignore[return-value]
-        if compression == "ZLIB":
-            with open(path, "rb") as file:
-                return io.BytesIO(zlib.decompress(file.read()))
-        return open(path, "rb")
+        return storage.unpressed(storage.open_read(path), compression)
     except FileNotFoundError:
         raise NotFoundError(None, None, f"{path}: No such file") from None
 

@@ -2,33 +2,32 @@
 
 Layout
     path/dataset.json           the newest run: its folder, number of elements, spec, compression, files; replaced by a rename at the end
-    path/<run>/shard_00000      elements as in caching.py
+    path/<run>/shard_00000      elements as in chunks.py
 
     Saving again makes another run beside the old one, so that whoever reads the old one can go on.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data import layout, storage
+from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
+from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops import snapshots
 from zmqdist.data.ops.base import Function, Op, operator
-from zmqdist.data.ops.caching import read_elements, write_element
-from zmqdist.data.ops.readers import Reader, ReaderNode
-from zmqdist.data.ops.sources import Slices, Tensors
+from zmqdist.data.ops.snapshots import OpenFile, Saved
+from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
-from zmqdist.data.structure import from_json, invalid, to_json
+from zmqdist.data.structure import invalid
 from zmqdist.errors import DataLossError, NotFoundError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -36,52 +35,9 @@ if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
 
 WAIT_S = 5.0
-"""Seconds between two looks of `load(wait=True)`."""
+"""Seconds: the longest between two looks of `load(wait=True)`."""
 
 _METADATA = "dataset.json"
-
-
-@operator("saved", ReaderNode)
-@dataclass(frozen=True)
-class Saved(Reader):
-    """Elements of the files of a run."""
-
-    spec: Any = None
-    files: int = 0
-    count: int = 0
-
-    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
-        return read_elements(file, path)
-
-    def cardinality(self, inputs: tuple[int, ...]) -> int:
-        return self.count if inputs[0] == self.files else UNKNOWN_CARDINALITY
-
-    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
-        return self.spec
-
-
-class _ZlibFile:
-    """Writes a file as one zlib stream."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 closed by close()
-        self._press = zlib.compressobj(1)
-
-    def write(self, data: Any) -> None:
-        self._file.write(self._press.compress(data))
-
-    def __enter__(self) -> _ZlibFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.write(self._press.flush())
-        self._file.close()
-
-
-def _writing(path: str, compression: str) -> Any:
-    if compression == "GZIP":
-        return gzip.open(path, "wb", compresslevel=1)
-    return _ZlibFile(path) if compression == "ZLIB" else open(path, "wb")
 
 
 class RunWriter:
@@ -90,8 +46,7 @@ class RunWriter:
     def __init__(self, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
         self._path, self._compression, self._shard_func = path, compression, shard_func
         self._run = uuid.uuid4().hex[:16]
-        self._files: dict[int, Any] = {}
-        self._opened = ExitStack()
+        self._files: dict[int, ElementsFile] = {}
         self._count = 0
         os.makedirs(os.path.join(path, self._run))
 
@@ -102,28 +57,30 @@ class RunWriter:
             shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
         if shard not in self._files:
             name = os.path.join(self._path, self._run, f"shard_{shard:05}")
-            self._files[shard] = self._opened.enter_context(_writing(name, self._compression))
-        write_element(self._files[shard], x)
+            self._files[shard] = ElementsFile(name, self._compression)
+        self._files[shard].write(x)
         self._count += 1
 
     def finish(self, spec: Any) -> None:
         """Make it the folder's newest run."""
-        self._opened.close()
+        for file in self._files.values():
+            file.close()
         told = {
             "run": self._run,
             "count": self._count,
             "compression": self._compression,
-            "spec": to_json(spec),
+            "spec": spec_to_json(spec),
             "files": [f"shard_{shard:05}" for shard in sorted(self._files)],
         }
         new = os.path.join(self._path, f"{_METADATA}.{self._run}")
-        with open(new, "w") as file:
-            json.dump(told, file)
+        with open(new, "w") as text:
+            json.dump(told, text)
         os.replace(new, os.path.join(self._path, _METADATA))
 
     def give_up(self) -> None:
         """Delete what was written."""
-        self._opened.close()
+        for file in self._files.values():
+            file.give_up()
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
 
 
@@ -141,53 +98,54 @@ def save(dataset: Tree, path: str, compression: str, shard_func: Callable[..., A
         raise
 
 
-class OpenFile:
-    """The dataset of one file of a run: what `reader_func` gets datasets of."""
-
-    def __init__(self, spec: Any, compression: str) -> None:
-        self.spec, self.compression = spec, compression
-
-    def __call__(self, path: Any) -> Dataset:
-        from zmqdist.data.tree import make
-
-        return make(Saved(self.compression, self.spec, 1, UNKNOWN_CARDINALITY), [make(Tensors.build(str(path)))])
-
-
 def load(
     path: str, element_spec: Any, compression: str | None, reader_func: Callable[..., Any] | None, wait: bool
 ) -> Dataset:
-    """The newest run in a folder.
+    """The newest run in a folder, or the distributed snapshot there, whole or still being written.
 
     Raises:
-      NotFoundError: there is none, and nobody shall wait. ValueError: another spec. DataLossError: another compression.
+      NotFoundError: there is none, and nobody shall wait. ValueError: another spec; of a snapshot, another compression, or whoever
+        wrote it failed. DataLossError: another compression.
     """
-    from zmqdist.data.tree import make
-
-    told = _metadata(path, wait)
-    spec = from_json(told["spec"])
+    kind, told = _metadata(path, wait)
+    spec = spec_from_json(told["spec"])
     if element_spec is not None and element_spec != spec:
         raise ValueError(f"User specified element_spec {element_spec}, but the actual element_spec is {spec}.")
     actual = told["compression"]
-    if compression is not None and compression != actual:
+    if kind == layout.METADATA:
+        return snapshots.load(path, spec, actual, compression, reader_func)
+    if compression is not None and snapshots.checked_compression(compression) != actual:
         raise DataLossError(
             None, None, f"User specified compression {compression}, but the actual compression is {actual or None}."
         )
+    return _load_run(path, told, spec, actual, reader_func)
+
+
+def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Dataset:
+    from zmqdist.data.tree import make
+
     names = [os.path.join(path, told["run"], name) for name in told["files"]]
     files = make(Slices.build(names)) if names else make(Slices.build([""])).take(0)
     if reader_func is not None:
-        return reader_func(files.map(OpenFile(spec, actual)))  # type: ignore[no-any-return]
-    return make(Saved(actual, spec, len(names), told["count"]), [files])
+        return reader_func(files.map(OpenFile(spec, compression)))  # type: ignore[no-any-return]
+    return make(Saved(compression, spec, len(names), told["count"]), [files])
 
 
-def _metadata(path: str, wait: bool) -> dict[str, Any]:
+def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
+    """The name of the file that says what is there, and what it says."""
+    delay = WAIT_S / 100
     while True:
-        try:
-            with open(os.path.join(path, _METADATA)) as file:
-                return json.load(file)  # type: ignore[no-any-return]
-        except FileNotFoundError:
-            if not wait:
-                raise NotFoundError(None, None, f"no saved dataset in {path}") from None
-        time.sleep(WAIT_S)
+        for name in (_METADATA, layout.METADATA):
+            try:
+                return name, json.loads(storage.read(storage.join(path, name)))
+            except FileNotFoundError:
+                pass
+            except (ValueError, KeyError) as error:
+                raise DataLossError(None, None, f"{path}/{name}: corrupted record: {error}") from None
+        if not wait:
+            raise NotFoundError(None, None, f"no saved dataset in {path}")
+        time.sleep(delay)
+        delay = min(WAIT_S, delay * 1.5)
 
 
 # -- snapshot -------------------------------------------------------------------------------------------------------

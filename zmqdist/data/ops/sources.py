@@ -25,7 +25,6 @@ from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Function, Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, spec_of
-from zmqdist.errors import UnimplementedError
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -83,11 +82,14 @@ class _IndexedNode(Node):
 
     def state(self) -> dict[str, Any]:
         if self.splits is not None:
-            raise UnimplementedError(None, None, "whoever deals out the splits keeps the place, not the iterator")
+            return self.splits.state()
         return {"position": self.position - length_hint(self.chunk)}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.position, self.chunk = state["position"], iter(())
+        if self.splits is not None:
+            self.splits.load(state)
+        else:
+            self.position, self.chunk = state["position"], iter(())
 
 
 @operator("range", _IndexedNode)
@@ -337,10 +339,12 @@ class _RandomNode(Node):
             yield np.int64(uniform() * 2**32)
 
     def state(self) -> dict[str, Any]:
-        return self.draws.state()
+        return {"draws": self.draws.state(), "dealt": self.splits and self.splits.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.draws.load(state)
+        self.draws.load(state["draws"])
+        if self.splits is not None:
+            self.splits.load(state["dealt"])
 
 
 @operator("random", _RandomNode)

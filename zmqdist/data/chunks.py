@@ -1,0 +1,306 @@
+"""Elements in a file that any tool can read: blocks of columns, each column an array in NumPy's own file format.
+
+Form of a file
+    A block is a line of JSON and then arrays as `numpy.save` writes them, one behind the other. The line says
+
+        {"rows": 3, "arrays": 3, "element": ["dict", ["x", "array"], ["label", "str"]]}
+
+    `rows`: the elements of this block. `arrays`: how many follow. `element`: their structure, with the kind of each leaf.
+      array, scalar   one array, whose first axis is the rows: an array of a row, or a numpy scalar
+      str, bytes      two arrays: all of them as one array of bytes (text is UTF-8), and where each ends
+      {"array": d}    an array whose dtype d has no form in such files (ml_dtypes): its bytes as unsigned integers
+    A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
+
+    Rows of one block are alike in structure, dtypes and shapes; where they change, another block begins. The file may be compressed
+    as a whole (gzip, or a zlib stream). There is no pickle in it.
+
+Specs of elements are JSON in the same way, with {"shape": ..., "dtype": ...} as leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import zlib
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import repeat
+from typing import IO, Any
+
+import numpy as np
+
+from zmqdist.data import storage
+from zmqdist.data.structure import DatasetSpec, invalid, stack_leaves
+from zmqdist.errors import DataLossError, UnimplementedError
+from zmqdist.specs import TensorSpec
+from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
+
+ROWS_MAX = 1024
+"""Elements of a block: what a reader has in memory at least, and what the line of JSON and the heads of the arrays cost is shared by."""
+
+BLOCK_BYTES_MAX = 2**20
+"""Bytes of a block of more than one element: an array of a row keeps the block in memory."""
+
+# -- structures as JSON ---------------------------------------------------------------------------------------------
+
+
+def told(structure: Any, leaf: Callable[[Any], Any]) -> Any:
+    """A structure as JSON, each leaf as `leaf` tells it (no list).
+
+    Raises:
+      InvalidArgumentError: a dict has keys that are not text or numbers.
+    """
+    if isinstance(structure, dict):
+        if not all(type(key) in (str, int, float, bool) for key in structure):
+            raise invalid(f"keys of a dict in a file are text or numbers, not {list(structure)}")
+        return ["dict", *([key, told(item, leaf)] for key, item in structure.items())]
+    if isinstance(structure, tuple):
+        items = [told(item, leaf) for item in structure]
+        if hasattr(structure, "_fields"):
+            return ["namedtuple", type(structure).__name__, *map(list, zip(structure._fields, items, strict=True))]
+        return ["tuple", *items]
+    return leaf(structure)
+
+
+def restored(text: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The inverse of `told`. Raises ValueError or TypeError for what is none."""
+    match text:
+        case ["dict", *items]:
+            return {key: restored(item, leaf) for key, item in items}
+        case ["namedtuple", str(name), *items]:
+            return _named(name, tuple(key for key, _ in items))(*(restored(item, leaf) for _, item in items))
+        case ["tuple", *items]:
+            return tuple(restored(item, leaf) for item in items)
+        case list():
+            raise ValueError(f"no structure: {text}")
+    return leaf(text)
+
+
+@lru_cache(maxsize=64)
+def _named(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name, fields)
+
+
+def spec_to_json(spec: Any) -> Any:
+    """A spec, JSON-able. Raises UnimplementedError where elements hold datasets."""
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, DatasetSpec):
+            raise UnimplementedError(
+                None, None, "elements that hold datasets cannot be written: batch() or flat_map() them before"
+            )
+        return {"shape": None if one.shape is None else list(one.shape), "dtype": tell_dtype(np.dtype(one.dtype))}
+
+    return told(spec, leaf)
+
+
+def spec_from_json(text: Any) -> Any:
+    """The inverse of `spec_to_json`. Raises DataLossError for what is none."""
+
+    def leaf(one: Any) -> TensorSpec:
+        return TensorSpec(None if one["shape"] is None else tuple(one["shape"]), read_dtype(one["dtype"]))
+
+    try:
+        return restored(text, leaf)
+    except (ValueError, TypeError, KeyError, BadArray) as error:
+        raise DataLossError(None, None, f"not the spec of a dataset: {error}") from None
+
+
+# -- writing --------------------------------------------------------------------------------------------------------
+
+_SCALAR = frozenset({str, bytes})
+
+
+def _walk(x: Any, leaves: list[Any]) -> Any:
+    """Append the leaves of an element; what is alike in elements of one block."""
+    cls = type(x)
+    if cls is np.ndarray:
+        leaves.append(x)
+        return x.dtype, x.shape
+    if cls is dict:
+        return dict, *((key, _walk(item, leaves)) for key, item in x.items())
+    if isinstance(x, tuple):
+        return cls, *(_walk(item, leaves) for item in x)
+    leaves.append(x)
+    if cls in _SCALAR:
+        return cls
+    if isinstance(x, np.generic):
+        return cls, x.dtype
+    raise UnimplementedError(
+        None, None, f"an element holds {cls.__name__}, which cannot be written: batch() or flat_map() windows before"
+    )
+
+
+def _weight(leaf: Any) -> int:
+    return int(leaf.nbytes) if isinstance(leaf, (np.ndarray, np.generic)) else len(leaf)
+
+
+class BlockWriter:
+    """Writes elements to an open file, block by block.
+
+    Attributes:
+      nbytes: of the elements so far, before any compression; those that wait for their block included.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._first: Any = None
+        self._form: Any = None
+        self._rows: list[list[Any]] = []
+        self._held = 0
+        self.nbytes = 0
+
+    def write(self, x: Any) -> None:
+        """Append an element. Its arrays are kept as they are until the block is full: 1,024 elements or a mebibyte.
+
+        Raises:
+          UnimplementedError: it holds a dataset. OSError: of the file.
+        """
+        leaves: list[Any] = []
+        form = _walk(x, leaves)
+        if self._rows and form != self._form:
+            self.flush()
+        if not self._rows:
+            self._first, self._form = x, form
+        weight = sum(map(_weight, leaves))
+        self._rows.append(leaves)
+        self._held += weight
+        self.nbytes += weight
+        if len(self._rows) == ROWS_MAX or self._held >= BLOCK_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the block that is begun."""
+        rows, self._rows, self._held = self._rows, [], 0
+        if not rows:
+            return
+        arrays: list[Any] = []
+        columns = iter(zip(*rows, strict=True))
+        element = told(self._first, lambda leaf: _column(leaf, next(columns), arrays))
+        head = json.dumps({"rows": len(rows), "arrays": len(arrays), "element": element}, separators=(",", ":"))
+        self._file.write(head.encode() + b"\n")
+        for array in arrays:
+            np.lib.format.write_array(_Sink(self._file), array, allow_pickle=False)
+
+
+class _Sink:
+    """What `write_array` sees of a file: it would write to a real one behind the back of its buffer."""
+
+    def __init__(self, file: Any) -> None:
+        self.write = file.write
+
+
+def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> Any:
+    """Append the arrays of a leaf of all rows; its kind."""
+    if isinstance(first, (str, bytes)):
+        parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
+        arrays.append(np.frombuffer(b"".join(parts), np.uint8))
+        arrays.append(np.cumsum([len(part) for part in parts], dtype=np.int64))
+        return "str" if isinstance(first, str) else "bytes"
+    kind = "array" if isinstance(first, np.ndarray) else "scalar"
+    column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
+    try:
+        name = tell_dtype(column.dtype)
+    except BadArray as error:
+        raise invalid(f"an element that cannot be written: {error}") from None
+    if isinstance(name, str) and not name.startswith(("<", ">", "|", "=")):
+        arrays.append(np.ascontiguousarray(column).view(np.dtype(f"u{column.dtype.itemsize}")))
+        return {kind: name}
+    arrays.append(column)
+    return kind
+
+
+class ElementsFile:
+    """A file of elements that is being written. Raises OSError where the disk does."""
+
+    def __init__(self, path: str, compression: str) -> None:
+        self._file = storage.open_write(path)
+        self._pressed = storage.pressing(self._file, compression)
+        self._blocks = BlockWriter(self._pressed)
+        self.write = self._blocks.write
+
+    @property
+    def nbytes(self) -> int:
+        """Of the elements so far, before compression."""
+        return self._blocks.nbytes
+
+    def close(self) -> None:
+        """Complete it; it is on disk when this returns."""
+        try:
+            self._blocks.flush()
+            if self._pressed is not self._file:
+                self._pressed.close()
+            storage.sync(self._file)
+        except BaseException:
+            self.give_up()
+            raise
+        self._file.close()
+
+    def give_up(self) -> None:
+        """Close it as it is. Harmless when it is closed."""
+        for file in (self._pressed, self._file):
+            with contextlib.suppress(OSError, ValueError):
+                file.close()
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
+    """The elements from here to the end of a file. Arrays are writable, rows of one column each.
+
+    Raises:
+      DataLossError: the file is cut off, or not such a file.
+    """
+    try:
+        while line := file.readline(2**20):
+            block = json.loads(line)
+            arrays = [np.lib.format.read_array(file, allow_pickle=False) for _ in range(block["arrays"])]
+            yield from _rows_of(restored(block["element"], partial(_Column, iter(arrays))), block["rows"])
+    except (ValueError, TypeError, KeyError, EOFError, OSError, RuntimeError, BadArray, zlib.error) as error:
+        raise DataLossError(None, None, f"{path}: corrupted record: {error}") from error
+
+
+class _Column:
+    """A leaf of all rows, an iterable."""
+
+    def __init__(self, columns: Iterator[Any], kind: Any) -> None:
+        name = None
+        if isinstance(kind, dict):
+            ((kind, name),) = kind.items()
+        if kind not in ("array", "scalar", "str", "bytes"):
+            raise ValueError(f"a leaf of the kind {kind!r}")
+        self._kind = kind
+        self._values = next(columns)
+        self._ends = next(columns) if kind in ("str", "bytes") else None
+        if name is not None:
+            self._values = self._values.view(read_dtype(name))
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._ends is not None:
+            data, start = self._values.tobytes(), 0
+            for end in self._ends.tolist():
+                part = data[start:end]
+                yield part if self._kind == "bytes" else part.decode("utf-8", "surrogatepass")
+                start = end
+        elif self._kind == "array" and self._values.ndim == 1:
+            for row in range(len(self._values)):
+                yield self._values[row : row + 1].reshape(())
+        else:
+            yield from self._values
+
+
+def _rows_of(structure: Any, rows: int) -> Iterator[Any]:
+    if isinstance(structure, dict):
+        if not structure:
+            return repeat({}, rows)
+        keys = list(structure)
+        columns = [_rows_of(structure[key], rows) for key in keys]
+        return (dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True))
+    if isinstance(structure, tuple):
+        if not structure:
+            return repeat(structure, rows)
+        found = zip(*(_rows_of(item, rows) for item in structure), strict=True)
+        return (type(structure)(*row) for row in found) if hasattr(structure, "_fields") else found
+    return iter(structure)

@@ -1,0 +1,227 @@
+"""Elements in files: those of a saved run, and the chunks of a distributed snapshot, which may still be growing.
+
+Rules
+    The chunks of a snapshot come in the order (index, stream), and those that are there before those that are yet to be
+    written; a stream's own always in order. So the order of a snapshot that is whole is the same for everybody.
+
+    Whoever reads one that is being written waits for the next commit, and ends when DONE is there. An ERROR that appears is
+    raised with the code of whoever wrote it.
+
+    Dealt out, one chunk is one position. Where that begins before the snapshot is whole, nobody knows their number: positions are dealt
+    without end, and whoever gets one that does not exist has come to the end. It waits until the snapshot is whole, since only
+    then everybody has the same number for the same chunk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from zmqdist.data import layout, storage
+from zmqdist.data.chunks import read_elements
+from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.combining import InterleaveNode
+from zmqdist.data.ops.readers import Reader, ReaderNode
+from zmqdist.data.ops.sources import Tensors
+from zmqdist.errors import CancelledError, DataLossError
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.dataset import Dataset
+    from zmqdist.data.tree import Tree
+
+POLL_S = (0.02, 1.0)
+"""Seconds between two looks for new chunks: at first, and at most."""
+
+COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "ZLIB", None: "", "": ""}
+"""What a user calls them, and what the metadata says. SNAPPY is a zlib stream of level 1: quick, and read everywhere."""
+
+
+def checked_compression(compression: Any) -> str:
+    """The name in the metadata. Raises ValueError for an unknown one."""
+    if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
+        names = [name for name in COMPRESSIONS if name]
+        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
+    return COMPRESSIONS[compression]
+
+
+@operator("saved", ReaderNode)
+@dataclass(frozen=True)
+class Saved(Reader):
+    """Elements of files, one file after the other.
+
+    Attributes:
+      files, count: so many elements are in so many files; -1 where that is not known.
+    """
+
+    spec: Any = None
+    files: int = -1
+    count: int = -1
+
+    def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        return read_elements(file, path)
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return self.count if inputs[0] == self.files != -1 else UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return self.spec
+
+
+class OpenFile:
+    """The dataset of one file: what `reader_func` gets datasets of."""
+
+    def __init__(self, spec: Any, compression: str) -> None:
+        self.spec, self.compression = spec, compression
+
+    def __call__(self, path: Any) -> Dataset:
+        from zmqdist.data.tree import make
+
+        return make(Saved(self.compression, self.spec), [make(Tensors.build(str(path)))])
+
+
+class _ChunkFilesNode(Node):
+    """`given` is how many chunks of each stream were given."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.given: dict[int, int] = {}
+        self.splits = context.next_splits()
+
+    def run(self) -> Iterator[Any]:
+        if self.splits is not None:
+            yield from self._dealt()
+            return
+        delay = POLL_S[0]
+        while True:
+            done = self._is_done()
+            for chunk in layout.committed(self.op.path):
+                expected = self.given.get(chunk.stream, 0)
+                if chunk.index == expected:
+                    self.given[chunk.stream] = expected + 1
+                    delay = POLL_S[0]
+                    yield self._path(chunk)
+                elif chunk.index > expected and done:
+                    raise DataLossError(None, None, f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}")
+            if done:
+                return
+            self._wait(delay)
+            delay = min(POLL_S[1], delay * 1.5)
+
+    def _dealt(self) -> Iterator[Any]:
+        chunks: list[layout.Chunk] | None = None
+        assert self.splits is not None
+        for position in self.splits:
+            if chunks is None:
+                delay = POLL_S[0]
+                while not self._is_done():
+                    self._wait(delay)
+                    delay = min(POLL_S[1], delay * 1.5)
+                chunks = layout.committed(self.op.path)
+            if position >= len(chunks):
+                return
+            yield self._path(chunks[position])
+
+    def _is_done(self) -> bool:
+        """Whether all chunks are there; to be asked before looking at them."""
+        if storage.exists(layout.snapshot_done_path(self.op.path)):
+            return True
+        error = layout.read_error(self.op.path)
+        if error is not None:
+            raise error
+        return False
+
+    def _wait(self, delay: float) -> None:
+        if self.context.cancelled.wait(delay):
+            raise CancelledError(None, None, f"nobody waits for {self.op.path} any more")
+
+    def _path(self, chunk: layout.Chunk) -> Any:
+        return storage.join(layout.chunks_path(self.op.path), chunk.name)
+
+    def state(self) -> dict[str, Any]:
+        if self.splits is not None:
+            return {"dealt": self.splits.state()}
+        return {"given": sorted(self.given.items())}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self.splits is not None:
+            self.splits.load(state["dealt"])
+        else:
+            self.given = dict(state["given"])
+
+
+@operator("chunk_files", _ChunkFilesNode)
+@dataclass(frozen=True)
+class ChunkFiles(Op):
+    """Paths of the chunks of a snapshot."""
+
+    path: str
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY if (count := self._count()) is None else count
+
+    def split_count(self) -> int:
+        return INFINITE_CARDINALITY if (count := self._count()) is None else count
+
+    def _count(self) -> int | None:
+        done = storage.exists(layout.snapshot_done_path(self.path))
+        return len(layout.committed(self.path)) if done else None
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return TensorSpec((), np.str_)
+
+
+@operator("chunks", InterleaveNode)
+@dataclass(frozen=True)
+class Chunks(Op):
+    """Elements of files, `cycle_length` of them open at once, one element of each in turn."""
+
+    is_reader: ClassVar[bool] = True
+    block_length: ClassVar[int] = 1
+    parallel: ClassVar[int] = 0
+    deterministic: ClassVar[bool | None] = None
+    compression: str
+    spec: Any
+    cycle_length: int
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return UNKNOWN_CARDINALITY
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return self.spec
+
+    def made(self, x: Any) -> Tree:
+        """The dataset of a file."""
+        return OpenFile(self.spec, self.compression)(x)
+
+
+def load(
+    path: str, spec: Any, compression: str, wanted: str | None, reader_func: Callable[[Dataset], Dataset] | None
+) -> Dataset:
+    """The elements of a distributed snapshot.
+
+    By default as many chunks are open at once as there are processors, and give an element each in turn; of one that is being
+    written, one chunk after the other, as waiting for several would hold back the elements of those that are there.
+
+    Raises:
+      ValueError: whoever wrote it failed; it has another compression than `wanted`.
+    """
+    from zmqdist.data.tree import make
+
+    path = storage.absolute(path)
+    error = layout.read_error(path)
+    if error is not None:
+        raise ValueError(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
+    if wanted is not None and checked_compression(wanted) != compression:
+        raise ValueError(f"User specified compression {wanted}, but the actual compression is {compression or None}.")
+    files = make(ChunkFiles(path))
+    if reader_func is not None:
+        return reader_func(files.map(OpenFile(spec, compression)))
+    whole = storage.exists(layout.snapshot_done_path(path))
+    return make(Chunks(compression, spec, (os.cpu_count() or 1) if whole else 1), [files])

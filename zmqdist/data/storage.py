@@ -1,0 +1,269 @@
+"""Files and folders of snapshots: on this machine's disks, or wherever fsspec has a driver for a URL.
+
+Rules
+    A path with "://" in it is a URL and needs the extra `zmqdist[fsspec]`; anything else is a local path. Nothing else in this package
+    knows the difference.
+
+    What others read appears by a rename, whole: `write` and whoever calls `rename` see to it. On a local disk it is there for good
+    when the call returns (fsync of the file and of its folder). A name that ends in `.tmp` is somebody's unfinished work: `names`
+    does not tell it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import io
+import os
+import shutil
+import uuid
+import zlib
+from typing import IO, Any
+
+from zmqdist.errors import FailedPreconditionError, OpError, ResourceExhaustedError, UnknownError
+
+TMP = ".tmp"
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def join(path: str, *names: str) -> str:
+    """The path of something below `path`."""
+    return "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
+
+
+def absolute(path: str) -> str:
+    """A path that means the same in another folder."""
+    return path.rstrip("/") if "://" in path else os.path.abspath(path)
+
+
+def open_read(path: str) -> IO[bytes]:
+    """A file's bytes. Raises FileNotFoundError."""
+    if "://" not in path:
+        return open(path, "rb")
+    files, name = _driver(path)
+    return files.open(name, "rb")  # type: ignore[no-any-return]
+
+
+def open_write(path: str) -> IO[bytes]:
+    """A file that is empty now. Raises FileNotFoundError where its folder is gone."""
+    if "://" not in path:
+        return open(path, "wb")
+    files, name = _driver(path)
+    return files.open(name, "wb")  # type: ignore[no-any-return]
+
+
+def sync(file: IO[bytes]) -> None:
+    """Have an open local file on disk; of a URL that is its driver's affair."""
+    file.flush()
+    try:
+        number = file.fileno()
+    except (OSError, AttributeError):
+        return
+    os.fsync(number)
+
+
+def read(path: str) -> bytes:
+    """All of a file. Raises FileNotFoundError."""
+    with open_read(path) as file:
+        return file.read()
+
+
+def write(path: str, data: bytes, by: str | None = None) -> None:
+    """Make or replace a file in one step: written under another name, synced, renamed.
+
+    Args:
+      by: the folder for the other name; the file's own where it is None. Who takes that folder away stops the write.
+    """
+    folder, name = path.rsplit("/", 1)
+    unfinished = join(by or folder, f"{name}.{uuid.uuid4().hex[:8]}{TMP}")
+    try:
+        with open_write(unfinished) as file:
+            file.write(data)
+            sync(file)
+        rename(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(unfinished)
+        raise
+
+
+def rename(old: str, new: str) -> None:
+    """Move a file or folder in one step, over a file that is there. Raises FileNotFoundError where there is nothing to move."""
+    if "://" in old:
+        files, name = _driver(old)
+        files.mv(name, _driver(new)[1], recursive=files.isdir(name))
+        return
+    os.replace(old, new)
+    _sync_folder(os.path.dirname(new))
+
+
+def _sync_folder(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def names(folder: str) -> list[str]:
+    """What is in a folder, in order; nothing where there is no folder. Unfinished things are left out."""
+    try:
+        if "://" in folder:
+            files, name = _driver(folder)
+            files.invalidate_cache()
+            found = [one.rstrip("/").rsplit("/", 1)[-1] for one in files.ls(name, detail=False)]
+        else:
+            found = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(one for one in found if not one.endswith(TMP))
+
+
+def exists(path: str) -> bool:
+    """Whether something has this name."""
+    if "://" not in path:
+        return os.path.lexists(path)
+    files, name = _driver(path)
+    files.invalidate_cache()
+    return bool(files.exists(name))
+
+
+def make_folder(path: str) -> None:
+    """Make a folder and those above it; harmless when it is there."""
+    if "://" not in path:
+        os.makedirs(path, exist_ok=True)
+        return
+    files, name = _driver(path)
+    files.makedirs(name, exist_ok=True)
+
+
+def remove(path: str) -> None:
+    """Delete a file. Raises FileNotFoundError."""
+    if "://" not in path:
+        os.unlink(path)
+        return
+    files, name = _driver(path)
+    files.rm_file(name)
+
+
+def remove_tree(path: str) -> None:
+    """Delete a folder with all in it; harmless when it is not there."""
+    if "://" not in path:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    files, name = _driver(path)
+    with contextlib.suppress(FileNotFoundError):
+        files.rm(name, recursive=True)
+
+
+def check_renames(path: str) -> None:
+    """Refuse a place where a rename is a copy and a deletion, which others can see half done.
+
+    Raises:
+      FailedPreconditionError: object stores, mostly.
+    """
+    if "://" not in path:
+        return
+    files, _ = _driver(path)
+    from fsspec import AbstractFileSystem
+
+    if type(files).mv is AbstractFileSystem.mv:
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"{path}: this file system has no atomic rename, and a snapshot is written by several at once: save it to a "
+            "local or shared disk or HDFS, and copy it from there",
+        )
+
+
+def error_of(error: OSError, path: str) -> OpError:
+    """An error of the disk in our words: a full one is RESOURCE_EXHAUSTED."""
+    text = f"{path}: {error.strerror or error}"
+    return (ResourceExhaustedError if error.errno in _FULL else UnknownError)(None, None, text)
+
+
+def _driver(path: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ModuleNotFoundError:
+        raise FailedPreconditionError(
+            None, None, f"{path}: a URL needs fsspec: pip install 'zmqdist[fsspec]'"
+        ) from None
+    found: tuple[Any, str] = url_to_fs(path)
+    return found
+
+
+# -- compression of a file ------------------------------------------------------------------------------------------
+
+
+class _ZlibWriter(io.RawIOBase):
+    """One zlib stream, closed with its file."""
+
+    def __init__(self, file: IO[bytes], level: int) -> None:
+        self._file, self._press = file, zlib.compressobj(level)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(self._press.compress(data))
+        return memoryview(data).nbytes
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.write(self._press.flush())
+        super().close()
+
+
+class _ZlibReader(io.RawIOBase):
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._press = file, zlib.decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._press.eof:
+            data = self._press.unconsumed_tail or self._file.read(2**18)
+            found = self._press.decompress(data, len(buffer))
+            if found:
+                buffer[: len(found)] = found
+                return len(found)
+            if not data:
+                raise EOFError("the file is cut off")
+        return 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def pressing(file: IO[bytes], compression: str) -> Any:
+    """What compresses into an open file: to be closed before the file, which it leaves open. "" writes as it is."""
+    if compression == "GZIP":
+        return gzip.GzipFile("", "wb", 1, file, 0)
+    if compression in ("ZLIB", "SNAPPY"):
+        return io.BufferedWriter(_ZlibWriter(file, 1 if compression == "SNAPPY" else 6), 2**16)
+    return file
+
+
+class _GzipReader(gzip.GzipFile):
+    """Closes the file with itself."""
+
+    def close(self) -> None:
+        file: Any = self.fileobj
+        closed = self.closed
+        super().close()
+        if not closed and file is not None:
+            file.close()
+
+
+def unpressed(file: IO[bytes], compression: str) -> IO[bytes]:
+    """What is in a compressed file; closes it when it is closed."""
+    if compression == "GZIP":
+        return _GzipReader(fileobj=file, mode="rb")  # type: ignore[return-value]
+    if compression in ("ZLIB", "SNAPPY"):
+        return io.BufferedReader(_ZlibReader(file), 2**16)
+    return file

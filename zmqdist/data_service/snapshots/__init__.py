@@ -1,0 +1,1 @@
+"""Distributed snapshots: a pipeline computed once, by all workers, into a folder."""

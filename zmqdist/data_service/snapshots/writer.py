@@ -1,0 +1,326 @@
+"""A worker's part of a snapshot: one stream, from its pipeline to chunks that readers can read.
+
+Theory
+    Elements go into chunks in the stream's `uncommitted_chunks/<life>`. A commit makes those official: first a checkpoint, which holds the
+    iterator's state behind their last element, appears by a rename; then they are renamed into the snapshot's `chunks`. So whoever
+    goes on with the stream, after a crash at any point, loads the newest checkpoint, moves the chunks before it that were not moved
+    yet, deletes those behind it, and computes these again: every element is in the snapshot exactly once, if the pipeline can tell its
+    state and computes the same again. A pipeline that cannot is committed once, at its end.
+
+    Each writer works in a folder of its own, and whatever it publishes is renamed out of it. Who takes a stream over first moves that
+    folder away: from then on everything that an earlier writer, thought dead, tries to publish fails. So there is no moment at
+    which two commit.
+
+Promises
+    P1  every chunk in `chunks` is whole, and holds only elements before the newest checkpoint
+    P2  DONE appears when all chunks are in `chunks`; ERROR says what the pipeline raised, or the disk
+    P3  after `cancel` nothing is published but what was committed
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zmqdist.data import layout, storage
+from zmqdist.data.chunks import ElementsFile
+from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.layout import Chunk
+from zmqdist.data.splits import open_stream
+from zmqdist.data.tree import Tree, deserialize
+from zmqdist.errors import (
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    OpError,
+    UnimplementedError,
+    UnknownError,
+)
+
+LOG = logging.getLogger("zmqdist.data.snapshots")
+
+CHUNK_BYTES_MAX = 6 * 10**9
+"""Bytes of the elements of a chunk, before compression, where nobody says."""
+
+RUN_MAX = 1024
+"""Positions that a stream asks for at once, at most."""
+
+_QUICK_S, _SLOW_S = 0.1, 1.0
+"""Seconds that a run of positions should last: a longer one would be missed by other workers at the end."""
+
+
+def commit_interval_s(chunk_index: int) -> float:
+    """Seconds between two commits: five minutes at first, half a minute more with each chunk, at most half an hour."""
+    return min(30.0, 5.0 + 0.5 * chunk_index) * 60.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stream is.
+
+    Attributes:
+      chunks, elements: committed ones.
+    """
+
+    chunks: int
+    elements: int
+    completed: bool
+
+
+class StreamWriter:
+    """Writes a stream of a snapshot.
+
+    Args:
+      path: the snapshot's folder.
+      ask: `ask(source, repetition, taken, count)` gives up to `count` positions of a source, those behind the first `taken` that
+        this stream had in that repetition; none at its end. It may wait. Asked again for the same it begins with the same.
+      chunk_bytes_max: a chunk ends with the element that reaches it.
+      interval_s: seconds from one commit to the next, given the number of chunks; `commit_interval_s`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        stream: int,
+        ask: Callable[[int, int, int, int], Sequence[int]],
+        chunk_bytes_max: int = CHUNK_BYTES_MAX,
+        interval_s: Callable[[int], float] = commit_interval_s,
+    ) -> None:
+        self._path = path
+        self._stream = stream
+        self._folder = layout.stream_path(path, stream)
+        self._work = storage.join(self._folder, "uncommitted_chunks", uuid.uuid4().hex[:16])
+        self._open_path = storage.join(self._work, f"open{storage.TMP}")
+        self._asker = _Asker(ask, self._check)
+        self._chunk_bytes_max = chunk_bytes_max
+        self._interval_s = interval_s
+        self._cancelled = threading.Event()
+        self._iterator: DatasetIterator | None = None
+        self._file: ElementsFile | None = None
+        self._waiting: list[Chunk] = []
+        self._chunks = 0
+        self._elements = 0
+        self._first = 0
+        self._committed = Progress(0, 0, False)
+
+    @property
+    def progress(self) -> Progress:
+        """What is committed."""
+        return self._committed
+
+    def cancel(self) -> None:
+        """From any thread: end with the next element. Whoever answers `ask` sees to it that it does not wait longer."""
+        self._cancelled.set()
+        if self._iterator is not None:
+            self._iterator.cancel()
+
+    def run(self) -> None:
+        """Write the stream to its end, and leave DONE.
+
+        Raises:
+          CancelledError: `cancel` was called, or somebody else writes the stream now. What `ask` raised, as it was. An OpError of the
+            pipeline or of the disk, which was left as ERROR where the disk allows it.
+        """
+        try:
+            if not storage.exists(layout.snapshot_done_path(self._folder)):
+                self._write()
+        except _TakenOver:
+            raise CancelledError(None, None, f"stream {self._stream} of {self._path} has another writer now") from None
+        except Exception as error:
+            if self._cancelled.is_set() or error is self._asker.error:
+                raise
+            raise self._fail(error) from error
+        finally:
+            self._leave()
+
+    def _write(self) -> None:
+        metadata = json.loads(storage.read(storage.join(self._path, layout.METADATA)))
+        dataset = deserialize(storage.read(storage.join(self._path, "dataset_def.json")).decode())
+        self._begin(dataset)
+        assert self._iterator is not None
+        due = time.monotonic() + self._interval_s(self._chunks)
+        for x in self._iterator:
+            self._check()
+            if self._file is None:
+                self._file = self._opened(metadata["compression"])
+                self._first = self._elements
+            self._file.write(x)
+            self._elements += 1
+            if self._file.nbytes >= self._chunk_bytes_max or time.monotonic() >= due:
+                self._end_chunk()
+            if time.monotonic() >= due:
+                self._commit()
+                due = time.monotonic() + self._interval_s(self._chunks)
+        self._check()
+        self._end_chunk()
+        self._commit()
+        self._publish(layout.write_json, layout.snapshot_done_path(self._folder), {"elements": self._elements})
+        self._committed = Progress(self._chunks, self._elements, True)
+        storage.remove_tree(storage.join(self._folder, "checkpoints"))
+
+    # -- where it begins --
+
+    def _begin(self, dataset: Tree) -> None:
+        """Take the stream over from whoever had it, and go on at the newest checkpoint."""
+        storage.make_folder(self._work)
+        uncommitted = storage.join(self._folder, "uncommitted_chunks")
+        for life in storage.names(uncommitted):
+            if not self._work.endswith(life):
+                storage.rename(storage.join(uncommitted, life), storage.join(self._work, f"taken_{life}"))
+        checkpoint = max(map(_checkpoint, storage.names(storage.join(self._folder, "checkpoints"))), default=(0, 0, ""))
+        self._chunks, self._elements, name = checkpoint
+        self._recover_chunks()
+        self._iterator = open_stream(dataset, self._asker)
+        if name:
+            state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
+            self._iterator.load_state_dict(state)
+        self._committed = Progress(self._chunks, self._elements, False)
+
+    def _recover_chunks(self) -> None:
+        """Move what the checkpoint says is committed, delete the rest.
+
+        Raises:
+          InternalError: a committed chunk is nowhere.
+        """
+        there = {chunk.index for chunk in layout.committed(self._path) if chunk.stream == self._stream}
+        for life in storage.names(self._work):
+            folder = storage.join(self._work, life)
+            for name in storage.names(folder):
+                chunk = Chunk.of(name)
+                if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
+                    storage.rename(storage.join(folder, name), storage.join(layout.chunks_path(self._path), name))
+                    there.add(chunk.index)
+            storage.remove_tree(folder)
+        lost = sorted(set(range(self._chunks)) - there)
+        if lost:
+            raise InternalError(
+                None, None, f"{self._path}: lost chunks {lost[:10]} of stream {self._stream}, which were written before"
+            )
+
+    # -- chunks and commits --
+
+    def _opened(self, compression: str) -> ElementsFile:
+        made: ElementsFile = _guarded(ElementsFile, self._open_path, compression)
+        return made
+
+    def _end_chunk(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        file.close()
+        chunk = Chunk(self._chunks, self._stream, self._elements - self._first)
+        _guarded(storage.rename, self._open_path, storage.join(self._work, chunk.name))
+        self._waiting.append(chunk)
+        self._chunks += 1
+
+    def _commit(self) -> None:
+        assert self._iterator is not None
+        try:
+            state = self._iterator.state_dict()
+        except (UnimplementedError, InvalidArgumentError) as error:
+            LOG.warning("%s: committed at its end only: %s", self._folder, error)
+            return
+        checkpoints = storage.join(self._folder, "checkpoints")
+        older = storage.names(checkpoints)
+        storage.make_folder(checkpoints)
+        name = f"checkpoint_{self._chunks}_{self._elements}"
+        self._publish(layout.write_json, storage.join(checkpoints, name), state)
+        for chunk in self._waiting:
+            there = storage.join(layout.chunks_path(self._path), chunk.name)
+            _guarded(storage.rename, storage.join(self._work, chunk.name), there)
+        self._waiting.clear()
+        self._committed = Progress(self._chunks, self._elements, False)
+        for each in older:
+            if each != name:
+                _guarded(storage.remove, storage.join(checkpoints, each))
+
+    def _publish(self, write: Callable[..., Any], path: str, value: Any) -> None:
+        _guarded(write, path, value, self._work)
+
+    # -- where it ends --
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError(None, None, f"stream {self._stream} of {self._path} was cancelled")
+
+    def _fail(self, error: Exception) -> OpError:
+        """Leave ERROR, in the room that the unfinished chunk took."""
+        if isinstance(error, OSError):
+            told: OpError = storage.error_of(error, self._folder)
+        elif isinstance(error, OpError):
+            told = error
+        else:
+            told = UnknownError(None, None, f"{type(error).__name__}: {error}")
+        self._drop_file()
+        try:
+            self._publish(layout.write_error, self._folder, told)
+        except (OSError, _TakenOver):
+            LOG.exception("%s: its error could not be written: %s", self._folder, told)
+        return told
+
+    def _drop_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.give_up()
+            if storage.exists(self._open_path):
+                storage.remove(self._open_path)
+
+    def _leave(self) -> None:
+        if self._file is not None:
+            self._file.give_up()
+            self._file = None
+        if self._iterator is not None:
+            self._iterator.close()
+        storage.remove_tree(self._work)
+
+
+class _TakenOver(Exception):
+    """The folder of this life is gone."""
+
+
+def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except FileNotFoundError as error:
+        raise _TakenOver from error
+
+
+def _checkpoint(name: str) -> tuple[int, int, str]:
+    found = re.fullmatch(r"checkpoint_(\d+)_(\d+)", name, re.ASCII)
+    return (int(found[1]), int(found[2]), name) if found else (0, 0, "")
+
+
+class _Asker:
+    """Asks for runs of positions that last neither too short nor too long; called as `open_stream` wants it.
+
+    Attributes:
+      error: what `ask` raised.
+    """
+
+    def __init__(self, ask: Callable[[int, int, int, int], Sequence[int]], check: Callable[[], None]) -> None:
+        self._ask = ask
+        self._check = check
+        self._count = 1
+        self._asked = 0.0
+        self.error: Exception | None = None
+
+    def __call__(self, source: int, repetition: int, taken: int) -> Sequence[int]:
+        self._check()
+        now = time.monotonic()
+        if now - self._asked < _QUICK_S:
+            self._count = min(RUN_MAX, self._count * 2)
+        elif now - self._asked > _SLOW_S:
+            self._count = max(1, self._count // 2)
+        self._asked = now
+        try:
+            return self._ask(source, repetition, taken, self._count)
+        except Exception as error:
+            self.error = error
+            raise
