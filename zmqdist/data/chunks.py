@@ -200,6 +200,7 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> Any:
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
     column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
+    column = column.astype(first.dtype, copy=False)  # stacking turns the byte order into this machine's
     try:
         name = tell_dtype(column.dtype)
     except BadArray as error:
@@ -272,8 +273,10 @@ class _Column:
         if kind not in ("array", "scalar", "str", "bytes"):
             raise ValueError(f"a leaf of the kind {kind!r}")
         self._kind = kind
-        self._values = next(columns)
-        self._ends = next(columns) if kind in ("str", "bytes") else None
+        self._values = next(columns, None)
+        self._ends = next(columns, None) if kind in ("str", "bytes") else None
+        if self._values is None:
+            raise ValueError("an array is missing")
         if name is not None:
             self._values = self._values.view(read_dtype(name))
 

@@ -3,9 +3,9 @@
 Rules
     The folder is the truth: whatever is answered was written before, so a dispatcher that begins again reads it and goes on.
 
-    A stream belongs to an address. A worker that is lost leaves an orphan: the first to ask gets it, its former owner or a worker that has no
-    unfinished stream of this snapshot, and goes on at the checkpoint. New streams begin until one has come to its end, since then
-    there is nothing left to hand out.
+    A stream belongs to an address. A worker that is lost leaves an orphan: the first to ask gets it, its former owner or a worker that
+    has no unfinished stream of this snapshot, and goes on at the checkpoint. New streams begin until one has come to its end, since
+    then there is nothing left to hand out.
 
     Positions of a source and repetition are handed out in order, to whichever stream asks. What a stream got is known by its own numbers:
     (stream, source, repetition, local index). Asked again from a local index it gets the same again, so a writer that begins again
@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from zmqdist.data import layout, storage
@@ -43,6 +44,7 @@ from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,
     DataLossError,
+    FailedPreconditionError,
     InternalError,
     NotFoundError,
     OpError,
@@ -90,6 +92,12 @@ class Snapshot:
     """One snapshot, as its folder has it. Made by `create` or `recover`."""
 
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
+        if metadata["version"] > layout.VERSION:
+            raise FailedPreconditionError(
+                None,
+                None,
+                f"{path} is a snapshot of version {metadata['version']}, this zmqdist knows {layout.VERSION}",
+            )
         self.path = path
         self.mode = Mode.ACTIVE
         self.error: OpError | None = None
@@ -102,12 +110,15 @@ class Snapshot:
     # -- making one --
 
     @classmethod
-    def create(cls, path: str, dataset: str, spec: Any, compression: str | None = "AUTO") -> Snapshot:
+    def create(
+        cls, path: str, dataset: str, spec: Any, compression: str | None = "AUTO", request: str = ""
+    ) -> Snapshot:
         """Make the folder: skeleton, description, metadata.
 
         Args:
           dataset: its description, from `Dataset.serialize`. Nothing in it is unpickled.
           spec: of its elements, from `chunks.spec_to_json`.
+          request: names this wish; who asks again, because the answer was lost, gets the folder that was made.
 
         Raises:
           InvalidArgumentError: the dataset is infinite. AlreadyExistsError: the path exists. FailedPreconditionError: the file system
@@ -120,12 +131,15 @@ class Snapshot:
             raise invalid("Saving an infinite dataset is not allowed")
         providers = split_providers(tree)
         storage.check_renames(path)
+        if request and _request_of(path) == request:
+            return cls.recover(path)
         if storage.exists(path):
             raise AlreadyExistsError(
                 None, None, f"{path} exists: a snapshot there is already started or completed, or it is something else"
             )
         metadata = {
             "version": layout.VERSION,
+            "request": request,
             "compression": pressed,
             "spec": spec,
             "sources": [each.count for each in providers],
@@ -164,8 +178,10 @@ class Snapshot:
                     made._next[key] = max(made._next.get(key, 0), runs[-1].start + runs[-1].count)
             if stream.state is StreamState.DONE:
                 made._wind_down()
-            elif made.error is None and (error := layout.read_error(layout.stream_path(path, stream.index))):
-                made._end(error)
+            elif made.error is None:
+                failure = layout.read_error(layout.stream_path(path, stream.index))
+                if failure is not None:
+                    made._end(failure)
         return made
 
     # -- who writes --
@@ -241,9 +257,9 @@ class Snapshot:
             source, or the stream never had what is before `local`.
         """
         with self._lock:
-            runs = self._owned(worker, stream).runs.setdefault((source, repetition), [])
             if not 0 <= source < len(self._counts) or repetition < 0:
                 raise invalid(f"{self.path}: no source {source}, or no repetition {repetition}")
+            runs = self._owned(worker, stream).runs.setdefault((source, repetition), [])
             had = runs[-1].local + runs[-1].count if runs else 0
             if local < had:
                 run = next(run for run in runs if local < run.local + run.count)
@@ -415,14 +431,23 @@ class _Folder:
             for key, runs in stream.runs.items():
                 everything.setdefault(key, []).extend(runs)
         for (source, repetition), runs in everything.items():
+            what = f"{self._path}: source {source}, repetition {repetition}"
+            runs.sort(key=lambda run: run.start)
+            for run, after in pairwise(runs):
+                if after.start < run.start + run.count:
+                    raise RuntimeError(f"{what}: Found duplicate global split index {after.start}")
             position = 0
-            for run in sorted(runs, key=lambda run: run.start):
-                what = f"{self._path}: source {source}, repetition {repetition}"
-                if run.start > position:
+            for run in runs:
+                if run.start != position:
                     raise RuntimeError(f"{what}: Found missing global split index {position}")
-                if run.start < position:
-                    raise RuntimeError(f"{what}: Found duplicate global split index {run.start}")
                 position += run.count
+
+
+def _request_of(path: str) -> str | None:
+    try:
+        return str(json.loads(storage.read(storage.join(path, layout.METADATA)))["request"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _number(name: str, kind: str, folder: str) -> int:
@@ -453,12 +478,17 @@ class Snapshots:
                 raise NotFoundError(None, None, f"{path}: no snapshot of this dispatcher")
             return self._by_path[path]
 
-    def create(self, path: str, dataset: str, spec: Any, compression: str | None, known: Callable[[], None]) -> None:
-        """Begin one; `known` is called when its folder is there, before anybody can get a stream of it. Raises as `Snapshot.create`."""
+    def create(
+        self, path: str, dataset: str, spec: Any, compression: str | None, request: str, known: Callable[[], None]
+    ) -> None:
+        """Begin one; `known` is called when its folder is there, before anybody can get a stream of it. Raises as `Snapshot.create`;
+        harmless when the same request is made again."""
         with self._lock:
             if path in self._by_path:
+                if _request_of(path) == request:
+                    return
                 raise AlreadyExistsError(None, None, f"{path}: a snapshot there is already started or completed")
-            made = Snapshot.create(path, dataset, spec, compression)
+            made = Snapshot.create(path, dataset, spec, compression, request)
             known()
             self._by_path[path] = made
 
