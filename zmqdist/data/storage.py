@@ -202,7 +202,8 @@ class _ZlibWriter(io.RawIOBase):
     """One zlib stream, closed with its file."""
 
     def __init__(self, file: IO[bytes], level: int) -> None:
-        self._file, self._press = file, zlib.compressobj(level)
+        self._file = file
+        self._press: Any = zlib.compressobj(level)
 
     def writable(self) -> bool:
         return True
@@ -212,9 +213,12 @@ class _ZlibWriter(io.RawIOBase):
         return memoryview(data).nbytes
 
     def close(self) -> None:
-        if not self.closed:
-            self._file.write(self._press.flush())
-        super().close()
+        press, self._press = self._press, None
+        try:
+            if press is not None:
+                self._file.write(press.flush())
+        finally:
+            super().close()
 
 
 class _ZlibReader(io.RawIOBase):

@@ -95,7 +95,7 @@ class Ahead:
             with self._pulling:
                 try:
                     x = next(stream, _END)
-                except Exception as error:
+                except BaseException as error:  # whoever waits for this thread must hear of it
                     self._node.restart()
                     stream = self._node.stream()
                     x = Failure(error)

@@ -298,10 +298,9 @@ class Snapshot:
     def finished(self, worker: str, stream: int) -> None:
         """A worker has written a stream to its end and left DONE. Raises as `hand_out` does; harmless when told again."""
         with self._lock:
-            if self.mode is Mode.DONE or self._owned(worker, stream).state is StreamState.DONE:
-                return
-            self._streams[stream].state = StreamState.DONE
-            self._wind_down()
+            if self.mode is not Mode.DONE:
+                self._owned(worker, stream).state = StreamState.DONE
+                self._wind_down()
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
         """A worker cannot write its stream: the snapshot has failed. Nothing where that stream is not its own any more."""
