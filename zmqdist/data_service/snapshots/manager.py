@@ -484,7 +484,7 @@ class Snapshots:
         harmless when the same request is made again."""
         with self._lock:
             if path in self._by_path:
-                if _request_of(path) == request:
+                if request and _request_of(path) == request:
                     return
                 raise AlreadyExistsError(None, None, f"{path}: a snapshot there is already started or completed")
             made = Snapshot.create(path, dataset, spec, compression, request)
