@@ -14,6 +14,7 @@ holds that number against its own bounds before it calls `decompress`, which mak
 
 from __future__ import annotations
 
+import importlib
 import zlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -116,7 +117,7 @@ def _zlib(name: str, level: int, wbits: int) -> Codec:
 
 
 def _lz4() -> Codec:
-    from lz4 import block
+    block: Any = importlib.import_module("lz4.block")  # its stubs do not export what it offers
 
     def squeeze(buffer: Any) -> bytes:
         return bytes(block.compress(buffer, store_size=False))
