@@ -40,6 +40,9 @@ class _ReadingNode(Node):
                 op.max_outstanding,
                 op.consumer_index,
                 op.trainer,
+                op.protocol,
+                op.compression,
+                UNKNOWN_SPEC if op.spec is None else op.spec,
             ),
             Credentials(None, None, False),
         )
