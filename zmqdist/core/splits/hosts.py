@@ -1,9 +1,9 @@
 """The fixed list of workers: which place in `worker_addresses` a worker has.
 
 Rules
-    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with `proto://` before it or not; an IPv6 host stands in
-    brackets, and what is behind the last colon is the port. Without a port, or with `%port%`, it is for any port of its host; otherwise for
-    exactly that one, a name being a port like another.
+    An entry is `host`, `host:1234`, `host:%port%`, `host:%port_name%` or `host:name`, with `proto://` before it or not; an IPv6 host
+    stands in brackets, and what is behind the last colon is the port. Without a port, or with `%port%`, it is for any port of its
+    host; otherwise for exactly that one, a name being a port like another.
 
     Each entry has one worker. A worker gets, of those that fit it, the first of
         1. the entry that it has had before
