@@ -57,20 +57,19 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         Reading raises InvalidArgumentError where there are fewer files than workers.
     """
 
-    def put(below: Tree, full: bool = False) -> Tree:
+    def put(below: Tree, full: bool = True) -> Tree:
         return _then(Shard(num_workers, index, full), repeatable(below, seed))
 
-    if policy == "FILE":
-        return _by_file(dataset, put)
-    if policy == "FILE_OR_DATA":
+    if policy in ("FILE", "FILE_OR_DATA"):
         try:
             return _by_file(dataset, put)
         except Unshardable:
-            return _by_element(dataset, put)
-    if policy == "DATA":
-        return _by_element(dataset, put)
+            if policy == "FILE":
+                raise
+    if policy in ("DATA", "FILE_OR_DATA"):
+        return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
-        return dataset.rewrite(lambda one: put(one.inputs[0], full=True) if _is_hint(one) else one)
+        return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)
     return dataset
 
 

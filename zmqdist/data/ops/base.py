@@ -161,7 +161,7 @@ class Op:
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value != field.default:
+            if type(value) not in _PLAIN or value != field.default:  # an array has no truth to compare by
                 text = repr(value)
                 parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
         return f"{self.name}({', '.join(parts)})"
