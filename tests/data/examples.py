@@ -130,6 +130,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "zip": [
         Example(lambda _: Dataset.zip(Dataset.range(4), slices())),
+        Example(lambda _: Dataset.zip({"a": slices()})),
         Example(lambda _: Dataset.zip({"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))})),
     ],
     "concatenate": [Example(lambda _: Dataset.range(3).concatenate(Dataset.range(10, 12)))],
