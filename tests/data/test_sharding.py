@@ -131,6 +131,13 @@ def test_a_hint_under_another_policy_is_an_error_where_it_is_read(policy: str) -
         iter(hinted)
 
 
+def test_a_policy_or_a_worker_that_is_none_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'FILES' is no sharding policy"):
+        share(Dataset.range(3), "FILES")
+    with pytest.raises(InvalidArgumentError, match="Index must be between 0 and 4"):
+        share(Dataset.range(3), "DATA", 5)
+
+
 # -- files ----------------------------------------------------------------------------------------------------------
 
 FILE_PIPELINES: dict[str, Callable[[list[str]], Dataset]] = {

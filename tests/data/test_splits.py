@@ -15,7 +15,7 @@ from zmqdist.data.iterators import Node
 from zmqdist.data.ops.base import OPERATORS, Op, operator
 from zmqdist.data.splits import SplitProvider, open_split, split_cardinalities, split_providers
 from zmqdist.data.tree import deserialize, make
-from zmqdist.errors import FailedPreconditionError, UnimplementedError
+from zmqdist.errors import FailedPreconditionError, UnavailableError, UnimplementedError
 
 
 def counts(dataset: Dataset) -> list[int]:
@@ -180,6 +180,22 @@ def test_another_number_of_sources_than_the_dealer_knows_is_an_error() -> None:
     open_split(pair, lambda source, repetition: None, sources=2).close()
     with pytest.raises(FailedPreconditionError, match="Attempted to feed 1 split providers into a dataset with 2"):
         open_split(pair, lambda source, repetition: None, sources=1)
+
+
+def test_who_could_not_be_asked_is_asked_again() -> None:
+    answers: list[Any] = [0, UnavailableError(None, None, "away"), 1, None]
+
+    def ask(source: int, repetition: int) -> int | None:
+        answer: int | Exception | None = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    iterator = open_split(Dataset.range(9), ask)
+    assert next(iterator) == 0
+    with pytest.raises(UnavailableError):
+        next(iterator)
+    assert list(iterator) == [1]
 
 
 def dealt(dataset: Dataset, workers: int = 3) -> list[list[Any]]:

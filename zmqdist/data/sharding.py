@@ -53,12 +53,13 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
       seed: a number that all workers of one iteration have in common, and other iterations have not.
 
     Raises:
+      ValueError: no such policy. InvalidArgumentError: no such worker.
       NotFoundError: FILE, and a branch of the pipeline has no reader. Whatever a function of flat_map or interleave raises.
         Reading raises InvalidArgumentError where there are fewer files than workers.
     """
 
     def put(below: Tree, full: bool = True) -> Tree:
-        return _then(Shard(num_workers, index, full), repeatable(below, seed))
+        return _then(Shard.build(num_workers, index, full), repeatable(below, seed))
 
     if policy in ("FILE", "FILE_OR_DATA"):
         try:
@@ -70,6 +71,8 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
         return _by_element(dataset, lambda below: put(below, full=False))
     if policy == "HINT":
         return dataset.rewrite(lambda one: put(one.inputs[0]) if _is_hint(one) else one)
+    if policy not in ("OFF", "DYNAMIC"):
+        raise ValueError(f"{policy!r} is no sharding policy")
     return dataset
 
 

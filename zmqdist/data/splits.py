@@ -23,6 +23,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -118,7 +119,7 @@ def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: in
       sources: how many sources whoever deals knows of; None: it is known to be right.
 
     Raises:
-      FailedPreconditionError: the dataset has another number of sources.
+      FailedPreconditionError: the dataset has another number of sources. Reading raises what `ask` raises, and asks again the next time.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
         raise FailedPreconditionError(
@@ -126,8 +127,9 @@ def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: in
         )
 
     def positions(source: int, repetition: int) -> Iterator[int]:
-        while (position := ask(source, repetition)) is not None:
-            yield position
+        return iter(
+            partial(ask, source, repetition), None
+        )  # no generator: that would end with the first error of `ask`
 
     return DatasetIterator.over(dataset, Context(dataset.options(), splits=positions))
 

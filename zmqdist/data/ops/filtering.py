@@ -189,14 +189,14 @@ class Shard(Op):
         return _FullShardNode(dataset, context) if self.full else _ShardNode(dataset, context)
 
     @classmethod
-    def build(cls, count: int, index: int) -> Shard:
+    def build(cls, count: int, index: int, full: bool = False) -> Shard:
         """Raises InvalidArgumentError for numbers that make no shard."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
             if not 0 <= index < count:
                 raise invalid(f"Index must be between 0 and {count - 1} (currently index = {index}).")
-        return cls(count, index)
+        return cls(count, index, full)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.count == SHARD_HINT:
