@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from tests.data.examples import EXAMPLES, choices
 from tests.data.test_conformance import plain, read
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, Options, TextLineDataset
-from zmqdist.data.ops import OPERATORS
 from zmqdist.data.splits import open_split, portion_pipeline, portion_rules
 from zmqdist.data.tree import Tree, deserialize
 from zmqdist.errors import UnimplementedError
@@ -145,7 +144,7 @@ def test_the_rules_come_from_a_description_whose_functions_nobody_unpickles() ->
 # -- the pieces are the whole ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(OPERATORS))
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_every_example_that_can_be_cut_is_the_sum_of_its_pieces(name: str, tmp_path: Path) -> None:
     tried = 0
     for number, example in enumerate(EXAMPLES[name]):
