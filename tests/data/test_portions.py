@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -209,10 +210,19 @@ def test_any_pipeline_that_can_be_cut_is_the_sum_of_any_pieces(
 
 
 def test_order_is_kept_whatever_the_options_allow() -> None:
+    second_is_done = threading.Event()
+
+    def late(x: Any) -> Any:
+        if x == 0:
+            assert second_is_done.wait(60)
+        else:
+            second_is_done.set()
+        return x
+
     options = Options()
     options.deterministic = False
-    loose = Dataset.range(200).map(lambda x: x, num_parallel_calls=8).with_options(options)
-    assert [x for _, x in over(portion_pipeline(loose), 0, 200)] == list(range(200))
+    pipeline = portion_pipeline(Dataset.range(4).map(late, num_parallel_calls=2).with_options(options))
+    assert [x for _, x in over(pipeline, 0, 4)] == [0, 1, 2, 3]
 
 
 def test_a_declared_row_count_is_believed() -> None:

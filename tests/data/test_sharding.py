@@ -312,6 +312,26 @@ def test_a_shard_that_is_told_of_too_few_ends_for_those_who_ignore_errors() -> N
     assert read(few.ignore_errors()) == []
 
 
+def test_a_state_holds_the_first_round() -> None:
+    dataset = make(Shard(4, 1, full=True), [Dataset.range(7)])
+    iterator, other = iter(dataset), iter(dataset)
+    assert next(iterator) == 1
+    other.load_state_dict(iterator.state_dict())
+    assert list(map(int, other)) == [5], "the round of which three are left is no first one"
+
+
+def test_to_see_what_a_function_returns_no_buffer_is_filled(names: list[str]) -> None:
+    computed: list[Any] = []
+
+    def lines(number: Any) -> Tree:
+        computed.append(number)
+        return TextLineDataset(names[number])
+
+    dataset = Dataset.range(10).map(lambda x: computed.append(x) or x).shuffle(10).prefetch(5).flat_map(lines)
+    shard_for_worker(dataset, "FILE", WORKERS, 1)
+    assert computed == [0, 0]
+
+
 def test_an_error_in_the_first_round_costs_its_element_only() -> None:
     dataset = make(Shard(4, 2, full=True), [Dataset.range(-1, 8).map(lambda x: 12 // int(x))]).ignore_errors()
     assert read(dataset) == [6, 2]

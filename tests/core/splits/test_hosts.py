@@ -71,6 +71,7 @@ def test_a_worker_has_the_place_of_the_entry_that_fits_it_best(
         (["a", "a"], ["a:1", "a:2"], "a:3"),
         (["a:1"], ["a:1"], "a:2"),
         (["[::1]"], [], "[::2]:1"),
+        (["a"], ["a:1"], "a"),
     ],
 )
 def test_who_fits_no_entry_is_refused_and_changes_nothing(entries: list[str], there: list[str], worker: str) -> None:

@@ -8,8 +8,8 @@ Rules
     Each entry has one worker. A worker gets, of those that fit it, the first of
         1. the entry that it has had before
         2. the entry with exactly its port
-        3. an entry whose worker has left: on its host, so that it is this one that was started again with another port
-        4. an entry that nobody has had
+        3. an entry for any port of its host that is free. Those of workers that have left come before those that nobody has had, because
+           the list is filled from its beginning: so one that is started again with another port takes its old place
     A worker that comes back after another has got its entry is one too many.
 
 The state is what was told by `join` and `leave`, and nothing else: the same calls give the same places. Not here: when a worker has left
@@ -67,8 +67,7 @@ class HostList:
         wishes: list[Callable[[_Place], bool]] = [
             lambda place: place.holder == worker,
             lambda place: (place.host, place.port) == (host, port) and port != "",
-            lambda place: place.host == host and not place.port and place.holder != "" and not place.present,
-            lambda place: place.host == host and not place.port and not place.holder,
+            lambda place: place.host == host and not place.port and not place.present,
         ]
         for wish in wishes:
             for place in self._places:
