@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.data_service.snapshots import save as write_snapshot
 from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
+from zmqdist.data.ops.filtering import Shard
 from zmqdist.data.ops.readers import masked_crc32c
+from zmqdist.data.ops.snapshots import ChunkFiles, Chunks
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
 from zmqdist.data.tree import make
@@ -79,6 +84,15 @@ def saved(folder: Path, dataset: Dataset, compression: str | None = None, shard_
     return Dataset.load(str(folder))
 
 
+@cache
+def chunked() -> str:
+    """The folder of a snapshot, always the same: the names of its chunks are elements."""
+    folder = tempfile.TemporaryDirectory()
+    chunked.folder = folder  # type: ignore[attr-defined]
+    write_snapshot(slices().repeat(3), f"{folder.name}/s", 2, chunk_bytes_max=20)
+    return f"{folder.name}/s"
+
+
 def generated(count: int) -> Any:
     return (index * 2 for index in range(count))
 
@@ -107,7 +121,10 @@ EXAMPLES: dict[str, list[Example]] = {
     "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
     "take": [Example(lambda _: Dataset.counter().take(4)), Example(lambda _: Dataset.range(4).take(-1))],
     "skip": [Example(lambda _: Dataset.range(6).skip(4)), Example(lambda _: Dataset.range(6).skip(-1))],
-    "shard": [Example(lambda _: Dataset.range(10).shard(4, 1))],
+    "shard": [
+        Example(lambda _: Dataset.range(10).shard(4, 1)),
+        Example(lambda _: make(Shard(4, 1, full=True), [Dataset.range(10)])),
+    ],
     "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
     "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
     "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
@@ -126,6 +143,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "zip": [
         Example(lambda _: Dataset.zip(Dataset.range(4), slices())),
+        Example(lambda _: Dataset.zip({"a": slices()})),
         Example(lambda _: Dataset.zip({"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))})),
     ],
     "concatenate": [Example(lambda _: Dataset.range(3).concatenate(Dataset.range(10, 12)))],
@@ -196,6 +214,13 @@ EXAMPLES: dict[str, list[Example]] = {
             lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.8, 0.2], [0.5, 0.5], 1), repeats=False
         ),
         Example(lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.2, 0.8], seed=1), repeats=False),
+    ],
+    "chunk_files": [Example(lambda _: make(ChunkFiles(chunked())))],
+    "chunks": [
+        Example(
+            lambda _, cycle=cycle: make(Chunks("SNAPPY", slices().element_spec, cycle), [make(ChunkFiles(chunked()))])
+        )
+        for cycle in (1, 3)
     ],
     "snapshot": [Example(lambda folder: slices().snapshot(str(folder)))],
 }

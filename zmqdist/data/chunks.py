@@ -273,7 +273,7 @@ class _Column:
         if kind not in ("array", "scalar", "str", "bytes"):
             raise ValueError(f"a leaf of the kind {kind!r}")
         self._kind = kind
-        self._values = next(columns, None)
+        self._values: Any = next(columns, None)
         self._ends = next(columns, None) if kind in ("str", "bytes") else None
         if self._values is None:
             raise ValueError("an array is missing")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.ops.combining import InterleaveNode
 from zmqdist.data.ops.readers import Reader, ReaderNode
 from zmqdist.data.ops.sources import Tensors
-from zmqdist.errors import CancelledError, DataLossError
+from zmqdist.errors import CancelledError, DataLossError, UnimplementedError
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -169,6 +170,12 @@ class ChunkFiles(Op):
     def split_count(self) -> int:
         return INFINITE_CARDINALITY if (count := self._count()) is None else count
 
+    def per_split(self) -> Fraction | None:
+        if self._count() is None:
+            text = f"{self.path} is still being written: exactly-once delivery and reading in order need to know its chunks"
+            raise UnimplementedError(None, None, text)
+        return Fraction(1)
+
     def _count(self) -> int | None:
         done = storage.exists(layout.snapshot_done_path(self.path))
         return len(layout.committed(self.path)) if done else None
@@ -183,9 +190,10 @@ class Chunks(Op):
     """Elements of files, `cycle_length` of them open at once, one element of each in turn."""
 
     is_reader: ClassVar[bool] = True
+    instead: ClassVar[str] = ", or load with reader_func=lambda chunks: chunks.flat_map(lambda chunk: chunk)"
     block_length: ClassVar[int] = 1
     parallel: ClassVar[int] = 0
-    deterministic: ClassVar[bool | None] = None
+    deterministic: ClassVar[bool] = True
     compression: str
     spec: Any
     cycle_length: int
@@ -195,6 +203,9 @@ class Chunks(Op):
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return self.spec
+
+    def per_split(self) -> Fraction | None:
+        return None if self.cycle_length == 1 else super().per_split()
 
     def made(self, x: Any) -> Tree:
         """The dataset of a file."""

@@ -1,0 +1,358 @@
+"""What stands behind an iterator over a distributed dataset: which tasks there are, what was asked of them, what has come.
+
+Theory
+    The dispatcher tells which tasks there are (`watch`, always one question outstanding). Of each task some batches are asked for ahead;
+    answers go into one queue in the order in which they come, so that a slow or silent worker delays nobody. The consumer takes
+    batches out of the queue; taking one makes room to ask for another.
+
+    Everything but the consumer happens in a loop of the reader's own; only the queue is shared.
+
+End and errors
+    The end is: the iteration has ended, or all that this reader reads from has; and the queue is empty.
+    A worker that does not answer is not an error: it is asked again when it, or another in its place, is told of. So is a dispatcher
+    that does not answer: what is known goes on. Everything else that one of them says is raised, once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from operator import attrgetter
+from typing import Any, Final
+
+from zmqdist.core.splits.records import Terms
+from zmqdist.data.structure import UNKNOWN_SPEC
+from zmqdist.data_service import local
+from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
+from zmqdist.data_service.elements import check_spec
+from zmqdist.data_service.policy import STATIC, ShardingPolicy
+from zmqdist.data_service.runners.base import Wanted
+from zmqdist.data_service.sources import Local, Remote, open_batch
+from zmqdist.data_service.targets import reads_from, target_of
+from zmqdist.data_service.worker import END, SOME
+from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError, from_code
+from zmqdist.limits import WAIT_LOG_S
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.loop import Loop
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.result import StatusOrResult
+
+log = logging.getLogger("zmqdist.data")
+
+AHEAD: Final = 2
+"""Batches asked for of each task."""
+
+ELEMENTS_MAX: Final = 1024
+BATCH_BYTES: Final = 8 << 20
+
+PAUSE_S_MAX: Final = 1.0
+
+TURN_S: Final = 0.02
+"""Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
+
+WATCH: Final = "zmqdist.data.watch"
+RELEASE: Final = "zmqdist.data.release"
+RELEASE_S: Final = 1.0
+"""A reader that leaves waits no longer for a dispatcher to hear it, which forgets it by itself in time."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is to be read, and how."""
+
+    dispatcher: str
+    terms: Terms
+    job_name: str | None
+    repetition: int
+    max_outstanding: int = -1
+    consumer_index: int = -1
+    trainer: str = ""
+    protocol: str = ""
+    compression: str | None = "AUTO"
+    spec: Any = UNKNOWN_SPEC
+    refresh_s: float = 0.0
+    """Pause before asking for news again; 0: they come at once."""
+
+
+@dataclass(eq=False)
+class _Source:
+    """One task. `life` is that of the worker that has it."""
+
+    task: int
+    address: str
+    life: int
+    at: Local | Remote
+    asked: int = 0
+    asked_at: int = 0
+    """Its turn, for those of which not all can be asked at once."""
+    ended: bool = False
+    gone: bool = False
+    """Not to be asked any more; what was asked may still come."""
+    pause_s: float = 0.0
+    """It did not answer: not to be asked before so long."""
+
+
+class Reader:
+    """See the module's docstring. One consumer at a time."""
+
+    def __init__(self, wish: Wish, credentials: Credentials) -> None:
+        """Open the iteration; waits until the dispatcher is there.
+
+        Raises:
+          OpError: what the dispatcher says.
+        """
+        self._wish = wish
+        self._credentials = credentials
+        self._stopped = threading.Event()
+        self._ready = threading.Condition()
+        self._queue: deque[Any] = deque()
+        self._over = False
+        self._error: OpError | None = None
+        self._sources: dict[int, _Source] = {}
+        self._clients: dict[str, ZmqClient] = {}
+        self._held = 0
+        """Questions asked and batches in the queue."""
+        self._turns = itertools.count()
+        self._target = ""
+        self._subset = False
+        """There are tasks that this reader leaves to others."""
+        self._finished = False
+        self._version = 0
+        self._watch_pause_s = FIRST_PAUSE_S
+        self._dispatcher = self._connect(wish.dispatcher)
+        self._opened: tuple[int, int] | None = None
+        request = random.getrandbits(62)
+        terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
+
+        def question() -> Any:
+            return asking.start(
+                self._dispatcher, "zmqdist.data.open", request, wish.job_name, wish.repetition, terms
+            ).get_value()
+
+        self._loop = Loop("zmqdist-reader")
+        self._loop.start()
+        try:
+            self._target = target_of(wish.terms, self._deployment_mode())
+            client, self.iteration, state = insist(question, inf, self._stopped, f"reading from {wish.dispatcher}")
+        except BaseException:
+            self.close()
+            raise
+        self._opened = state, client
+        self._loop.call_soon(self._watch)
+
+    def _deployment_mode(self) -> str:
+        """What the dispatcher was told of its workers; asked only where it matters."""
+        if self._wish.terms.target_workers != "AUTO" or ShardingPolicy(self._wish.terms.mode) not in STATIC:
+            return ""
+
+        def question() -> Any:
+            return asking.start(self._dispatcher, "zmqdist.data.config").get_value()
+
+        return str(insist(question, inf, self._stopped, f"asking {self._wish.dispatcher}")["deployment_mode"])
+
+    def batches(self) -> Iterator[list[Any]]:
+        """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
+
+        Raises:
+          OpError: also what ends the reading.
+        """
+        while True:
+            with self._ready:
+                waited_s = 0.0
+                while not self._queue and not self._over:
+                    if not self._ready.wait(WAIT_LOG_S):
+                        waited_s += WAIT_LOG_S
+                        log.info("%s", self._waits_for(waited_s))
+                if not self._queue:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                value = self._queue.popleft()
+            self._soon(self._taken)
+            if isinstance(value, OpError):
+                raise value
+            yield self._opened_batch(value)
+
+    def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
+        elements = open_batch(value)
+        if self._wish.spec is not UNKNOWN_SPEC:
+            check_spec(elements[:1], self._wish.spec)
+        return elements
+
+    def _waits_for(self, waited_s: float) -> str:
+        names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
+        return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
+
+    def close(self) -> None:
+        """Stop reading and say so to the dispatcher. Harmless when called twice."""
+        if self._stopped.is_set() or sys.is_finalizing():
+            return
+        self._stopped.set()
+        self._loop.stop()
+        self._end(None)
+        if self._target == "LOCAL":
+            for source in self._sources.values():
+                if isinstance(source.at, Local):
+                    source.at.delete()
+        if self._opened is not None:
+            try:
+                due = time.monotonic() + RELEASE_S
+                asking.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
+            except OpError:
+                pass
+        for client in self._clients.values():
+            client.close()
+
+    def _connect(self, address: str) -> ZmqClient:
+        client = self._clients.get(address)
+        if client is None:
+            security = self._credentials.client(address, "submit")
+            client = self._clients[address] = ZmqClient(address, "data reader", security=security)
+        return client
+
+    # -- in the loop: the dispatcher's news ---------------------------------------------------------------------------------------
+
+    def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon(fn, *args)
+        except FailedPreconditionError:
+            pass  # closed
+
+    def _start(self, client: ZmqClient, then: Callable[[StatusOrResult], None], method: str, *args: Any) -> None:
+        """Ask, and have `then` called in the loop with the ended call."""
+        try:
+            call = asking.start(client, method, *args, waits_for_server=False)
+        except OpError:
+            return  # closed
+        call.add_done_callback(partial(self._soon, then))
+
+    def _watch(self) -> None:
+        assert self._opened is not None
+        self._start(self._dispatcher, self._watched, WATCH, *self._opened, self._version)
+
+    def _watched(self, call: StatusOrResult) -> None:
+        code, message = call.get_error()
+        if code in RETRIABLE:
+            pause_s, self._watch_pause_s = self._watch_pause_s, min(PAUSE_S_MAX, self._watch_pause_s * PAUSE_GROWS)
+            self._loop.set_timer(self, self._loop.now() + pause_s, self._watch)
+            return
+        if code:
+            self._end(from_code(code, message))
+            return
+        self._watch_pause_s = FIRST_PAUSE_S
+        told = call.get_value()
+        if told is not None:
+            self._version, tasks, self._finished = told
+            self._note(tasks)
+            self._top_up()
+        if not self._finished:
+            if self._wish.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            else:
+                self._watch()
+
+    def _note(self, tasks: list[tuple[Any, ...]]) -> None:
+        """Which tasks there are now."""
+        random.shuffle(tasks)
+        there = set()
+        coordinated = bool(self._wish.terms.num_consumers)
+        self._subset = False
+        for task, _worker, address, life, tags, _starting_round in tasks:
+            if not reads_from(self._target, coordinated, life, tags):
+                self._subset = True
+                continue
+            there.add(task)
+            known = self._sources.get(task)
+            if known is None or known.life != life:
+                self._sources[task] = _Source(task, address, life, self._at(task, address, life))
+        for task, source in self._sources.items():
+            source.gone = task not in there
+
+    def _at(self, task: int, address: str, life: int) -> Local | Remote:
+        assert self._opened is not None
+        state = self._opened[0]
+        worker = local.find(life) if self._wish.protocol in ("", "local") else None
+        if worker is not None:
+            return Local(worker, address, state, task, self._soon)
+        if self._wish.protocol == "local":
+            text = f"Protocol 'local' is not available for worker '{address}': it is not one of this process"
+            self._end(NotFoundError(None, None, text))
+        return Remote(self._connect(address), state, task, self._wish.compression)
+
+    def _end(self, error: OpError | None) -> None:
+        with self._ready:
+            self._over = True
+            self._error = self._error or error
+            self._ready.notify_all()
+
+    # -- in the loop: elements ----------------------------------------------------------------------------------------------------
+
+    def _top_up(self) -> None:
+        """Ask for as much as there is room for: some batches of each task, or the elements that the user allows."""
+        if self._over:
+            return
+        sources = [each for each in self._sources.values() if not (each.ended or each.gone or each.pause_s)]
+        sources.sort(key=attrgetter("asked", "asked_at"))
+        limit = self._wish.max_outstanding
+        if limit < 0:
+            room, each_max, wait_s = AHEAD * (len(sources) + 1) - self._held, ELEMENTS_MAX, None
+        else:
+            each_max = max(1, limit // max(1, AHEAD * len(sources)))
+            room, wait_s = limit // each_max - self._held, None if limit >= len(sources) else TURN_S
+        for _ in range(AHEAD):
+            for source in sources:
+                if room > 0 and source.asked < AHEAD:
+                    room -= 1
+                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s))
+        mine = self._sources.values()
+        if not any(source.asked for source in mine) and (
+            self._finished or (self._subset and mine and all(source.ended for source in mine))
+        ):
+            self._end(None)
+
+    def _ask(self, source: _Source, wanted: Wanted) -> None:
+        self._held += 1
+        source.asked += 1
+        source.asked_at = next(self._turns)
+        source.at.ask(wanted, partial(self._soon, self._answered, source))
+
+    def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
+        source.asked -= 1
+        if kind == SOME:
+            source.pause_s = 0.0
+            self._put(value)
+        else:
+            self._held -= 1
+            if kind == END:
+                source.ended = True
+            elif error is not None and error.error_code in RETRIABLE:
+                source.pause_s = min(PAUSE_S_MAX, max(FIRST_PAUSE_S, source.pause_s * PAUSE_GROWS))
+                self._loop.set_timer(source, self._loop.now() + source.pause_s, partial(self._again, source))
+            elif error is not None:
+                self._held += 1
+                self._put(error)
+        self._top_up()
+
+    def _taken(self) -> None:
+        """The consumer has taken a batch or an error."""
+        self._held -= 1
+        self._top_up()
+
+    def _again(self, source: _Source) -> None:
+        source.pause_s = 0.0
+        self._top_up()
+
+    def _put(self, value: Any) -> None:
+        with self._ready:
+            self._queue.append(value)
+            self._ready.notify_all()
