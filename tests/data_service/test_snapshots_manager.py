@@ -36,7 +36,7 @@ def several(tmp_path: Path, count: int, concurrent_max: int = 3) -> Snapshots:
 
 def make(snapshots: Snapshots, path: Path, request: str = "") -> None:
     dataset = Dataset.range(10)
-    snapshots.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), None, request, lambda: None)
+    snapshots.add(snapshots.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), None, request))
 
 
 def ask(
@@ -180,7 +180,8 @@ def test_a_failed_stream_fails_the_snapshot_and_ends_the_others(tmp_path: Path) 
     snapshot.failed("b", 1, DataLossError(None, None, "a bad file"))
     assert snapshot.mode is Mode.ERROR
     assert snapshot.assign("a") is None
-    with pytest.raises(CancelledError, match="a bad file"):
+    snapshot.finished("a", 0)
+    with pytest.raises(FailedPreconditionError, match="a bad file"):
         ask(snapshot, "a", 0, 0)
     snapshot.cancel()
     assert isinstance(layout.read_error(snapshot.path), DataLossError)

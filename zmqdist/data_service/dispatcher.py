@@ -37,6 +37,7 @@ from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits, not_registered
 from zmqdist.data.splits import split_providers
 from zmqdist.data.tree import deserialize
+from zmqdist.data_service.snapshots.service import SnapshotService
 from zmqdist.data_service.store import DatasetStore
 from zmqdist.errors import NotFoundError, OpError, from_code
 from zmqdist.net.loop import Loop
@@ -49,7 +50,9 @@ ROLES: Final = frozenset({"worker", "submit"})
 class DataDispatcher:
     """See the module's docstring."""
 
-    def __init__(self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None) -> None:
+    def __init__(
+        self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None, snapshots_max: int = 3
+    ) -> None:
         """Before the service is attached. Reads the journal, if there is to be one.
 
         Raises:
@@ -62,6 +65,9 @@ class DataDispatcher:
         self._sources: dict[str, tuple[int, ...] | OpError] = {}
         self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
         self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
+        note = self._note_snapshot if rules.fault_tolerant else None
+        self.snapshots = SnapshotService(service, loop, note, snapshots_max, rules.worker_timeout_s)
+        self.snapshots.recover(self.splits.state.snapshots)
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
         loop.on_stop(self._close)
@@ -84,10 +90,15 @@ class DataDispatcher:
     def joined(self, name: str, address: str, life: int, tags: tuple[str, ...]) -> None:
         """A worker has registered."""
         self.handle(q.WorkerJoined(name, address, life, tags))
+        self.snapshots.joined(life, address)
 
     def lost(self, life: int, left: bool) -> None:
         """A worker has gone; `left`: in good order and for good."""
         self.handle(q.WorkerLost(life, left))
+        self.snapshots.lost(life)
+
+    def _note_snapshot(self, token: Any, path: str) -> None:
+        self.handle(q.NoteSnapshot(token, path))
 
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""

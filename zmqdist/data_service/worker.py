@@ -24,6 +24,8 @@ from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
+from zmqdist.data_service.snapshots.worker import SnapshotWorker
+from zmqdist.data_service.snapshots.writer import CHUNK_BYTES_MAX
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.net.credentials import Credentials
@@ -68,6 +70,7 @@ class DataWorker:
         credentials: Credentials,
         life: int,
         dispatcher_timeout_s: float,
+        chunk_bytes_max: int = CHUNK_BYTES_MAX,
     ) -> None:
         """Before the service is attached."""
         self._loop = loop
@@ -82,6 +85,9 @@ class DataWorker:
         self._asking = 0
         self._client: ZmqClient | None = None
         self._dealers: dict[int, Dealer] = {}
+        self.snapshots = SnapshotWorker(
+            loop, calls, dispatcher, credentials, life, dispatcher_timeout_s, chunk_bytes_max
+        )
         service.register_later(ELEMENTS, self._elements, roles=READERS)
         loop.on_stop(self.close)
 
@@ -95,6 +101,7 @@ class DataWorker:
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
         local.add(self._life, self)
+        self.snapshots.registered()
         self._ask()
 
     def _ask(self) -> None:

@@ -152,6 +152,10 @@ class DispatchServer:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
             self._shell.loop.call_soon(self._shell.handle, event)
 
+    def _snapshot_streams(self, path: str) -> list[Any]:
+        """The streams of a distributed snapshot: `index`, `owner` and `state` of each. Raises NotFoundError."""
+        return self._shell.data.snapshots.streams(path)
+
     def __enter__(self) -> DispatchServer:
         self.start()
         return self

@@ -146,6 +146,11 @@ class WorkerServer:
         machine = self._shell.machine
         return 0 if machine is None else machine.running
 
+    def _snapshot_task_progresses(self) -> list[Any]:
+        """How far the streams of distributed snapshots are that it writes, and those that it has completed."""
+        assert self._shell.loop is not None
+        return self._shell.loop.run(self._shell.data.snapshots.progresses)
+
     def __enter__(self) -> WorkerServer:
         self.start()
         return self

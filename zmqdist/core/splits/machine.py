@@ -109,6 +109,10 @@ class Splits:
                 if dataset not in self._book.state.compression_off:
                     self._book.change(r.DecideCompression(dataset, off))
                 self._book.answer(token, self._book.state.compression_off[dataset])
+            case q.NoteSnapshot(token, path):
+                if path not in self._book.state.snapshots:
+                    self._book.change(r.BeginSnapshot(path))
+                self._book.answer(token, None)
 
     def _tick(self, now: float) -> None:
         self._workers.tick(now)

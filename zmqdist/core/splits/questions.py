@@ -165,7 +165,15 @@ class CompressionAsked:
     off: bool
 
 
-Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | CompressionAsked
+@dataclass(frozen=True, slots=True)
+class NoteSnapshot:
+    """-> None, when it is known for good that there is a snapshot."""
+
+    token: Token
+    path: str
+
+
+Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | CompressionAsked | NoteSnapshot
 Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
 
 

@@ -201,6 +201,12 @@ class DecideCompression(Record, tag=14):
     off: bool
 
 
+class BeginSnapshot(Record, tag=40):
+    """A snapshot's folder is there; what is in it tells the rest."""
+
+    path: str
+
+
 Change: TypeAlias = (
     RegisterDataset
     | PlaceWorker
@@ -216,6 +222,7 @@ Change: TypeAlias = (
     | GiveSplits
     | ReturnSplits
     | DecideCompression
+    | BeginSnapshot
 )
 
 

@@ -12,6 +12,7 @@ class State(msgspec.Struct):
 
     Attributes:
       number: of this state: tells a dispatcher that goes on from one that has lost everything.
+      snapshots: their folders, in the order in which they were begun.
       next: the next free number of each kind.
     """
 
@@ -29,6 +30,7 @@ class State(msgspec.Struct):
     next_iteration: int = r.FIRST_ITERATION
     next_task: int = r.FIRST_TASK
     next_client: int = r.FIRST_CLIENT
+    snapshots: list[str] = []
 
     def apply(self, record: r.Change) -> None:
         """Make one change."""
@@ -75,6 +77,8 @@ class State(msgspec.Struct):
                     cursor.returned += runs
             case r.DecideCompression(dataset_id, off):
                 self.compression_off[dataset_id] = off
+            case r.BeginSnapshot(path):
+                self.snapshots.append(path)
 
     def _end(self, iteration: r.Iteration) -> None:
         for task in iteration.tasks:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -253,8 +253,8 @@ class Snapshot:
           local: how many the stream has had. Where it had more already, these come again.
 
         Raises:
-          InternalError: the stream is another worker's. CancelledError: the snapshot is over. InvalidArgumentError: there is no such
-            source, or the stream never had what is before `local`.
+          InternalError: the stream is another worker's. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no
+            such source, or the stream never had what is before `local`.
         """
         with self._lock:
             if not 0 <= source < len(self._counts) or repetition < 0:
@@ -290,15 +290,20 @@ class Snapshot:
 
     def _owned(self, worker: str, index: int) -> Stream:
         if self.mode in (Mode.DONE, Mode.ERROR):
-            raise CancelledError(None, None, f"{self.path}: the snapshot is over: {self.error or 'it is complete'}")
+            text = f"{self.path}: the snapshot is over: {self.error or 'it is complete'}"
+            raise FailedPreconditionError(None, None, text)
         if not 0 <= index < len(self._streams) or self._streams[index].owner != worker:
             raise InternalError(None, None, f"{self.path}: worker {worker} writes stream {index}, which is not its own")
         return self._streams[index]
 
     def finished(self, worker: str, stream: int) -> None:
-        """A worker has written a stream to its end and left DONE. Raises as `hand_out` does; harmless when told again."""
+        """A worker has written a stream to its end and left DONE. Harmless when told again, or too late.
+
+        Raises:
+          InternalError: the stream is another worker's.
+        """
         with self._lock:
-            if self.mode is not Mode.DONE:
+            if self.mode in (Mode.ACTIVE, Mode.WINDING_DOWN):
                 self._owned(worker, stream).state = StreamState.DONE
                 self._wind_down()
 
@@ -477,25 +482,27 @@ class Snapshots:
                 raise NotFoundError(None, None, f"{path}: no snapshot of this dispatcher")
             return self._by_path[path]
 
-    def create(
-        self, path: str, dataset: str, spec: Any, compression: str | None, request: str, known: Callable[[], None]
-    ) -> None:
-        """Begin one; `known` is called when its folder is there, before anybody can get a stream of it. Raises as `Snapshot.create`;
-        harmless when the same request is made again."""
+    def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> Snapshot:
+        """Make one, which nobody gets a stream of before it is added. One at a time.
+
+        Raises: as `Snapshot.create`. AlreadyExistsError: it is known, and `request` is not the one that it was made for.
+        """
         with self._lock:
-            if path in self._by_path:
-                if request and _request_of(path) == request:
-                    return
-                raise AlreadyExistsError(None, None, f"{path}: a snapshot there is already started or completed")
-            made = Snapshot.create(path, dataset, spec, compression, request)
-            known()
-            self._by_path[path] = made
+            known = self._by_path.get(path)
+        if known is None:
+            return Snapshot.create(path, dataset, spec, compression, request)
+        if request and _request_of(path) == request:
+            return known
+        raise AlreadyExistsError(None, None, f"{path}: a snapshot there is already started or completed")
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Let workers have its streams. Harmless when it is known."""
+        with self._lock:
+            self._by_path.setdefault(snapshot.path, snapshot)
 
     def recover(self, path: str) -> None:
         """Go on with one that was begun before. Raises as `Snapshot.recover`."""
-        made = Snapshot.recover(path)
-        with self._lock:
-            self._by_path[path] = made
+        self.add(Snapshot.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
         """The streams that a worker should write, by path; at most one of them is new, of the snapshot that has the fewest so far."""

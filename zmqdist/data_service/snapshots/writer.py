@@ -83,6 +83,9 @@ class StreamWriter:
         this stream had in that repetition; none at its end. It may wait. Asked again for the same it begins with the same.
       chunk_bytes_max: a chunk ends with the element that reaches it.
       interval_s: seconds from one commit to the next, given the number of chunks; `commit_interval_s`.
+
+    Attributes:
+      failed: `run` raised an error that is the snapshot's, of the pipeline or of the disk.
     """
 
     def __init__(
@@ -102,6 +105,7 @@ class StreamWriter:
         self._chunk_bytes_max = chunk_bytes_max
         self._interval_s = interval_s
         self._cancelled = threading.Event()
+        self.failed = False
         self._iterator: DatasetIterator | None = None
         self._file: ElementsFile | None = None
         self._waiting: list[Chunk] = []
@@ -252,6 +256,7 @@ class StreamWriter:
 
     def _fail(self, error: Exception) -> OpError:
         """Leave ERROR, in the room that the unfinished chunk took."""
+        self.failed = True
         if isinstance(error, OSError):
             told: OpError = storage.error_of(error, self._folder)
         elif isinstance(error, OpError):
