@@ -87,6 +87,7 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.testing": frozenset(
         {
+            "DataSim",
             "MultiProcessPoolRunner",
             "MultiProcessRunner",
             "MultiProcessRunnerResult",
@@ -103,6 +104,7 @@ PINNED: dict[str, frozenset[str]] = {
             "manager",
             "run",
             "simulate",
+            "simulate_data_service",
         }
     ),
     "zmqdist.rpc": frozenset({"Client", "MethodInfo", "Server", "StatusOrResult", "Stream", "ZmqClient", "ZmqServer"}),
