@@ -111,7 +111,11 @@ EXAMPLES: dict[str, list[Example]] = {
     "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
     "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
     "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
-    "batch": [Example(lambda _: slices().batch(2)), Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True))],
+    "batch": [
+        Example(lambda _: slices().batch(2)),
+        Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True)),
+        Example(lambda _: Dataset.range(7).batch(2, num_parallel_calls=2)),
+    ],
     "unbatch": [Example(lambda _: slices().batch(2).unbatch())],
     "rebatch": [Example(lambda _: Dataset.range(10).batch(4).rebatch([1, 3]))],
     "shuffle": [

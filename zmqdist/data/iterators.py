@@ -125,6 +125,11 @@ class Node:
         for child in self.children:
             child.restart()
 
+    def abandon(self) -> None:
+        """Called by another thread than the one that reads, before it waits for that: end what it may be waiting for, if possible."""
+        for child in self.children:
+            child.abandon()
+
     def close(self) -> None:
         """End what runs in the background; harmless when nothing does. Drops the generators, which refer to this node."""
         self._stream = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from zmqdist import nest
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite, operator
+from zmqdist.data.ops.parallel import ParallelNode
 from zmqdist.data.structure import batched, element, invalid, rows_of, same_lengths, stack, unbatched
 from zmqdist.specs import TensorSpec
 
@@ -76,10 +77,45 @@ class Gathering(Op):
         return batched(inputs[0], self.size if self.drop_remainder else None)
 
 
+class _ParallelBatchNode(ParallelNode):
+    """Gathers elements into `held`, and has full batches stacked by threads."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.held: list[Any] = []
+
+    def feed(self) -> Iterator[Any]:
+        size, source = self.op.size, self.source()
+        while True:
+            self.held.extend(islice(source, size - len(self.held)))
+            held = self.held
+            if not held or (len(held) < size and self.op.drop_remainder):
+                return
+            self.held = []
+            yield held
+
+    def call(self) -> Callable[[Any], Any]:
+        return stack
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"held": save_elements(self.held)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.held = load_elements(state["held"])
+
+
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class Batch(Gathering):
-    """Stacks elements of one shape."""
+    """Stacks elements of one shape; in `parallel` threads where that is not 0."""
+
+    parallel: int = 0
+    deterministic: bool | None = None
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        parallel = self.parallel and not context.probing
+        return _ParallelBatchNode(dataset, context) if parallel else GatheringNode(dataset, context)
 
 
 class _UnbatchNode(Node):
