@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
-from zmqdist.data.ops.readers import masked_crc32c
+from zmqdist.data.checksums import masked_crc32c
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
 from zmqdist.data.tree import make
@@ -186,7 +186,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))),
         Example(lambda folder: TextLineDataset(files(folder, gzip.compress(b"one\ntwo")), "GZIP")),
     ],
-    "fixed_length_records": [Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1))],
+    "fixed_length_records": [
+        Example(lambda folder: FixedLengthRecordDataset(files(folder, b"aabb", b"cc"), 2, num_parallel_reads=2)),
+        Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1)),
+    ],
     "tf_records": [
         Example(lambda folder: TFRecordDataset(files(folder, record(b"one") + record(b""), record(b"two"))))
     ],

@@ -13,9 +13,8 @@ import pytest
 from tests.data.examples import files, record
 from tests.data.test_conformance import plain
 from zmqdist import TensorSpec
-from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, checksums
 from zmqdist.data.ops import saving
-from zmqdist.data.ops.readers import masked_crc32c
 from zmqdist.data.splits import split_providers
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, UnimplementedError
 
@@ -50,12 +49,40 @@ def test_records_of_one_length(tmp_path: Path) -> None:
 
 def test_the_checksum_is_that_of_the_standard() -> None:
     crc = 0xE3069283  # of "123456789", as the standard for CRC-32C has it
-    assert masked_crc32c(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    assert checksums.crc32c(b"123456789") == crc
+    assert checksums.masked_crc32c(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [8, 8191, 8192, 8193, 100_001])
+def test_the_checksum_of_long_data_is_the_same_by_rows(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    by_bytes = checksums.crc32c(data)
+    monkeypatch.setattr(checksums, "ROWS_BYTES_MIN", size)
+    assert checksums.crc32c(data) == by_bytes
+
+
+@pytest.mark.parametrize("parallel", [1, 2, AUTOTUNE])
+def test_files_can_be_read_at_once_and_give_a_record_in_turn(tmp_path: Path, parallel: int) -> None:
+    names = files(tmp_path, b"a1\na2\na3", b"b1", b"c1\nc2")
+    dataset = TextLineDataset(names, num_parallel_reads=parallel)
+    found = list(dataset)
+    assert sorted(found) == ["a1", "a2", "a3", "b1", "c1", "c2"]
+    if parallel == 2:
+        assert found == ["a1", "b1", "a2", "a3", "c1", "c2"]
+    assert (dataset.op.is_reader, dataset.element_spec) == (True, TensorSpec((), np.str_))
+    assert list(TextLineDataset([names[0], str(tmp_path / "none")], num_parallel_reads=2).ignore_errors()) == list(
+        TextLineDataset(names[0])
+    )
 
 
 @pytest.mark.parametrize(
     ("damaged", "text"),
-    [(record(b"one")[:-1], "truncated"), (record(b"one")[:5], "truncated"), (b"\1" + record(b"one")[1:], "corrupted")],
+    [
+        (record(b"one")[:-1], "truncated"),
+        (record(b"one")[:5], "truncated"),
+        (b"\1" + record(b"one")[1:], "corrupted"),
+        (record(b"one").replace(b"one", b"ome"), "corrupted"),
+    ],
 )
 def test_a_damaged_record_is_data_loss_and_ends_its_file(tmp_path: Path, damaged: bytes, text: str) -> None:
     names = files(tmp_path, record(b"first") + damaged, record(b"other"))

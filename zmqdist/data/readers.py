@@ -1,7 +1,8 @@
 """Datasets of what is in files, under the names of tf.data.
 
-Files are named by a string, a list of strings, or a Dataset of strings, and read one after the other. A file that does not exist
-is a NotFoundError where it is read.
+Files are named by a string, a list of strings, or a Dataset of strings, and read one after the other; with `num_parallel_reads` so many
+at once, each in a thread, which give a record in turn. A file that does not exist is a NotFoundError where it is read.
+`buffer_size` is accepted: the system reads ahead.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops import readers
+from zmqdist.data.ops.background import checked_parallel
 from zmqdist.data.structure import invalid, is_dataset
 
 
@@ -32,10 +34,9 @@ def TextLineDataset(
 
     Args:
       compression_type: None, "GZIP" or "ZLIB".
-      buffer_size, num_parallel_reads: accepted; `interleave` reads several files at once.
     """
-    compression = readers.checked_compression(compression_type)
-    return Dataset(readers.TextLines(compression), (_names(filenames),))
+    compression, parallel = readers.checked_compression(compression_type), checked_parallel(num_parallel_reads)
+    return Dataset(readers.TextLines(compression, parallel=parallel), (_names(filenames),))
 
 
 def FixedLengthRecordDataset(
@@ -55,9 +56,9 @@ def FixedLengthRecordDataset(
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
-    compression = readers.checked_compression(compression_type)
-    op = readers.FixedLengthRecords(compression, int(record_bytes), int(header_bytes or 0), int(footer_bytes or 0))
-    return Dataset(op, (_names(filenames),))
+    compression, parallel = readers.checked_compression(compression_type), checked_parallel(num_parallel_reads)
+    sizes = int(record_bytes), int(header_bytes or 0), int(footer_bytes or 0)
+    return Dataset(readers.FixedLengthRecords(compression, *sizes, parallel=parallel), (_names(filenames),))
 
 
 def TFRecordDataset(
@@ -67,6 +68,9 @@ def TFRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The records of TFRecord files, as bytes. Reading raises DataLossError for a file that is cut off or damaged."""
-    compression = readers.checked_compression(compression_type)
-    return Dataset(readers.TFRecords(compression), (_names(filenames),))
+    """The records of TFRecord files, as bytes. Reading raises DataLossError for a file that is cut off or damaged.
+
+    Checksums of large records are quick with the package `crc32c`: pip install zmqdist[tfrecord].
+    """
+    compression, parallel = readers.checked_compression(compression_type), checked_parallel(num_parallel_reads)
+    return Dataset(readers.TFRecords(compression, parallel=parallel), (_names(filenames),))

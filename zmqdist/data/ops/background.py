@@ -251,5 +251,5 @@ def checked_parallel(calls: Any) -> int:
     if calls is None:
         return 0
     if calls < 1 and calls != AUTOTUNE:
-        raise ValueError(f"`num_parallel_calls` must be greater than 0 or AUTOTUNE, not {calls}")
+        raise ValueError(f"the number of parallel calls must be greater than 0 or AUTOTUNE, not {calls}")
     return int(calls)

@@ -157,7 +157,7 @@ def returned_dataset(value: Any, what: str) -> Tree:
     return value  # type: ignore[no-any-return]
 
 
-class _InterleaveNode(Node):
+class InterleaveNode(Node):
     """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again.
@@ -271,7 +271,7 @@ def default_cycle_length(parallel: int | None) -> int:
     return (cpus + 2) // 3 if parallel == AUTOTUNE else min(parallel, cpus)
 
 
-@operator("interleave", _InterleaveNode)
+@operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
     """Blocks of the datasets that a function makes of the elements, in turn; flat_map with one dataset at a time."""
