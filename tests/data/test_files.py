@@ -16,7 +16,7 @@ from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, checksums
 from zmqdist.data.ops import saving
 from zmqdist.data.splits import split_providers
-from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, UnimplementedError
+from zmqdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError, UnimplementedError
 
 
 def numbers(dataset: Any) -> list[Any]:
@@ -139,14 +139,59 @@ def test_what_load_and_save_refuse(tmp_path: Path) -> None:
         Dataset.range(3).repeat().save(str(tmp_path))
     with pytest.raises(ValueError, match="compression"):
         Dataset.range(3).save(str(tmp_path), compression="BEST")
-    with pytest.raises(UnimplementedError, match="checkpoint_args"):
-        Dataset.range(3).save(str(tmp_path), checkpoint_args={})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="checkpoint_args has a `directory`"):
+        Dataset.range(3).save(str(tmp_path), checkpoint_args={})
+    with pytest.raises(ValueError, match="`checkpoint_interval` must be > 0"):
+        Dataset.range(3).save(str(tmp_path), checkpoint_args={"directory": tmp_path, "checkpoint_interval": 0})
     Dataset.range(3).save(str(tmp_path), compression="GZIP")
     assert numbers(Dataset.load(str(tmp_path), compression="GZIP")) == [0, 1, 2]
     with pytest.raises(DataLossError, match="but the actual compression is GZIP"):
         Dataset.load(str(tmp_path), compression="ZLIB")
     with pytest.raises(ValueError, match="but the actual element_spec is"):
         Dataset.load(str(tmp_path), element_spec=TensorSpec((), np.float32))
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+@pytest.mark.parametrize("failing", [0, 3, 4, 5, 9])
+def test_a_save_that_was_interrupted_goes_on(tmp_path: Path, compression: str | None, failing: int) -> None:
+    log = tmp_path / "log"
+    seen = tmp_path / "seen"
+
+    def counted(x: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"{x} ")
+        if x == failing and not seen.exists():
+            seen.touch()
+            raise KeyboardInterrupt
+        return x
+
+    dataset = Dataset.range(10).map(counted, output_signature=TensorSpec((), np.int64))
+    kept = {"directory": tmp_path / "place", "checkpoint_interval": 2}
+
+    def save() -> None:
+        dataset.save(str(tmp_path / "saved"), compression, lambda x: x % 3, kept)
+
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    with pytest.raises(NotFoundError):
+        Dataset.load(str(tmp_path / "saved"))
+    save()
+    loaded = Dataset.load(str(tmp_path / "saved"))
+    assert sorted(numbers(loaded)) == list(range(10))
+    assert loaded.cardinality() == 10
+    again = [int(x) for x in log.read_text().split()][failing + 1 :]
+    assert again == list(range(failing - failing % 2, 10)), "only what came behind the last checkpoint is computed again"
+    assert list((tmp_path / "place").iterdir()) == []
+    save()  # anew
+    assert len(list((tmp_path / "saved").iterdir())) == 3
+
+
+def test_the_place_of_another_save_is_refused(tmp_path: Path) -> None:
+    kept = {"directory": tmp_path / "place", "checkpoint_interval": 1}
+    with pytest.raises(ZeroDivisionError):
+        Dataset.range(-1, 3).map(lambda x: 6 // int(x)).save(str(tmp_path / "saved"), checkpoint_args=kept)
+    with pytest.raises(FailedPreconditionError, match="another dataset or to another folder"):
+        Dataset.range(3).save(str(tmp_path / "saved"), checkpoint_args=kept)
 
 
 def test_load_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.results import Results
-from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset
+from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
@@ -98,7 +98,7 @@ class Dataset(Creation, Results):
         if executor == "process":
             calls = calls or AUTOTUNE
             _ = function.blob  # what cannot be sent there is told now
-        return self._then(elementwise.Map(function, output_signature, calls, deterministic, executor))
+        return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic, executor))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """`scan_func(state, element)` gives (next state, element out)."""
@@ -327,6 +327,7 @@ class Dataset(Creation, Results):
             datasets = args[0] if len(args) == 1 else args
         elif args:
             raise TypeError("zip takes its datasets as arguments or as `datasets`, not both")
+        datasets = without_attrs(datasets)
         leaves = nest.flatten(datasets)
         if isinstance(datasets, list) or not leaves or not all(map(is_dataset, leaves)):
             raise TypeError("zip takes Datasets in tuples, namedtuples and dicts")

@@ -246,10 +246,10 @@ def in_order(deterministic: bool | None, context: Context) -> bool:
     return context.options.deterministic is not False if deterministic is None else deterministic
 
 
-def checked_parallel(calls: Any) -> int:
+def checked_parallel(calls: Any, what: str = "num_parallel_calls") -> int:
     """A number of parallel calls, 0 for None. Raises ValueError for none."""
     if calls is None:
         return 0
     if calls < 1 and calls != AUTOTUNE:
-        raise ValueError(f"the number of parallel calls must be greater than 0 or AUTOTUNE, not {calls}")
+        raise ValueError(f"`{what}` must be greater than 0 or AUTOTUNE, not {calls}")
     return int(calls)

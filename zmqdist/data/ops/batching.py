@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from zmqdist import nest
+from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite, operator
 from zmqdist.data.ops.parallel import ParallelNode
-from zmqdist.data.structure import batched, element, invalid, rows_of, same_lengths, stack, unbatched
+from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -129,14 +129,14 @@ class _UnbatchNode(Node):
             yield from self._rest()
         for batch in self.source():
             try:
-                same_lengths(nest.flatten(batch))
+                length_of(batch)
             except ValueError as error:
                 raise invalid(f"cannot unbatch: {error}") from None
             self.batch, self.position = batch, 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        for row in rows_of(nest.map_structure(lambda leaf: leaf[self.position :], self.batch)):
+        for row in islice(rows_of(self.batch), self.position, None):
             self.position += 1
             yield element(row)
         self.batch = None
@@ -168,8 +168,10 @@ class Unbatch(Op):
 
 def rows_in(spec: Any) -> int | None:
     """The length along axis 0 that a spec promises for all leaves, if any. Raises ValueError for scalars and different lengths."""
-    sizes = set()
-    for one in nest.flatten(spec):
+    sizes: set[int | None] = set()
+    for one in leaves_of(spec):
+        if type(one) in COMPOSITES:
+            sizes.add(None)
         if isinstance(one, TensorSpec) and one.shape is not None:
             if one.shape == ():
                 raise ValueError("a scalar has no first axis to take apart")

@@ -55,10 +55,22 @@ def open_file(path: str, compression: str) -> IO[bytes]:
             return gzip.open(path)  # type: ignore[return-value]
         if compression == "ZLIB":
             with open(path, "rb") as file:
-                return io.BytesIO(zlib.decompress(file.read()))
+                return io.BytesIO(_inflated(file.read()))
         return open(path, "rb")
     except FileNotFoundError:
         raise NotFoundError(None, None, f"{path}: No such file") from None
+
+
+def _inflated(data: bytes) -> bytes:
+    """What one zlib stream behind the other holds."""
+    found = []
+    while data:
+        stream = zlib.decompressobj()
+        found.append(stream.decompress(data))
+        if not stream.eof:
+            raise EOFError("a zlib stream that is cut off")
+        data = stream.unused_data
+    return b"".join(found)
 
 
 class ReaderNode(Node):
