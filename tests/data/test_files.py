@@ -16,7 +16,13 @@ from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, checksums
 from zmqdist.data.ops import saving
 from zmqdist.data.splits import split_providers
-from zmqdist.errors import DataLossError, FailedPreconditionError, InvalidArgumentError, NotFoundError, UnimplementedError
+from zmqdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+)
 
 
 def numbers(dataset: Any) -> list[Any]:
@@ -180,7 +186,9 @@ def test_a_save_that_was_interrupted_goes_on(tmp_path: Path, compression: str | 
     assert sorted(numbers(loaded)) == list(range(10))
     assert loaded.cardinality() == 10
     again = [int(x) for x in log.read_text().split()][failing + 1 :]
-    assert again == list(range(failing - failing % 2, 10)), "only what came behind the last checkpoint is computed again"
+    assert again == list(range(failing - failing % 2, 10)), (
+        "only what came behind the last checkpoint is computed again"
+    )
     assert list((tmp_path / "place").iterdir()) == []
     save()  # anew
     assert len(list((tmp_path / "saved").iterdir())) == 3

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
@@ -223,6 +223,8 @@ class _PrefetchNode(Node):
 @dataclass(frozen=True)
 class Prefetch(Op):
     """Reads `size` elements ahead."""
+
+    in_background: ClassVar[bool] = True
 
     size: int
 

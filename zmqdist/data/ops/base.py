@@ -84,12 +84,14 @@ class Op:
     Attributes:
       name: in the table, in descriptions and in `explain`.
       node: what runs it.
+      in_background: its inputs are read by a thread of its own.
       is_reader: it reads the files that its input names: what FILE sharding looks for.
     """
 
     name: ClassVar[str]
     node: ClassVar[type[Node]]
     is_reader: ClassVar[bool] = False
+    in_background: ClassVar[bool] = False
 
     def open(self, dataset: Tree, context: Context) -> Node:
         """Put it to work."""

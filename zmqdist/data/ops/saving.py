@@ -207,7 +207,9 @@ class Checkpoints:
             return None
         unknown = set(told) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
         if unknown or "directory" not in told:
-            raise ValueError(f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(told)}")
+            raise ValueError(
+                f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(told)}"
+            )
         interval = told.get("checkpoint_interval", CHECKPOINT_ELEMENTS)
         if interval < 1:
             raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
@@ -249,7 +251,9 @@ def _save_with(
     kept = checkpoints.kept()
     if kept is not None and {name: kept[name] for name in told} != told:
         raise FailedPreconditionError(
-            None, None, f"{checkpoints.directory} keeps the place of a save of another dataset or to another folder: delete it"
+            None,
+            None,
+            f"{checkpoints.directory} keeps the place of a save of another dataset or to another folder: delete it",
         )
     writer = RunWriter(path, compression, shard_func, kept and kept["place"])
     with iter(dataset) as iterator:
