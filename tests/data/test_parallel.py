@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from zmqdist.data import Dataset, Options
-from zmqdist.data.ops.background import AHEAD_MAX
+from zmqdist.data.ops.background import AHEAD_DEALT_MAX, AHEAD_MAX
+from zmqdist.data.splits import open_split
 from zmqdist.errors import InternalError, InvalidArgumentError
 
 
@@ -73,6 +74,21 @@ def test_no_more_than_the_bound_lies_ahead() -> None:
         for place in range(AHEAD_MAX):
             next(iterator)
             assert len(read) <= place + 1 + AHEAD_MAX
+
+
+def test_what_is_dealt_out_is_not_taken_far_ahead() -> None:
+    asked: list[int] = []
+
+    def deal(source: int, repetition: int) -> int:
+        asked.append(len(asked))
+        return asked[-1]
+
+    for dataset in (Dataset.range(10**6).map(lambda x: x, num_parallel_calls=2), Dataset.range(10**6).prefetch(-1)):
+        asked.clear()
+        with open_split(dataset, deal) as iterator:
+            for place in range(2000):
+                assert next(iterator) == place
+                assert len(asked) <= place + 2 + AHEAD_DEALT_MAX
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -210,6 +226,14 @@ assert os.waitpid(pid, 0)[1] == 0
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "[1, 2, 3]"), done.stderr
+
+
+def test_what_a_function_prints_in_a_process_is_not_lost() -> None:
+    program = (
+        "from zmqdist.data import Dataset; list(Dataset.range(2).map(lambda x: print('seen') or x, executor='process'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["seen", "seen"]), done.stderr
 
 
 def test_what_a_process_map_refuses_when_it_is_built() -> None:

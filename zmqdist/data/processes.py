@@ -193,8 +193,11 @@ def main(ours: int, theirs: int) -> None:
                 function = function or trusted.unpack(told[0])
                 x = trusted.unpack_parts(parts)
                 packed = trusted.pack(element(function(*x) if type(x) is tuple else function(x)))
-                _send(answers, [_VALUE, *(packed if isinstance(packed, list) else [packed])])
+                answer = [_VALUE, *(packed if isinstance(packed, list) else [packed])]
+            except BaseException as error:
+                answer = [_ERROR, trusted.pack_error(trusted.tamed(error))]
+            sys.stdout.flush()  # what the function has printed, before the parent may end this process
+            try:
+                _send(answers, answer)
             except BrokenPipeError:
                 return
-            except BaseException as error:
-                _send(answers, [_ERROR, trusted.pack_error(trusted.tamed(error))])

@@ -36,6 +36,9 @@ PREFETCH_AUTOTUNE = 8
 AHEAD_MAX = 4096
 """Elements that lie ahead at most, where nobody has said how many and they come quickly."""
 
+AHEAD_DEALT_MAX = 64
+"""The same of positions that somebody deals out: what one takes, others cannot have, and it is lost with its process."""
+
 SHORT_S = 0.001
 """A run of elements that takes less is too short for a thread that has to be woken for it."""
 
@@ -211,7 +214,7 @@ class Ahead:
 class _PrefetchNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
-        size, most = (PREFETCH_AUTOTUNE, AHEAD_MAX) if self.op.size == AUTOTUNE else (self.op.size, 0)
+        size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:
             self.children = [Ahead(self.children[0], size, most)]  # type: ignore[list-item]
 
@@ -241,6 +244,11 @@ def threads_for(parallel: int, context: Context) -> int:
     wanted = (os.cpu_count() or 1) if parallel == AUTOTUNE else parallel
     bound = context.options.threading.private_threadpool_size
     return min(wanted, bound) if bound else wanted
+
+
+def ahead_max(context: Context) -> int:
+    """How many elements may lie ahead where nobody has said it."""
+    return AHEAD_DEALT_MAX if context.dealt else AHEAD_MAX
 
 
 def in_order(deterministic: bool | None, context: Context) -> bool:

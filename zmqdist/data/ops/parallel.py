@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
-from zmqdist.data.ops.background import AHEAD_MAX, Room, in_order, threads_for
+from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
 from zmqdist.data.processes import Processes
 from zmqdist.data.structure import READY, element
 
@@ -133,7 +133,7 @@ class ParallelNode(Node):
         super().__init__(dataset, context)
         self.threads = threads_for(self.op.parallel, context)
         self.ordered = in_order(self.op.deterministic, context)
-        self.room = Room(self.threads, AHEAD_MAX)
+        self.room = Room(self.threads, ahead_max(context))
         self.pending: deque[Piece] = deque()
         self._crew: Crew | None = None
 
