@@ -52,6 +52,9 @@ PINNED: dict[str, frozenset[str]] = {
             "FixedLengthRecordDataset",
             "INFINITE_CARDINALITY",
             "Options",
+            "ParquetDataset",
+            "Ragged",
+            "Sparse",
             "TFRecordDataset",
             "TextLineDataset",
             "UNKNOWN_CARDINALITY",
@@ -70,6 +73,7 @@ PINNED: dict[str, frozenset[str]] = {
             "WorkerConfig",
             "WorkerServer",
             "distribute",
+            "distributed_save",
             "from_dataset_id",
             "register_dataset",
         }
@@ -87,6 +91,7 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.testing": frozenset(
         {
+            "DataSim",
             "MultiProcessPoolRunner",
             "MultiProcessRunner",
             "MultiProcessRunnerResult",
@@ -103,6 +108,7 @@ PINNED: dict[str, frozenset[str]] = {
             "manager",
             "run",
             "simulate",
+            "simulate_data_service",
         }
     ),
     "zmqdist.rpc": frozenset({"Client", "MethodInfo", "Server", "StatusOrResult", "Stream", "ZmqClient", "ZmqServer"}),

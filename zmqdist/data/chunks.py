@@ -215,8 +215,9 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> Any:
 class ElementsFile:
     """A file of elements that is being written. Raises OSError where the disk does."""
 
-    def __init__(self, path: str, compression: str) -> None:
-        self._file = storage.open_write(path)
+    def __init__(self, path: str, compression: str, append: bool = False) -> None:
+        """`append` goes on with a file that is there: of a compressed one by another stream, which is read as one."""
+        self._file = storage.open_write(path, append)
         self._pressed = storage.pressing(self._file, compression)
         self._blocks = BlockWriter(self._pressed)
         self.write = self._blocks.write

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqdist.data_service.client import distribute, from_dataset_id, register_dataset
     from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
+    from zmqdist.data_service.snapshots.save import distributed_save
     from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
     from zmqdist.dispatch.server import DispatchServer
     from zmqdist.dispatch.worker import WorkerServer
@@ -26,6 +27,7 @@ _WHERE = {
     "WorkerConfig": "zmqdist.dispatch.config",
     "WorkerServer": "zmqdist.dispatch.worker",
     "distribute": "zmqdist.data_service.client",
+    "distributed_save": "zmqdist.data_service.snapshots.save",
     "from_dataset_id": "zmqdist.data_service.client",
     "register_dataset": "zmqdist.data_service.client",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "WorkerConfig",
     "WorkerServer",
     "distribute",
+    "distributed_save",
     "from_dataset_id",
     "register_dataset",
 ]

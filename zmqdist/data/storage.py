@@ -46,12 +46,13 @@ def open_read(path: str) -> IO[bytes]:
     return files.open(name, "rb")  # type: ignore[no-any-return]
 
 
-def open_write(path: str) -> IO[bytes]:
-    """A file that is empty now. Raises FileNotFoundError where its folder is gone."""
+def open_write(path: str, append: bool = False) -> IO[bytes]:
+    """A file that is empty now, or goes on at its end. Raises FileNotFoundError where its folder is gone."""
+    mode = "ab" if append else "wb"
     if "://" not in path:
-        return open(path, "wb")
+        return open(path, mode)
     files, name = _driver(path)
-    return files.open(name, "wb")  # type: ignore[no-any-return]
+    return files.open(name, mode)  # type: ignore[no-any-return]
 
 
 def sync(file: IO[bytes]) -> None:
@@ -198,8 +199,12 @@ def _driver(path: str) -> tuple[Any, str]:
 # -- compression of a file ------------------------------------------------------------------------------------------
 
 
+_PIECE = 2**18
+"""Bytes of a compressed file that are read at once."""
+
+
 class _ZlibWriter(io.RawIOBase):
-    """One zlib stream, closed with its file."""
+    """One zlib stream, which leaves its file open."""
 
     def __init__(self, file: IO[bytes], level: int) -> None:
         self._file = file
@@ -222,6 +227,8 @@ class _ZlibWriter(io.RawIOBase):
 
 
 class _ZlibReader(io.RawIOBase):
+    """What zlib streams hold, one behind the other; closes their file."""
+
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._press = file, zlib.decompressobj()
 
@@ -229,15 +236,20 @@ class _ZlibReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._press.eof:
-            data = self._press.unconsumed_tail or self._file.read(2**18)
+        while True:
+            if self._press.eof:  # perhaps another stream follows
+                data = self._press.unused_data or self._file.read(_PIECE)
+                if not data:
+                    return 0
+                self._press = zlib.decompressobj()
+            else:
+                data = self._press.unconsumed_tail or self._file.read(_PIECE)
             found = self._press.decompress(data, len(buffer))
             if found:
                 buffer[: len(found)] = found
                 return len(found)
             if not data:
                 raise EOFError("the file is cut off")
-        return 0
 
     def close(self) -> None:
         self._file.close()

@@ -38,6 +38,7 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
+      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       places: life -> number of its worker.
@@ -58,6 +59,7 @@ class Book:
         self.commits = Commits(rules.fault_tolerant)
         self.state = State(number=number)
         self._fresh = number
+        self.members: dict[int, q.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
         self._live_tables()
 
@@ -95,19 +97,19 @@ class Book:
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
-        present = set(self.places) - {
-            self.state.workers[number].life for number in self.missing if number in self.state.workers
-        }
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
-        working, watching = self.working, self.watching
+        working, watching, serving = self.working, self.watching, self.serving
         self._live_tables()
-        self.working, self.watching = working, watching
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in present}
+        self.working = working
+        self.watching = {number: watch for number, watch in watching.items() if number in self.state.clients}
+        self.serving = {task: place for task, place in serving.items() if task in self.state.tasks}
+        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 
-    def present(self, number: int, life: int) -> bool:
-        """Whether this life has the place of the worker."""
-        return number in self.state.workers and self.state.workers[number].life == life
+    @property
+    def unplaced(self) -> list[q.WorkerJoined]:
+        """Members whose place did not become durable."""
+        return [joined for life, joined in self.members.items() if life not in self.places]

@@ -19,6 +19,7 @@ class Workers:
         self._clients = clients
 
     def joined(self, event: q.WorkerJoined) -> None:
+        self._book.members[event.life] = event
         worker = self._place_for(event)
         self._book.places = {life: number for life, number in self._book.places.items() if number != worker.number}
         self._book.places[event.life] = worker.number
@@ -40,7 +41,15 @@ class Workers:
                     return r.Worker(number, event.name, event.address, event.life, event.tags)
         return r.Worker(self._book.state.next_worker, event.name, event.address, event.life, event.tags)
 
+    def reconcile(self) -> None:
+        """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
+        for event in self._book.unplaced:
+            self.joined(event)
+        for number in list(self._book.state.workers):
+            self.news(number)
+
     def lost(self, event: q.WorkerLost, now: float) -> None:
+        self._book.members.pop(event.life, None)
         number = self._book.places.get(event.life)
         if number is None or self._book.state.workers[number].life != event.life:
             return

@@ -9,6 +9,7 @@ from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, SHARD_HINT, U
 
 if TYPE_CHECKING:
     from zmqdist.data.experimental import service
+    from zmqdist.data_service.snapshots.save import distributed_save
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'zmqdist.data.experimental' has no attribute {name!r}")
 
 
-__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "service"]
+__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "distributed_save", "service"]

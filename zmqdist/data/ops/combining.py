@@ -14,7 +14,7 @@ from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.background import Ahead, in_order, threads_for
+from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
 from zmqdist.data.ops.base import Function, Op, all_of, finite, operator
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, invalid, is_dataset
 
@@ -185,7 +185,7 @@ class InterleaveNode(Node):
         """The node of the dataset that the function makes of an input element."""
         node = self.context.inner().open(self.op.made(x))
         if self.turn < self.threads:
-            return Ahead(node, self.op.block_length)  # type: ignore[return-value]
+            return Ahead(node, self.op.block_length, AHEAD_MAX)  # type: ignore[return-value]
         return node
 
     def run(self) -> Iterator[Any]:
@@ -239,6 +239,12 @@ class InterleaveNode(Node):
         for slot in self.slots:
             if slot is not None:
                 slot[1].restart()
+
+    def abandon(self) -> None:
+        super().abandon()
+        for slot in list(self.slots):
+            if slot is not None:
+                slot[1].abandon()
 
     def close(self) -> None:
         super().close()
