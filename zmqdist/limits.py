@@ -265,7 +265,7 @@ COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
 COLLECTIVE_WIDTH: Final = 3
 """Pieces of a ring that a member has under way at a time: one is reduced while another travels."""
 
-# -- the data service: tf.data service's defaults -------------------------------------------------------------------
+# -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
 
 GC_CHECK_S: Final = 600.0
 """How often a dispatcher looks for readers and iterations to let go: nobody waits for it."""
@@ -290,3 +290,10 @@ SNAPSHOT_CHUNK_BYTES_MAX: Final = 6 * 10**9
 
 WORKER_SNAPSHOTS_MAX: Final = 3
 """Streams of snapshots that one worker writes at a time: each has a pipeline of its own."""
+
+JOURNAL_LOG_BYTES_MAX: Final = 16 * 2**20
+"""Bytes that the journal's write-ahead log keeps on the disk; a larger commit lengthens it
+for a while only. SQLite moves it into the database every 4 MiB."""
+
+JOURNAL_RECORDS_MAX: Final = 10_000
+"""Records after which a dispatcher writes its state anew in their place: a restart reads them in a fraction of a second."""

@@ -212,7 +212,7 @@ class _Shell:
 
     @property
     def num_workers(self) -> int:
-        return len(self.broker.membership.members)
+        return 0 if self.stopped.is_set() else len(self.broker.membership.members)
 
     @property
     def abandoned(self) -> bool:
