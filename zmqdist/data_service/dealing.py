@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
-from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, OpError
+from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
@@ -90,7 +90,10 @@ class Dealer:
                 self._client, "zmqdist.data.splits", *self._who, source, request, repetition, count
             ).get_value()
 
-        start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
+        try:
+            start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
+        except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
+            raise UnavailableError(None, None, error.message) from error
         return int(start), int(length)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ Rules
 Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state)
     register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
     metadata(id)                                                 -> metadata
+    config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
     open(request, job_name, repetition, terms)                   -> (client, iteration, state)
     watch(state, client, version)                                -> (version, tasks, finished), None when asked again
@@ -36,7 +37,7 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits, not_registered
-from zmqdist.core.splits.state import State, decode_state
+from zmqdist.core.splits.state import decode_state
 from zmqdist.data.splits import split_providers
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service.journal import Journal
@@ -63,6 +64,7 @@ class DataDispatcher:
         """
         self._loop = loop
         self._rules = rules
+        self.deployment_mode = ""
         self._due = inf
         self._store = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...] | OpError] = {}
@@ -79,7 +81,9 @@ class DataDispatcher:
                 self._journal.close()
                 raise
         elif work_dir is not None:
-            log.info("%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir)
+            log.info(
+                "%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir
+            )
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
         loop.on_stop(self._close)
@@ -137,6 +141,7 @@ class DataDispatcher:
         return {
             "register": self._register,
             "metadata": self._metadata,
+            "config": lambda asked: asked.answer({"deployment_mode": self.deployment_mode}),
             "definition": self._definition,
             "open": self._open,
             "watch": self._watch,

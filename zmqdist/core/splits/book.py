@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
 from zmqdist.core.splits.state import State
+
+RETURN_S: Final = 10.0
+"""A worker that lost its dispatcher tries to reach it at least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +103,21 @@ class Book:
         """End all questions that wait for news."""
         tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
         self.working, self.watching = {}, {}
-        return [q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens]
+        return [
+            q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
+        ]
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
+        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
+
+        They have `RETURN_S` at least: it was the dispatcher that was away.
+        """
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
         self._live_tables()
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.joined}
+        since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.joined}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 
