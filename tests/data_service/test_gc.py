@@ -112,6 +112,7 @@ def test_without_a_time_out_unused_jobs_stay_and_silent_workers_are_given_up_all
 
 
 READER = """
+import sys
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
 from zmqdist.errors import NotFoundError
@@ -129,7 +130,7 @@ iterator.close()
 
 def test_gc_client(child: Callable[..., subprocess.Popen[str]]) -> None:
     """A reader that is stopped for longer than the dispatcher waits is told so when it goes on."""
-    with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=50) as cluster:
+    with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=300) as cluster:
         reader = child(READER, cluster.dispatcher_address())
         assert reader.stdout is not None
         assert reader.stdin is not None
@@ -143,7 +144,7 @@ def test_gc_client(child: Callable[..., subprocess.Popen[str]]) -> None:
 
 
 def test_gc_of_a_reader_that_was_killed(child: Callable[..., subprocess.Popen[str]]) -> None:
-    with TestCluster(num_workers=1, client_timeout_ms=50, **SOON) as cluster:
+    with TestCluster(num_workers=1, client_timeout_ms=300, **SOON) as cluster:
         reader = child(READER, cluster.dispatcher_address())
         assert reader.stdout is not None
         assert reader.stdout.readline().strip() == "0"
@@ -153,14 +154,14 @@ def test_gc_of_a_reader_that_was_killed(child: Callable[..., subprocess.Popen[st
 
 
 def test_keep_client_alive_before_reading() -> None:
-    with TestCluster(num_workers=1, job_gc_check_interval_ms=20, client_timeout_ms=50) as cluster:
+    with TestCluster(num_workers=1, job_gc_check_interval_ms=100, client_timeout_ms=500) as cluster:
         iterator = iter(cluster.distribute(Dataset.range(100)))
         checks_pass(cluster, 10)
         assert [int(each) for each in iterator] == list(range(100))
 
 
 def test_a_client_that_reads_slowly_is_kept() -> None:
-    with TestCluster(num_workers=1, client_timeout_ms=50, **SOON) as cluster:
+    with TestCluster(num_workers=1, client_timeout_ms=300, **SOON) as cluster:
         iterator = read_one(cluster)
         checks_pass(cluster, 10)
         assert int(next(iterator)) == 1

@@ -47,7 +47,8 @@ class Book:
       watching: the question for news of each client, and since when it waits.
       places: life -> number of its worker.
       missing: workers without a connection, and since when.
-      heard: when a client was heard last.
+      now: the time of the present event.
+      heard: since when a client has been silent, unless its question waits here.
       released: iterations without clients, and since when.
       versions: of what clients are told of an iteration.
       serving: task -> (life that serves it, where).
@@ -65,6 +66,7 @@ class Book:
         self._fresh = number
         self.first_version = number & 0xFFFFFF
         self.joined: dict[int, q.WorkerJoined] = {}
+        self.now = 0.0
         self._live_tables()
 
     def _live_tables(self) -> None:
