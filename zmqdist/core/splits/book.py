@@ -45,7 +45,9 @@ class Book:
       joined: life -> a worker that is connected.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
+      leaving: lives of workers that go for good when they have done what they have.
       places: life -> number of its worker.
+      gone: those of the missing that were seen to go: not those of before a restart that are not back yet.
       missing: workers without a connection, and since when.
       now: the time of the present event.
       heard: since when a client has been silent, unless its question waits here.
@@ -66,6 +68,7 @@ class Book:
         self._fresh = number
         self.first_version = number & 0xFFFFFF
         self.joined: dict[int, q.WorkerJoined] = {}
+        self.leaving: set[int] = set()
         self.now = 0.0
         self._live_tables()
 
@@ -75,6 +78,7 @@ class Book:
         self.watching: dict[int, tuple[q.Watch, float]] = {}
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
+        self.gone: set[int] = set()
         self.heard: dict[int, float] = {}
         self.released: dict[int, float] = {}
         self.versions: dict[int, int] = {}

@@ -10,7 +10,8 @@ Promises, checked by tests/core/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back
-    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
+    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
+        before one of its tasks has found nothing left: what others left behind a living worker does
     D5  numbers only grow, also over restarts
 
 Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, all over one book.py.
@@ -111,6 +112,8 @@ class Splits:
                 self._dealing.splits(question)
             case q.HandBack():
                 self._dealing.hand_back(question)
+            case q.Leave():
+                self._workers.leave(question)
             case q.CompressionAsked(token, dataset, off):
                 if dataset not in self._book.state.compression_off:
                     self._book.change(r.DecideCompression(dataset, off))
@@ -215,7 +218,7 @@ class Splits:
         )
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
-        for worker in list(self._book.state.workers):
+        for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration
 
