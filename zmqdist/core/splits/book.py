@@ -42,7 +42,7 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
-      joined: life -> a worker that is connected.
+      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       leaving: lives of workers that go for good when they have done what they have.
@@ -66,8 +66,8 @@ class Book:
         self.commits = Commits(rules.fault_tolerant)
         self.state = State(number=number)
         self._fresh = number
+        self.members: dict[int, q.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
-        self.joined: dict[int, q.WorkerJoined] = {}
         self.leaving: set[int] = set()
         self.now = 0.0
         self._live_tables()
@@ -123,10 +123,11 @@ class Book:
             self.state.apply(record)
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
-        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.joined}
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 
-    def present(self, number: int, life: int) -> bool:
-        """Whether this life has the place of the worker."""
-        return number in self.state.workers and self.state.workers[number].life == life
+    @property
+    def unplaced(self) -> list[q.WorkerJoined]:
+        """Members whose place did not become durable."""
+        return [joined for life, joined in self.members.items() if life not in self.places]
