@@ -311,35 +311,35 @@ OWNED = "stream_0/owner_worker=a"
 SPLITS = "stream_0/splits/source_0/repetition_0"
 
 BAD = [
-    *([RuntimeError, "Can't parse", f"{name}/owner_worker=a"] for name in ("stream_", "stream_x", "stream_-1")),
+    *([InternalError, "Can't parse", f"{name}/owner_worker=a"] for name in ("stream_", "stream_x", "stream_-1")),
     *(
-        [RuntimeError, "Can't parse", f"stream_0/splits/{name}/repetition_0/split_0_0"]
+        [InternalError, "Can't parse", f"stream_0/splits/{name}/repetition_0/split_0_0"]
         for name in ("source_", "source_x", "source_-1")
     ),
     *(
-        [RuntimeError, "Can't parse", f"stream_0/splits/source_0/{name}/split_0_0"]
+        [InternalError, "Can't parse", f"stream_0/splits/source_0/{name}/split_0_0"]
         for name in ("repetition_", "repetition_x")
     ),
-    [RuntimeError, "Found conflict", "stream_0/splits/source_2/repetition_0/split_0_0"],
+    [InternalError, "Found conflict", "stream_0/splits/source_2/repetition_0/split_0_0"],
     *(
-        [ValueError, "Expected split_<local_split_index>_<global_split_index>", f"{SPLITS}/{name}"]
+        [InvalidArgumentError, "Expected split_<local_split_index>_<global_split_index>", f"{SPLITS}/{name}"]
         for name in ("split_", "split_0", "split_0_x", "split_-1_0", "split_0_0_0", "piece_0_0")
     ),
-    [ValueError, "The local split index 1 exceeds the global split index 0", f"{SPLITS}/split_1_0"],
-    [ValueError, "not a number of positions", f"{SPLITS}/split_0_0=many"],
-    [RuntimeError, "Found missing global split index 0", f"{SPLITS}/split_0_1"],
-    [RuntimeError, "Found missing global split index 4", f"{SPLITS}/split_0_0=4", f"{SPLITS}/split_4_5"],
-    [RuntimeError, "Found missing local split index 1", f"{SPLITS}/split_0_0", f"{SPLITS}/split_2_2"],
-    [RuntimeError, "Found duplicate global split index 1", f"{SPLITS}/split_0_1", f"{SPLITS}/split_1_1"],
+    [InvalidArgumentError, "The local split index 1 exceeds the global split index 0", f"{SPLITS}/split_1_0"],
+    [InvalidArgumentError, "not a number of positions", f"{SPLITS}/split_0_0=many"],
+    [InternalError, "Found missing global split index 0", f"{SPLITS}/split_0_1"],
+    [InternalError, "Found missing global split index 4", f"{SPLITS}/split_0_0=4", f"{SPLITS}/split_4_5"],
+    [InternalError, "Found missing local split index 1", f"{SPLITS}/split_0_0", f"{SPLITS}/split_2_2"],
+    [InternalError, "Found duplicate global split index 1", f"{SPLITS}/split_0_1", f"{SPLITS}/split_1_1"],
     [
-        RuntimeError,
+        InternalError,
         "Found duplicate global split index 3",
         f"{SPLITS}/split_0_0=4",
         "stream_1/owner_worker=b",
         "stream_1/splits/source_0/repetition_0/split_0_3",
     ],
-    [RuntimeError, "worker is already assigned to stream 0", "stream_1/owner_worker=a"],
-    [RuntimeError, "a stream is missing", "stream_2/owner_worker=b"],
+    [InternalError, "worker is already assigned to stream 0", "stream_1/owner_worker=a"],
+    [InternalError, "a stream is missing", "stream_2/owner_worker=b"],
 ]
 
 
@@ -347,6 +347,7 @@ BAD = [
 def test_what_cannot_be_right_in_a_folder_is_named(tmp_path: Path, case: list[Any]) -> None:
     error, text, *files = case
     path = folder(tmp_path, OWNED, *files)
+    assert issubclass(error, ValueError if error is InvalidArgumentError else RuntimeError)
     with pytest.raises(error) as raised:
         Snapshot.recover(path)
     assert text in str(raised.value)

@@ -270,6 +270,27 @@ def test_a_writer_that_is_cancelled_leaves_no_error_and_no_files(tmp_path: Path)
     assert os.listdir(stream / "uncommitted_chunks") == []
 
 
+def test_a_writer_that_leaves_commits_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    snapshot = begin(path, Dataset.range(100))
+    assert snapshot.assign("w") == 0
+    writer = writer_of(snapshot, "w", 0)
+    ask = writer._asker._ask
+
+    def leaving(source: int, repetition: int, taken: int, count: int) -> Any:
+        if taken == 10:
+            writer.leave()
+        return ask(source, repetition, taken, 1)
+
+    writer._asker._ask = leaving
+    with pytest.raises(CancelledError, match="is left to others"):
+        writer.run()
+    assert names(path) == ["chunk_0_0_11"]
+    snapshot.worker_lost("w")
+    write(snapshot, "other")
+    assert names(path) == ["chunk_0_0_11", "chunk_0_1_89"]
+
+
 def test_a_full_disk_is_an_error_with_its_reason_and_tears_nothing(tmp_path: Path) -> None:
     """A process that may write files of 20,000 bytes, as on a disk that has no more."""
     program = """

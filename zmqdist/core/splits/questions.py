@@ -152,8 +152,17 @@ class HandBack:
     task: int
     life: int
     source: int
+    request: int
     repetition: int
     runs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A worker ends what it has and goes for good: nothing new for it."""
+
+    token: Token
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +182,9 @@ class NoteSnapshot:
     path: str
 
 
-Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | CompressionAsked | NoteSnapshot
+Question: TypeAlias = (
+    Register | Open | Watch | Release | Work | Splits | HandBack | Leave | CompressionAsked | NoteSnapshot
+)
 Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
 
 

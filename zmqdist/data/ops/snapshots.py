@@ -30,6 +30,7 @@ from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.ops.combining import InterleaveNode
 from zmqdist.data.ops.readers import Reader, ReaderNode
 from zmqdist.data.ops.sources import Tensors
+from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError, DataLossError, UnimplementedError
 from zmqdist.specs import TensorSpec
 
@@ -45,10 +46,10 @@ COMPRESSIONS = {"AUTO": "SNAPPY", "GZIP": "GZIP", "SNAPPY": "SNAPPY", "ZLIB": "Z
 
 
 def checked_compression(compression: Any) -> str:
-    """The name in the metadata. Raises ValueError for an unknown one."""
+    """The name in the metadata. Raises InvalidArgumentError for an unknown one."""
     if (compression is not None and not isinstance(compression, str)) or compression not in COMPRESSIONS:
         names = [name for name in COMPRESSIONS if name]
-        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
+        raise invalid(f"Invalid `compression` argument: {compression}. Must be one of {names} or None.")
     return COMPRESSIONS[compression]
 
 
@@ -221,16 +222,16 @@ def load(
     written, one chunk after the other, as waiting for several would hold back the elements of those that are there.
 
     Raises:
-      ValueError: whoever wrote it failed; it has another compression than `wanted`.
+      InvalidArgumentError: whoever wrote it failed; it has another compression than `wanted`.
     """
     from zmqdist.data.tree import make
 
     path = storage.absolute(path)
     error = layout.read_error(path)
     if error is not None:
-        raise ValueError(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
+        raise invalid(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
     if wanted is not None and checked_compression(wanted) != compression:
-        raise ValueError(f"User specified compression {wanted}, but the actual compression is {compression or None}.")
+        raise invalid(f"User specified compression {wanted}, but the actual compression is {compression or None}.")
     files = make(ChunkFiles(path))
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))

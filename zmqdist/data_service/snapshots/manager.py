@@ -157,7 +157,8 @@ class Snapshot:
         """The snapshot of a folder.
 
         Raises:
-          ValueError, RuntimeError: something in the folder cannot be right; the text names it. DataLossError: the metadata is unreadable.
+          InvalidArgumentError (a ValueError), InternalError (a RuntimeError): something in the folder cannot be right; the text names it.
+          DataLossError: the metadata is unreadable.
         """
         try:
             metadata = json.loads(storage.read(storage.join(path, layout.METADATA)))
@@ -367,18 +368,18 @@ class _Folder:
         self._counts = counts
 
     def streams(self) -> list[Stream]:
-        """Every stream, in order. Raises ValueError and RuntimeError."""
+        """Every stream, in order. Raises InvalidArgumentError and InternalError."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.names(root))
         # A folder without an owner is one that was being made when the dispatcher ended: nobody has heard of it.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
-            raise RuntimeError(f"{root}: a stream is missing: there are {[stream.index for stream in found]}")
+            raise _wrong(f"{root}: a stream is missing: there are {[stream.index for stream in found]}")
         owners: dict[str, int] = {}
         for stream in found:
             if stream.state is not StreamState.DONE:
                 if stream.owner in owners:
-                    raise RuntimeError(
+                    raise _wrong(
                         f"{root}: stream {stream.index} is owned by {stream.owner}, but that worker is already assigned "
                         f"to stream {owners[stream.owner]}"
                     )
@@ -400,7 +401,7 @@ class _Folder:
         for name in storage.names(splits):
             source = _number(name, "source", splits)
             if source >= len(self._counts):
-                raise RuntimeError(
+                raise _wrong(
                     f"{splits}: Found conflict between {name} and the dataset, which has {len(self._counts)} sources"
                 )
             for inner in storage.names(storage.join(splits, name)):
@@ -413,20 +414,20 @@ class _Folder:
         local = 0
         for run in runs:
             if run.local != local:
-                raise RuntimeError(f"{folder}: Found missing local split index {local}")
+                raise _wrong(f"{folder}: Found missing local split index {local}")
             local += run.count
         return runs
 
     def _run(self, folder: str, name: str) -> Run:
         found = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
         if found is None:
-            raise ValueError(f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>")
+            raise invalid(f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>")
         local, start = int(found[1]), int(found[2])
         if local > start:
-            raise ValueError(f"{folder}/{name}: The local split index {local} exceeds the global split index {start}")
+            raise invalid(f"{folder}/{name}: The local split index {local} exceeds the global split index {start}")
         text = storage.read(storage.join(folder, name))
         if text and not re.fullmatch(rb"[1-9]\d*", text):
-            raise ValueError(f"{folder}/{name}: not a number of positions: {text[:40]!r}")
+            raise invalid(f"{folder}/{name}: not a number of positions: {text[:40]!r}")
         return Run(local, start, int(text or b"1"))
 
     def _check_positions(self, streams: Sequence[Stream]) -> None:
@@ -439,11 +440,11 @@ class _Folder:
             runs.sort(key=lambda run: run.start)
             for run, after in pairwise(runs):
                 if after.start < run.start + run.count:
-                    raise RuntimeError(f"{what}: Found duplicate global split index {after.start}")
+                    raise _wrong(f"{what}: Found duplicate global split index {after.start}")
             position = 0
             for run in runs:
                 if run.start != position:
-                    raise RuntimeError(f"{what}: Found missing global split index {position}")
+                    raise _wrong(f"{what}: Found missing global split index {position}")
                 position += run.count
 
 
@@ -454,10 +455,14 @@ def _request_of(path: str) -> str | None:
         return None
 
 
+def _wrong(text: str) -> InternalError:
+    return InternalError(None, None, text)
+
+
 def _number(name: str, kind: str, folder: str) -> int:
     found = re.fullmatch(kind + r"_(\d+)", name, re.ASCII)
     if found is None:
-        raise RuntimeError(f"Can't parse {name} in {folder}: expected {kind}_<index>")
+        raise _wrong(f"Can't parse {name} in {folder}: expected {kind}_<index>")
     return int(found[1])
 
 

@@ -102,7 +102,7 @@ class SnapshotService:
         """Before the port answers: go on with the snapshots of the journal. One whose folder is gone is forgotten.
 
         Raises:
-          ValueError, RuntimeError, DataLossError: a folder cannot be right; see manager.py.
+          InvalidArgumentError, InternalError, DataLossError: a folder cannot be right; see manager.py.
         """
         there = [path for path in paths if storage.exists(path)]
         for made in self._pool.map(Snapshot.recover, there):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final, NamedTuple
@@ -66,7 +66,20 @@ class SnapshotWorker:
         self._writing: dict[str, _Stream] = {}
         self._completed: dict[tuple[str, int], SnapshotTaskProgress] = {}
         self._client: ZmqClient | None = None
+        self._left: Callable[[], None] | None = None
         loop.on_stop(self.close)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written."""
+        return not self._writing
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Commit what is there, leave the streams to others, and call `then` when that is done. In the loop."""
+        self._left = then
+        self._asking += 1
+        for stream in self._writing.values():
+            stream.leave()
 
     def progresses(self) -> list[SnapshotTaskProgress]:
         """Of the streams that are being written, and of those that were completed in this life. In the loop."""
@@ -74,7 +87,8 @@ class SnapshotWorker:
 
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
-        self._ask()
+        if self._left is None:
+            self._ask()
 
     def _ask(self) -> None:
         self._asking += 1
@@ -122,7 +136,10 @@ class SnapshotWorker:
             self._completed[stream.path, stream.index] = progress
         if self._writing.get(stream.path) is stream:
             del self._writing[stream.path]
-            self._ask_again()
+            if self._left is not None:
+                self._left()
+            else:
+                self._ask_again()
 
     def close(self) -> None:
         """In the loop, when it ends. Threads end with their next element; whoever takes their streams over need not wait for that."""
@@ -160,6 +177,10 @@ class _Stream:
         """What is committed."""
         done = self._writer.progress
         return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
+
+    def leave(self) -> None:
+        """Commit what is there, and end."""
+        self._writer.leave()
 
     def stop(self) -> None:
         """End it, without a word to the dispatcher."""

@@ -43,11 +43,9 @@ from zmqdist.errors import (
     UnimplementedError,
     UnknownError,
 )
+from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX
 
 LOG = logging.getLogger("zmqdist.data.snapshots")
-
-CHUNK_BYTES_MAX = 6 * 10**9
-"""Bytes of the elements of a chunk, before compression, where nobody says."""
 
 RUN_MAX = 1024
 """Positions that a stream asks for at once, at most."""
@@ -93,7 +91,7 @@ class StreamWriter:
         path: str,
         stream: int,
         ask: Callable[[int, int, int, int], Sequence[int]],
-        chunk_bytes_max: int = CHUNK_BYTES_MAX,
+        chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
         interval_s: Callable[[int], float] = commit_interval_s,
     ) -> None:
         self._path = path
@@ -105,6 +103,7 @@ class StreamWriter:
         self._chunk_bytes_max = chunk_bytes_max
         self._interval_s = interval_s
         self._cancelled = threading.Event()
+        self._leaving = threading.Event()
         self.failed = False
         self._iterator: DatasetIterator | None = None
         self._file: ElementsFile | None = None
@@ -125,12 +124,16 @@ class StreamWriter:
         if self._iterator is not None:
             self._iterator.cancel()
 
+    def leave(self) -> None:
+        """From any thread: commit what is there after the next element, and end, so that another writer need not do it again."""
+        self._leaving.set()
+
     def run(self) -> None:
         """Write the stream to its end, and leave DONE.
 
         Raises:
-          CancelledError: `cancel` was called, or somebody else writes the stream now. What `ask` raised, as it was. An OpError of the
-            pipeline or of the disk, which was left as ERROR where the disk allows it.
+          CancelledError: `cancel` or `leave` was called, or somebody else writes the stream now. What `ask` raised, as it was.
+            An OpError of the pipeline or of the disk, which was left as ERROR where the disk allows it.
         """
         try:
             if not storage.exists(layout.snapshot_done_path(self._folder)):
@@ -138,7 +141,7 @@ class StreamWriter:
         except _TakenOver:
             raise CancelledError(None, None, f"stream {self._stream} of {self._path} has another writer now") from None
         except Exception as error:
-            if self._cancelled.is_set() or error is self._asker.error:
+            if self._cancelled.is_set() or self._leaving.is_set() or error is self._asker.error:
                 raise
             raise self._fail(error) from error
         finally:
@@ -157,10 +160,12 @@ class StreamWriter:
                 self._first = self._elements
             self._file.write(x)
             self._elements += 1
-            if self._file.nbytes >= self._chunk_bytes_max or time.monotonic() >= due:
+            if self._file.nbytes >= self._chunk_bytes_max or time.monotonic() >= due or self._leaving.is_set():
                 self._end_chunk()
-            if time.monotonic() >= due:
+            if time.monotonic() >= due or self._leaving.is_set():
                 self._commit()
+                if self._leaving.is_set():
+                    raise CancelledError(None, None, f"stream {self._stream} of {self._path} is left to others")
                 due = time.monotonic() + self._interval_s(self._chunks)
         self._check()
         self._end_chunk()
