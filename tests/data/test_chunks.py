@@ -107,8 +107,12 @@ def test_dtypes_of_ml_dtypes_come_back() -> None:
 def test_a_file_can_be_read_with_numpy_alone() -> None:
     file = io.BytesIO(written(*({"x": np.full(2, n), "t": "ab"[:n]} for n in range(3))))
     block = json.loads(file.readline())
-    arrays = [np.load(file) for _ in range(block["arrays"])]
-    assert block == {"rows": 3, "arrays": 3, "element": ["dict", ["x", "array"], ["t", "str"]]}
+    arrays = [np.load(file) for _ in block["arrays"]]
+    assert block == {
+        "rows": 3,
+        "arrays": [["<i8", [3, 2]], ["|u1", [3]], ["<i8", [3]]],
+        "element": ["dict", ["x", "array"], ["t", "str"]],
+    }
     assert [one.tolist() for one in arrays] == [[[0, 0], [1, 1], [2, 2]], list(b"aab"), [0, 1, 3]]
 
 
@@ -145,9 +149,9 @@ def test_a_file_that_is_cut_off_is_data_loss(tmp_path: Path, cut: int, compressi
         b"text\n",
         b"{}\n",
         b"[1]\n",
-        b'{"rows": 1, "arrays": 0, "element": "array"}\n',
-        b'{"rows": 1, "arrays": 0, "element": ["list"]}\n',
-        b'{"rows": 1, "arrays": 0, "element": ["namedtuple", "class", ["x y", 1]]}\n',
+        b'{"rows": 1, "arrays": [], "element": "array"}\n',
+        b'{"rows": 1, "arrays": [], "element": ["list"]}\n',
+        b'{"rows": 1, "arrays": [], "element": ["namedtuple", "class", ["x y", 1]]}\n',
         written(np.int64(1)).replace(b'"scalar"', b'"what??"'),
         written("text").replace(b'"str"', b'"set"'),
         written((np.int64(1),)).replace(b'"rows":1', b'"rows":2') + b"x",
@@ -159,7 +163,7 @@ def test_bytes_that_are_no_such_file_are_data_loss(data: bytes) -> None:
 
 
 def test_there_is_no_pickle_in_a_file() -> None:
-    file = io.BytesIO(b'{"rows": 1, "arrays": 1, "element": "array"}\n')
+    file = io.BytesIO(b'{"rows": 1, "arrays": [["|O", [1]]], "element": "array"}\n')
     file.seek(0, io.SEEK_END)
     np.lib.format.write_array(file, np.array([print]), allow_pickle=True)
     with pytest.raises(DataLossError):

@@ -3,16 +3,20 @@
 Form of a file
     A block is a line of JSON and then arrays as `numpy.save` writes them, one behind the other. The line says
 
-        {"rows": 3, "arrays": 3, "element": ["dict", ["x", "array"], ["label", "str"]]}
+        {"rows": 3, "arrays": [["<f4", [3, 28]], ["|u1", [12]], ["<i8", [3]]], "element": ["dict", ["x", "array"], ["t", "str"]]}
 
-    `rows`: the elements of this block. `arrays`: how many follow. `element`: their structure, with the kind of each leaf.
+    `rows`: the elements of this block. `arrays`: dtype and shape of each array that follows. `element`: the structure of an
+    element, with the kind of each leaf.
       array, scalar   one array, whose first axis is the rows: an array of a row, or a numpy scalar
       str, bytes      two arrays: all of them as one array of bytes (text is UTF-8), and where each ends
-      {"array": d}    an array whose dtype d has no form in such files (ml_dtypes): its bytes as unsigned integers
     A tuple is ["tuple", ...], a namedtuple ["namedtuple", name, [field, ...], ...], a dict ["dict", [key, ...], ...].
 
     Rows of one block are alike in structure, dtypes and shapes; where they change, another block begins. The file may be compressed
-    as a whole (gzip, or a zlib stream). There is no pickle in it.
+    as a whole (gzip, or a zlib stream). There is no pickle in it. An array of a dtype that NumPy's files do not know (of ml_dtypes) is
+    there as unsigned integers.
+
+    Dtypes and shapes stand in the line because the head of each array is a Python literal, which takes longer to read than a small array,
+    and which Python 3.11 cannot read in two threads at once.
 
 Specs of elements are JSON in the same way, with {"shape": ..., "dtype": ...} as leaves.
 """
@@ -178,10 +182,15 @@ class BlockWriter:
         arrays: list[Any] = []
         columns = iter(zip(*rows, strict=True))
         element = told(self._first, lambda leaf: _column(leaf, next(columns), arrays))
-        head = json.dumps({"rows": len(rows), "arrays": len(arrays), "element": element}, separators=(",", ":"))
+        kinds = [[_tell(array.dtype), array.shape] for array in arrays]
+        head = json.dumps({"rows": len(rows), "arrays": kinds, "element": element}, separators=(",", ":"))
         self._file.write(head.encode() + b"\n")
         for array in arrays:
-            np.lib.format.write_array(_Sink(self._file), array, allow_pickle=False)
+            known = (
+                array.dtype.isbuiltin == 1 or array.dtype.names is not None or array.dtype.type.__module__ == "numpy"
+            )
+            plain = array if known else array.view(np.dtype(f"u{array.dtype.itemsize}"))
+            np.lib.format.write_array(_Sink(self._file), plain, allow_pickle=False)
 
 
 class _Sink:
@@ -191,7 +200,14 @@ class _Sink:
         self.write = file.write
 
 
-def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> Any:
+def _tell(dtype: np.dtype[Any]) -> Any:
+    try:
+        return tell_dtype(dtype)
+    except BadArray as error:
+        raise invalid(f"an element that cannot be written: {error}") from None
+
+
+def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> str:
     """Append the arrays of a leaf of all rows; its kind."""
     if isinstance(first, (str, bytes)):
         parts = [leaf.encode("utf-8", "surrogatepass") if isinstance(leaf, str) else leaf for leaf in leaves]
@@ -200,15 +216,8 @@ def _column(first: Any, leaves: Sequence[Any], arrays: list[Any]) -> Any:
         return "str" if isinstance(first, str) else "bytes"
     kind = "array" if isinstance(first, np.ndarray) else "scalar"
     column = first[None] if kind == "array" and len(leaves) == 1 else stack_leaves(leaves)
-    column = column.astype(first.dtype, copy=False)  # stacking turns the byte order into this machine's
-    try:
-        name = tell_dtype(column.dtype)
-    except BadArray as error:
-        raise invalid(f"an element that cannot be written: {error}") from None
-    if isinstance(name, str) and not name.startswith(("<", ">", "|", "=")):
-        arrays.append(np.ascontiguousarray(column).view(np.dtype(f"u{column.dtype.itemsize}")))
-        return {kind: name}
-    arrays.append(column)
+    # Stacking turns the byte order into this machine's.
+    arrays.append(np.ascontiguousarray(column.astype(first.dtype, copy=False)))
     return kind
 
 
@@ -258,19 +267,47 @@ def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
     try:
         while line := file.readline(2**20):
             block = json.loads(line)
-            arrays = [np.lib.format.read_array(file, allow_pickle=False) for _ in range(block["arrays"])]
+            arrays = [_read_array(file, dtype, shape) for dtype, shape in block["arrays"]]
             yield from _rows_of(restored(block["element"], partial(_Column, iter(arrays))), block["rows"])
-    except (ValueError, TypeError, KeyError, EOFError, OSError, RuntimeError, BadArray, zlib.error) as error:
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        MemoryError,
+        BadArray,
+        zlib.error,
+    ) as error:
         raise DataLossError(None, None, f"{path}: corrupted record: {error}") from error
+
+
+_MAGIC = b"\x93NUMPY"
+
+
+def _read_array(file: IO[bytes], dtype: Any, shape: Sequence[int]) -> Any:
+    """An array of a NumPy file, whose head is skipped."""
+    start = file.read(8)
+    if len(start) < 8 or start[:6] != _MAGIC:
+        raise ValueError("an array is missing")
+    length = file.read(2 if start[6] == 1 else 4)
+    file.read(int.from_bytes(length, "little"))
+    array = np.empty(tuple(shape), read_dtype(dtype))
+    flat: Any = array.reshape(-1).view(np.uint8) if array.nbytes else b""
+    left = memoryview(flat)
+    while left:
+        count = file.readinto(left)  # type: ignore[attr-defined]
+        if not count:
+            raise EOFError("the file is cut off")
+        left = left[count:]
+    return array
 
 
 class _Column:
     """A leaf of all rows, an iterable."""
 
     def __init__(self, columns: Iterator[Any], kind: Any) -> None:
-        name = None
-        if isinstance(kind, dict):
-            ((kind, name),) = kind.items()
         if kind not in ("array", "scalar", "str", "bytes"):
             raise ValueError(f"a leaf of the kind {kind!r}")
         self._kind = kind
@@ -278,8 +315,6 @@ class _Column:
         self._ends = next(columns, None) if kind in ("str", "bytes") else None
         if self._values is None:
             raise ValueError("an array is missing")
-        if name is not None:
-            self._values = self._values.view(read_dtype(name))
 
     def __iter__(self) -> Iterator[Any]:
         if self._ends is not None:

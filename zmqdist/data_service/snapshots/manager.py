@@ -480,6 +480,7 @@ class Snapshots:
         self._concurrent_max = concurrent_max
         self._by_path: dict[str, Snapshot] = {}
         self._lock = threading.Lock()
+        self._assigning = threading.Lock()
 
     def __getitem__(self, path: str) -> Snapshot:
         with self._lock:
@@ -511,8 +512,11 @@ class Snapshots:
 
     def assign(self, worker: str) -> dict[str, int]:
         """The streams that a worker should write, by path; at most one of them is new, of the snapshot that has the fewest so far."""
-        with self._lock:
-            running = [each for each in self._by_path.values() if each.mode in (Mode.ACTIVE, Mode.WINDING_DOWN)]
+        with self._assigning:  # whoever asks twice at the same time gets no two new ones
+            return self._assign(worker)
+
+    def _assign(self, worker: str) -> dict[str, int]:
+        running = [each for each in self.all() if each.mode in (Mode.ACTIVE, Mode.WINDING_DOWN)]
         found = {each.path: index for each in running if (index := each.assign(worker, may_begin=False)) is not None}
         if len(found) >= self._concurrent_max:
             return found
