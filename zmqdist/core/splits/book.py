@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
+from zmqdist.core.splits.hosts import HostList
 from zmqdist.core.splits.state import State
 
 
@@ -22,6 +24,8 @@ class Rules:
     gc_timeout_s: float = 300.0
     gc_dynamic: bool = False
     fault_tolerant: bool = False
+    worker_addresses: tuple[str, ...] = ()
+    deployment_mode: str = ""
 
 
 class Refusal(Exception):
@@ -38,6 +42,8 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
+      joined: life -> a worker that is connected.
+      hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       places: life -> number of its worker.
@@ -59,6 +65,7 @@ class Book:
         self.state = State(number=number)
         self._fresh = number
         self.first_version = number & 0xFFFFFF
+        self.joined: dict[int, q.WorkerJoined] = {}
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -79,10 +86,19 @@ class Book:
             if not each.collected
         }
         self.jobs = {job.name: number for number, job in self.state.jobs.items()}
+        self.hosts = HostList(self.rules.worker_addresses)
+        self.hosts.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
             if not task.finished:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
+
+    def _holders(self) -> list[tuple[str, bool]]:
+        held = {worker.index: worker for worker in self.state.workers.values()}
+        return [
+            (held[place].address, held[place].life in self.joined) if place in held else ("", False)
+            for place in range(len(self.rules.worker_addresses))
+        ]
 
     def change(self, record: r.Change) -> None:
         """Change the state, and have the journal know."""
@@ -93,18 +109,21 @@ class Book:
         """Answer a question, when all that was changed before is durable."""
         self.commits.effect(q.Answer(token, value))
 
+    def ask_again(self) -> list[q.Effect]:
+        """End all questions that wait for news."""
+        tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
+        self.working, self.watching = {}, {}
+        return [
+            q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
+        ]
+
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
-        present = set(self.places) - {
-            self.state.workers[number].life for number in self.missing if number in self.state.workers
-        }
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
-        working, watching = self.working, self.watching
         self._live_tables()
-        self.working, self.watching = working, watching
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in present}
+        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.joined}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

@@ -27,6 +27,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -66,13 +67,22 @@ class Splits:
         """Tasks that have not ended."""
         return sum(map(len, self._book.tasks_of.values()))
 
+    def waiting_for(self, life: int) -> int:
+        """Tasks that wait for this life of a worker, or another in its place."""
+        number = self._book.places.get(life)
+        return 0 if number is None else len(self._book.tasks_of.get(number, ()))
+
+    def admit(self, address: str) -> None:
+        """Whether a worker that is at this address can have a place. Raises FailedPreconditionError."""
+        self._book.hosts.admit(address)
+
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
         match event:
             case q.JournalCommitted():
                 return self._book.commits.committed()
             case q.JournalFailed(code, message):
-                return self._book.commits.failed(code, message)
+                return self._book.commits.failed(code, message) + self._book.ask_again()
             case q.Ticked():
                 self._tick(now)
             case q.WorkerJoined():
@@ -162,6 +172,9 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
+            worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
+            raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         job = self._job(asked)
         iteration = self._iteration(job, asked)
         client = r.Client(self._book.state.next_client, iteration.id, asked.request)
