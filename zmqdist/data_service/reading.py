@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -37,7 +37,7 @@ from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.policy import STATIC, ShardingPolicy
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
-from zmqdist.data_service.targets import reads_from, target_of
+from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
 from zmqdist.data_service.worker import END, SOME
 from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError, from_code
 from zmqdist.limits import WAIT_LOG_S
@@ -93,6 +93,10 @@ class _Source:
     life: int
     at: Local | Remote
     asked: int = 0
+    questions: int = 0
+    answered: int = 0
+    early: dict[int, tuple[int, Any, OpError | None]] = field(default_factory=dict)
+    """Answers that have overtaken one to an earlier question. A task answers in order, so in that order the elements are taken."""
     asked_at: int = 0
     """Its turn, for those of which not all can be asked at once."""
     ended: bool = False
@@ -193,6 +197,13 @@ class Reader:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
         return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
 
+    def interrupt(self) -> None:
+        """Who waits for elements gets the end."""
+        with self._ready:
+            self._queue.clear()
+            self._over = True
+            self._ready.notify_all()
+
     def close(self) -> None:
         """Stop reading and say so to the dispatcher. Harmless when called twice."""
         if self._stopped.is_set() or sys.is_finalizing():
@@ -281,12 +292,15 @@ class Reader:
     def _at(self, task: int, address: str, life: int) -> Local | Remote:
         assert self._opened is not None
         state = self._opened[0]
-        worker = local.find(life) if self._wish.protocol in ("", "local") else None
+        protocol = self._wish.protocol
+        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) else None
         if worker is not None:
             return Local(worker, address, state, task, self._soon)
-        if self._wish.protocol == "local":
-            text = f"Protocol 'local' is not available for worker '{address}': it is not one of this process"
-            self._end(NotFoundError(None, None, text))
+        if protocol and protocol not in PROTOCOLS:
+            why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
+            self._end(
+                NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
+            )
         return Remote(self._connect(address), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:
@@ -324,9 +338,17 @@ class Reader:
         self._held += 1
         source.asked += 1
         source.asked_at = next(self._turns)
-        source.at.ask(wanted, partial(self._soon, self._answered, source))
+        source.questions += 1
+        source.at.ask(wanted, partial(self._soon, self._answered, source, source.questions))
 
-    def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
+    def _answered(self, source: _Source, question: int, kind: int, value: Any, error: OpError | None) -> None:
+        source.early[question] = kind, value, error
+        while (answer := source.early.pop(source.answered + 1, None)) is not None:
+            source.answered += 1
+            self._take_answer(source, *answer)
+        self._top_up()
+
+    def _take_answer(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1
         if kind == SOME:
             source.pause_s = 0.0
@@ -341,7 +363,6 @@ class Reader:
             elif error is not None:
                 self._held += 1
                 self._put(error)
-        self._top_up()
 
     def _taken(self) -> None:
         """The consumer has taken a batch or an error."""

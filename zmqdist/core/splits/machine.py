@@ -19,6 +19,7 @@ Not here: sockets, files, what a pipeline is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 from zmqdist import errors
@@ -148,7 +149,7 @@ class Splits:
 
     def _conflict(self, known: r.Dataset, asked: q.Register) -> bool:
         """Whether the pipeline under the id is another; the first is kept."""
-        if known.metadata != asked.metadata:
+        if not _fit(known.metadata, asked.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
                 f"Dataset with ID {known.id} is registered already, with other metadata: {known.metadata}, now "
@@ -192,25 +193,29 @@ class Splits:
             self._book.jobs[name] = job.id
             return job
         job = self._book.state.jobs[number]
-        if job.terms.cache != asked.terms.cache:
-            words = {True: "<enabled>", False: "<disabled>"}
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                f"Existing cross-trainer cache: {words[job.terms.cache]}; got {words[asked.terms.cache]}",
-            )
         different = [
-            f"{field}: existing {getattr(job.terms, field)!r}, got {getattr(asked.terms, field)!r}"
-            for field in asked.terms.__struct_fields__
-            if field != "dataset" and getattr(job.terms, field) != getattr(asked.terms, field)
+            f"Existing {what}: <{have}>; got <{got}>."
+            for (what, have), (_, got) in zip(self._told(job.terms), self._told(asked.terms), strict=True)
+            if have != got
         ]
+        datasets = self._book.state.datasets
+        if not _fit(datasets[job.terms.dataset].metadata, datasets[asked.terms.dataset].metadata, "element_spec"):
+            different.append("The elements have another structure.")
         if different:
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                + "; ".join(different),
-            )
+            text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
+            raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
+
+    def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
+        """What all that read a job have to agree on, as a user knows it."""
+        return [
+            ("processing mode", r.MODES[terms.mode]),
+            ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
+            ("target workers", terms.target_workers),
+            ("number of consumers", terms.num_consumers),
+            ("delivery", terms.delivery),
+            ("ordered", terms.ordered),
+        ]
 
     def _iteration(self, job: r.Job, asked: q.Open) -> r.Iteration:
         key = (job.name, asked.repetition)
@@ -225,6 +230,15 @@ class Splits:
         for worker in list(self._book.state.workers):
             self._workers.create_task(iteration, worker)
         return iteration
+
+
+def _fit(metadata: str, other: str, *names: str) -> bool:
+    """Whether two datasets are alike in what is known of both; `names`: in this alone."""
+    one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
+    keys = names or one.keys() | two.keys()
+    return all(
+        one.get(key) == two.get(key) or (None in (one.get(key), two.get(key)) and key == "element_spec") for key in keys
+    )
 
 
 def not_registered(dataset: str) -> str:

@@ -21,6 +21,9 @@ FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000
 OFF, DYNAMIC = 0, 1
 """Numbers of two processing modes; the others share statically."""
 
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+"""Names by number."""
+
 INFINITE = -1
 
 

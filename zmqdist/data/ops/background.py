@@ -120,8 +120,13 @@ class Ahead:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def interrupt(self) -> None:
+        """As `Node.interrupt`: the thread may be waiting."""
+        self._node.interrupt()
+
     def close(self) -> None:
         """End the thread and the node."""
+        self._node.interrupt()
         self.halt()
         self._node.close()
 

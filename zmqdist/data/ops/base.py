@@ -102,6 +102,11 @@ class Op:
     is_reader: ClassVar[bool] = False
     instead: ClassVar[str] = ""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other programs take elements of it, so that a pass may be empty and the next one not."""
+        return False
+
     def open(self, dataset: Tree, context: Context) -> Node:
         """Put it to work."""
         return self.node(dataset, context)
