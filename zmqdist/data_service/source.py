@@ -55,7 +55,7 @@ class _ReadingNode(Node):
             self._batch = iter(batch)
             yield from self._batch
 
-    def interrupt(self) -> None:
+    def abandon(self) -> None:
         self._reader.interrupt()
 
     def close(self) -> None:

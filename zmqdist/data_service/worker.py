@@ -112,6 +112,9 @@ class DataWorker:
         if error is not None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
             return
+        if value is None:  # one of an earlier connection came behind it
+            self._ask()
+            return
         state, new, drop = value
         for number in drop:
             self._drop(number)

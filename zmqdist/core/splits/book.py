@@ -42,7 +42,7 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
-      joined: life -> a worker that is connected.
+      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
       hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
@@ -64,8 +64,8 @@ class Book:
         self.commits = Commits(rules.fault_tolerant)
         self.state = State(number=number)
         self._fresh = number
+        self.members: dict[int, q.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
-        self.joined: dict[int, q.WorkerJoined] = {}
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -96,7 +96,7 @@ class Book:
     def _holders(self) -> list[tuple[str, bool]]:
         held = {worker.index: worker for worker in self.state.workers.values()}
         return [
-            (held[place].address, held[place].life in self.joined) if place in held else ("", False)
+            (held[place].address, held[place].life in self.members) if place in held else ("", False)
             for place in range(len(self.rules.worker_addresses))
         ]
 
@@ -122,11 +122,16 @@ class Book:
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
+        working, watching, serving = self.working, self.watching, self.serving
         self._live_tables()
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.joined}
+        self.working = working
+        self.watching = {number: watch for number, watch in watching.items() if number in self.state.clients}
+        self.serving = {task: place for task, place in serving.items() if task in self.state.tasks}
+        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 
-    def present(self, number: int, life: int) -> bool:
-        """Whether this life has the place of the worker."""
-        return number in self.state.workers and self.state.workers[number].life == life
+    @property
+    def unplaced(self) -> list[q.WorkerJoined]:
+        """Members whose place did not become durable."""
+        return [joined for life, joined in self.members.items() if life not in self.places]

@@ -12,6 +12,7 @@ Promises, checked by tests/core/splits and tests/sim
     D3  no answer shows a change that a restart would not bring back
     D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
     D5  numbers only grow, also over restarts
+    D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
 Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, all over one book.py.
 Not here: sockets, files, what a pipeline is.
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from math import inf
+from typing import Final
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
@@ -31,6 +34,9 @@ from zmqdist.core.splits.dealing import Dealing
 from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
+
+LOOK_AGAIN_S: Final = 0.5
+"""After the state was read back: not at once, since a journal that failed may fail again."""
 
 
 class Splits:
@@ -43,6 +49,7 @@ class Splits:
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
         self._next_check = now + rules.gc_check_s
+        self._look_at = inf
 
     @property
     def state(self) -> State:
@@ -52,16 +59,22 @@ class Splits:
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
         self._book.restore(snapshot, records, now)
+        self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
         """When `handle(Ticked(), now)` is next worth calling."""
-        due = self._next_check
+        due = min(self._next_check, self._look_at)
         if self._book.missing:
             due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s)
         if self._book.watching:
             due = min(due, next(iter(self._book.watching.values()))[1] + self._clients.watch_s)
         return due
+
+    @property
+    def places(self) -> frozenset[int]:
+        """Lives of the workers that have a place and are not missing."""
+        return frozenset(life for life, number in self._book.places.items() if number not in self._book.missing)
 
     @property
     def num_tasks(self) -> int:
@@ -122,6 +135,9 @@ class Splits:
                 self._book.answer(token, self._book.state.compression_off[dataset])
 
     def _tick(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = inf
+            self._workers.reconcile()
         self._workers.tick(now)
         self._clients.tick(now)
         if now >= self._next_check:

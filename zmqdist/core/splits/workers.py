@@ -19,7 +19,7 @@ class Workers:
         self._clients = clients
 
     def joined(self, event: q.WorkerJoined) -> None:
-        self._book.joined[event.life] = event
+        self._book.members[event.life] = event
         worker = self._place_for(event)
         if self._book.hosts.entries:
             self._book.hosts.join(worker.address)
@@ -44,8 +44,15 @@ class Workers:
             return r.Worker(same[0], event.name, event.address, event.life, event.tags)
         return r.Worker(self._book.state.next_worker, event.name, event.address, event.life, event.tags)
 
+    def reconcile(self) -> None:
+        """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
+        for event in self._book.unplaced:
+            self.joined(event)
+        for number in list(self._book.state.workers):
+            self.news(number)
+
     def lost(self, event: q.WorkerLost, now: float) -> None:
-        self._book.joined.pop(event.life, None)
+        self._book.members.pop(event.life, None)
         number = self._book.places.get(event.life)
         if number is None or self._book.state.workers[number].life != event.life:
             return
@@ -108,8 +115,8 @@ class Workers:
 
     def work(self, asked: q.Work) -> None:
         number = self._book.places.get(asked.life)
-        if number is None and asked.life in self._book.joined:  # its place was lost with what the journal did not take
-            self.joined(self._book.joined[asked.life])
+        if number is None and asked.life in self._book.members:  # its place was lost with what the journal did not take
+            self.joined(self._book.members[asked.life])
             number = self._book.places[asked.life]
         if number is None or self._book.state.workers[number].life != asked.life or number in self._book.missing:
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
