@@ -14,7 +14,8 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     release(state, client)                                       -> None
     work(state, life, has, done)                                 -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
-    hand_back(state, task, life, source, repetition, runs)       -> None
+    hand_back(state, task, life, source, request, repetition, runs) -> None
+    leave(life)                                                  -> None
     compression(id, off)                                         -> whether AUTO is off
 
 Not here: what is decided (core/splits), what is kept in files (journal.py, store.py).
@@ -97,7 +98,12 @@ class DataDispatcher:
             return
         written = threading.Event()
         failed: list[OpError | None] = []
-        journal.compact(r.encode(self.splits.state), lambda error: (failed.append(error), written.set()))
+
+        def ended(error: OpError | None) -> None:
+            failed.append(error)
+            written.set()
+
+        journal.compact(r.encode(self.splits.state), ended)
         written.wait()
         if failed[0] is not None:
             raise failed[0]
@@ -148,6 +154,7 @@ class DataDispatcher:
             "work": self._work,
             "splits": self._splits,
             "hand_back": self._hand_back,
+            "leave": lambda asked, life: self._ask(asked, q.Leave(asked, life)),
             "compression": lambda asked, id, off: self._ask(asked, q.CompressionAsked(asked, id, bool(off))),
         }
 
@@ -275,10 +282,12 @@ class DataDispatcher:
         task: int,
         life: int,
         source: int,
+        request: int,
         repetition: int,
         runs: tuple[tuple[int, int], ...],
     ) -> None:
-        self._ask(asked, q.HandBack(asked, state, task, life, source, repetition, tuple(map(tuple, runs))))  # type: ignore[arg-type]
+        told: Any = tuple(map(tuple, runs))
+        self._ask(asked, q.HandBack(asked, state, task, life, source, request, repetition, told))
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)

@@ -93,10 +93,6 @@ class _Source:
     life: int
     at: Local | Remote
     asked: int = 0
-    questions: int = 0
-    answered: int = 0
-    early: dict[int, tuple[int, Any, OpError | None]] = field(default_factory=dict)
-    """Answers that have overtaken one to an earlier question. A task answers in order, so in that order the elements are taken."""
     asked_at: int = 0
     """Its turn, for those of which not all can be asked at once."""
     ended: bool = False
@@ -104,6 +100,8 @@ class _Source:
     """Not to be asked any more; what was asked may still come."""
     pause_s: float = 0.0
     """It did not answer: not to be asked before so long."""
+    answers: deque[list[Any]] = field(default_factory=deque)
+    """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
 
 
 class Reader:
@@ -338,17 +336,16 @@ class Reader:
         self._held += 1
         source.asked += 1
         source.asked_at = next(self._turns)
-        source.questions += 1
-        source.at.ask(wanted, partial(self._soon, self._answered, source, source.questions))
+        answer: list[Any] = []
+        source.answers.append(answer)
+        source.at.ask(wanted, partial(self._soon, self._came, source, answer))
 
-    def _answered(self, source: _Source, question: int, kind: int, value: Any, error: OpError | None) -> None:
-        source.early[question] = kind, value, error
-        while (answer := source.early.pop(source.answered + 1, None)) is not None:
-            source.answered += 1
-            self._take_answer(source, *answer)
-        self._top_up()
+    def _came(self, source: _Source, answer: list[Any], *told: Any) -> None:
+        answer.append(told)
+        while source.answers and source.answers[0]:
+            self._answered(source, *source.answers.popleft()[0])
 
-    def _take_answer(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
+    def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1
         if kind == SOME:
             source.pause_s = 0.0
@@ -363,6 +360,7 @@ class Reader:
             elif error is not None:
                 self._held += 1
                 self._put(error)
+        self._top_up()
 
     def _taken(self) -> None:
         """The consumer has taken a batch or an error."""

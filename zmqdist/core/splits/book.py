@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
@@ -12,6 +12,9 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
 from zmqdist.core.splits.hosts import HostList
 from zmqdist.core.splits.state import State
+
+RETURN_S: Final = 10.0
+"""A worker that lost its dispatcher tries to reach it at least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +49,12 @@ class Book:
       hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
+      leaving: lives of workers that go for good when they have done what they have.
       places: life -> number of its worker.
+      gone: those of the missing that were seen to go: not those of before a restart that are not back yet.
       missing: workers without a connection, and since when.
-      heard: when a client was heard last.
+      now: the time of the present event.
+      heard: since when a client has been silent, unless its question waits here.
       released: iterations without clients, and since when.
       versions: of what clients are told of an iteration.
       serving: task -> (life that serves it, where).
@@ -66,6 +72,8 @@ class Book:
         self._fresh = number
         self.members: dict[int, q.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
+        self.leaving: set[int] = set()
+        self.now = 0.0
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -74,6 +82,7 @@ class Book:
         self.watching: dict[int, tuple[q.Watch, float]] = {}
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
+        self.gone: set[int] = set()
         self.heard: dict[int, float] = {}
         self.released: dict[int, float] = {}
         self.versions: dict[int, int] = {}
@@ -118,7 +127,10 @@ class Book:
         ]
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
+        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
+
+        They have `RETURN_S` at least: it was the dispatcher that was away.
+        """
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
@@ -127,7 +139,8 @@ class Book:
         self.working = working
         self.watching = {number: watch for number, watch in watching.items() if number in self.state.clients}
         self.serving = {task: place for task, place in serving.items() if task in self.state.tasks}
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.members}
+        since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

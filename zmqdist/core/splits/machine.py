@@ -10,7 +10,8 @@ Promises, checked by tests/core/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back
-    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
+    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
+        before one of its tasks has found nothing left: what others left behind a living worker does
     D5  numbers only grow, also over restarts
     D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
@@ -92,6 +93,7 @@ class Splits:
 
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
+        self._book.now = now
         match event:
             case q.JournalCommitted():
                 return self._book.commits.committed()
@@ -129,6 +131,8 @@ class Splits:
                 self._dealing.splits(question)
             case q.HandBack():
                 self._dealing.hand_back(question)
+            case q.Leave():
+                self._workers.leave(question)
             case q.CompressionAsked(token, dataset, off):
                 if dataset not in self._book.state.compression_off:
                     self._book.change(r.DecideCompression(dataset, off))
@@ -243,7 +247,7 @@ class Splits:
         )
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
-        for worker in list(self._book.state.workers):
+        for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration
 
