@@ -19,11 +19,13 @@ from typing import Any, Final
 
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
+from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
@@ -56,7 +58,8 @@ class Task:
     """One task as the dispatcher defined it."""
 
     def __init__(self, told: tuple[Any, ...]) -> None:
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round = told
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
+        self.num_workers, self.index = place
         self.terms = Terms(*terms)
         self.runner: Runner | None = None
         self.done = False
@@ -269,7 +272,9 @@ class DataWorker:
         dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
-        return iter(dataset)
+        policy = ShardingPolicy(task.terms.mode).name
+        # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
+        return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: Task) -> None:
         try:
