@@ -267,7 +267,7 @@ class Register(Message, tag=40):
     """I am a worker. Repeated on each new connection; `held` are the leases of this dispatcher that it still has.
 
     `index` -1 asks for the lowest free one. `leftover` are functions of an earlier dispatcher that run in threads and so
-    could not be stopped: (lease, coordinator); each is Returned when it ends.
+    could not be stopped: (lease, coordinator); each is Returned when it ends. `address` is where others find its own server.
     """
 
     SENT = "worker -> dispatcher"
@@ -279,6 +279,8 @@ class Register(Message, tag=40):
     leftover: list[tuple[int, int]]
     pid: int
     host: str
+    address: str = ""
+    tags: tuple[str, ...] = ()
 
 
 class Registered(Message, tag=41):

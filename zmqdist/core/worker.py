@@ -100,8 +100,11 @@ class Worker:
         orphan_limit_s: float,
         can_kill: bool,
         now: float,
+        address: str = "",
+        tags: tuple[str, ...] = (),
     ) -> None:
         self.job, self.index, self.pid, self.host = job, index, pid, host
+        self.address, self.tags = address, tags
         self.incarnation = incarnation
         self.can_kill = can_kill
         self.leaving = False
@@ -248,7 +251,16 @@ class Worker:
         held += [lease for lease in self._bulk if lease not in set(held)]
         leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
         register = Register(
-            self.incarnation, self.job, self.index, len(self._slots), held, leftover, self.pid, self.host
+            self.incarnation,
+            self.job,
+            self.index,
+            len(self._slots),
+            held,
+            leftover,
+            self.pid,
+            self.host,
+            self.address,
+            self.tags,
         )
         return [Send(DISPATCHER, register)]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, DatasetIterator
-from zmqdist.data.ops.base import OPERATORS, Function, Op
+from zmqdist.data.ops.base import Function, Op, operator_of
 from zmqdist.data.options import Options
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid, read_only
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
@@ -229,9 +229,10 @@ def deserialize(text: str) -> Dataset:
             raise invalid(f"a dataset of format {told['version']}, this is format {FORMAT_VERSION}")
         made: list[Dataset] = []
         for node in told["nodes"]:
-            if node["op"] not in OPERATORS:
+            op = operator_of(node["op"])
+            if op is None:
                 raise invalid(f"a dataset with the operator {node['op']!r}, which this version does not have")
-            made.append(make(OPERATORS[node["op"]].of(node["args"]), [made[number] for number in node["inputs"]]))
+            made.append(make(op.of(node["args"]), [made[number] for number in node["inputs"]]))
         return made[-1]
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise invalid(f"not the description of a dataset: {error}") from error

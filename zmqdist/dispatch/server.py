@@ -20,7 +20,9 @@ from zmqdist.coordination.service import CoordinationService
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
-from zmqdist.core.membership import Member
+from zmqdist.core.membership import Member, MemberJoined, MemberLost
+from zmqdist.core.splits.book import Rules
+from zmqdist.data_service.dispatcher import DataDispatcher
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.fetch import RELAY
 from zmqdist.dispatch.memory import MemoryKeeper
@@ -229,6 +231,7 @@ class _Shell:
         self._relay = Relay(loop, router, self.broker.holder)
         service = self._service()
         CoordinationService(service, router, loop, self._incarnation, None)
+        self.data = DataDispatcher(service, loop, Rules(), None)
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
         self.loop = loop
@@ -266,9 +269,21 @@ class _Shell:
         if loop is None:
             return
         self._perform(self.broker.handle(event, loop.now(), watched=watched))
+        if self.broker.changes:
+            self._tell_data()
         self._memory.look(self.broker.dispatch.queued, self._nothing_out)
         for look in self.watchers:
             look()
+
+    def _tell_data(self) -> None:
+        """Who has come and who has gone."""
+        changes, self.broker.changes = self.broker.changes, []
+        for change in changes:
+            match change:
+                case MemberJoined(member, register):
+                    self.data.joined(member.name, register.address, member.incarnation, tuple(register.tags))
+                case MemberLost(member):
+                    self.data.lost(member.incarnation, left=False)
 
     def _nothing_out(self) -> bool:
         return not any(hands.leases for hands in self.broker.dispatch.hands.values())

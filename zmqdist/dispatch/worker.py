@@ -34,6 +34,7 @@ from zmqdist.core.worker_events import (
     SlotFinished,
     Spawn,
 )
+from zmqdist.data_service.worker import DataWorker
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.dispatch.fetch import Fetcher
 from zmqdist.dispatch.pulled import PULL, Pulled
@@ -48,6 +49,7 @@ from zmqdist.net.credentials import Credentials
 from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Router
+from zmqdist.rpc.looped import LoopCalls
 from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import Hello, our_hello
 
@@ -183,6 +185,7 @@ class _Shell:
         self.address = ""
         self._bulk_leases: dict[int, list[int]] = {}
         self._due: float | None = None
+        self._in_contact = False
 
     @property
     def abandoned(self) -> bool:
@@ -222,9 +225,21 @@ class _Shell:
             self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
             self._pulled = Pulled(self._store, self._fetcher)
             service.register(PULL, self._pulled.pull, roles=SLOTS)
+            self._dealer = Dealer(
+                loop,
+                self._dispatcher,
+                credentials.client(self._dispatcher, "worker"),
+                our_hello("worker", incarnation, name),
+                on_up=self._up,
+                on_message=self._hear,
+                on_down=self._down,
+                on_refused=self._refused,
+            )
+            self._calls = LoopCalls(self._dealer)
+            self.data = DataWorker(loop, service, self._calls, self._dispatcher, credentials, incarnation, 3600.0)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
-            self.address = self._store.address = router.bind(join(host, config.port))
+            self.address = self._store.address = self.data.address = router.bind(join(host, config.port))
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:
                 check_descriptors(config.slots)
@@ -242,16 +257,7 @@ class _Shell:
                 orphan_limit_s=config.orphan_limit_s,
                 can_kill=self._slots.can_kill,
                 now=loop.now(),
-            )
-            self._dealer = Dealer(
-                loop,
-                self._dispatcher,
-                credentials.client(self._dispatcher, "worker"),
-                our_hello("worker", incarnation, name),
-                on_up=self._up,
-                on_message=self._hear,
-                on_down=lambda: self._handle(DispatcherDown()),
-                on_refused=self._refused,
+                address=self.address,
             )
         except BaseException:
             loop.stop()
@@ -267,14 +273,19 @@ class _Shell:
         self._dealer.connect()
         self._rearm()
 
+    def _down(self) -> None:
+        self._handle(DispatcherDown())
+        self._calls.down()
+
     def _up(self, hello: Hello) -> None:
+        self._calls.up(hello.incarnation)
         self._handle(DispatcherUp(hello.incarnation))
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
             self._dealer.send(*self._store.answer(message))
-            return
-        self._handle(Heard(DISPATCHER, message))
+        elif not self._calls.heard(message):
+            self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
         """The connection was refused for good: nothing that a machine could decide."""
@@ -291,6 +302,10 @@ class _Shell:
         if machine.registered and not self._registered.is_set():
             self._registered.set()
             self._slots.watch(machine.lease_s / 2)
+        if machine.registered != self._in_contact:
+            self._in_contact = machine.registered
+            if self._in_contact:
+                self.data.registered()
         self._rearm()
 
     def _loop_now(self) -> float:

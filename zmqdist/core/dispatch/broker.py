@@ -105,6 +105,8 @@ class Broker:
         self.rules = rules
         self.membership = Membership(rules.lease_s, rules.reconnect_grace_s, rules.cancel_grace_s)
         self.dispatch = Dispatch(attempts_max=rules.attempts_max, lease_s=rules.lease_s, first_lease=first_lease)
+        self.changes: list[MemberJoined | MemberLost] = []
+        """Who joined and who was lost, for whoever else wants to know; they take them out."""
 
     @property
     def deadline(self) -> float | None:
@@ -253,6 +255,7 @@ class Broker:
                 case Send():
                     effects.append(change)
                 case MemberJoined(member, register):
+                    self.changes.append(change)
                     effects += self.dispatch.joined(member, register)
                 case MemberBack(member, register):
                     effects += self.dispatch.back(member, register)
@@ -261,6 +264,7 @@ class Broker:
                 case MemberLeaving(member):
                     self.dispatch.leaving(member)
                 case MemberLost(member, _, exit_code, log, settled):
+                    self.changes.append(change)
                     effects += self.dispatch.lost(member, exit_code, log, now, settled=settled)
         return effects
 

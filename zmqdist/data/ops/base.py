@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 OPERATORS: dict[str, type[Op]] = {}
 """Every operator by its name."""
+
+ELSEWHERE = {"distribute": "zmqdist.data_service.source"}
+"""Operators that stand above this package, with the module that enters them."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
@@ -153,6 +157,13 @@ def operator(name: str, node: type[Node]) -> Callable[[OpClass], OpClass]:
         return cls
 
     return enter
+
+
+def operator_of(name: str) -> type[Op] | None:
+    """The operator with this name; None where there is none."""
+    if name in ELSEWHERE and name not in OPERATORS:
+        importlib.import_module(ELSEWHERE[name])
+    return OPERATORS.get(name)
 
 
 def _described(value: Any) -> Any:

@@ -1,0 +1,113 @@
+"""What all parts of the machine write to and look things up in: the durable state, what is known of the moment, and effects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits.commits import Commits
+from zmqdist.core.splits.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Figures of the config; seconds, `inf` for never."""
+
+    worker_timeout_s: float = 600.0
+    client_timeout_s: float = 300.0
+    gc_check_s: float = 600.0
+    gc_timeout_s: float = 300.0
+    gc_dynamic: bool = False
+    fault_tolerant: bool = False
+
+
+class Refusal(Exception):
+    """Inside: a question that is answered by an error."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+
+class Book:
+    """See the module's docstring.
+
+    Attributes:
+      state: what a restart brings back.
+      working: the question for work of each life of a worker.
+      watching: the question for news of each client, and since when it waits.
+      places: life -> number of its worker.
+      missing: workers without a connection, and since when.
+      heard: when a client was heard last.
+      released: iterations without clients, and since when.
+      versions: of what clients are told of an iteration.
+      serving: task -> (life that serves it, where).
+      requests: question that opened -> client.
+      registered: question that registered -> dataset.
+      keys: (job's name, repetition) -> iteration.
+      jobs: name -> job.
+      tasks_of: worker -> its tasks that have not ended.
+    """
+
+    def __init__(self, rules: Rules, number: int) -> None:
+        self.rules = rules
+        self.commits = Commits(rules.fault_tolerant)
+        self.state = State(number=number)
+        self._fresh = number
+        self.first_version = number & 0xFFFFFF
+        self._live_tables()
+
+    def _live_tables(self) -> None:
+        """What is known of the moment only, and what follows from the state."""
+        self.working: dict[int, q.Work] = {}
+        self.watching: dict[int, tuple[q.Watch, float]] = {}
+        self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
+        self.missing: dict[int, float] = {}
+        self.heard: dict[int, float] = {}
+        self.released: dict[int, float] = {}
+        self.versions: dict[int, int] = {}
+        self.serving: dict[int, tuple[int, str]] = {}
+        self.requests = {client.request: number for number, client in self.state.clients.items()}
+        self.registered = {each.request: each.id for each in self.state.datasets.values()}
+        self.keys = {
+            (self.state.jobs[each.job].name, each.repetition): number
+            for number, each in self.state.iterations.items()
+            if not each.collected
+        }
+        self.jobs = {job.name: number for number, job in self.state.jobs.items()}
+        self.tasks_of: dict[int, dict[int, None]] = {}
+        for task in self.state.tasks.values():
+            if not task.finished:
+                self.tasks_of.setdefault(task.worker, {})[task.id] = None
+
+    def change(self, record: r.Change) -> None:
+        """Change the state, and have the journal know."""
+        self.commits.record(record)
+        self.state.apply(record)
+
+    def answer(self, token: q.Token, value: Any) -> None:
+        """Answer a question, when all that was changed before is durable."""
+        self.commits.effect(q.Answer(token, value))
+
+    def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
+        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
+        present = set(self.places) - {
+            self.state.workers[number].life for number in self.missing if number in self.state.workers
+        }
+        self.state = snapshot or State(number=self._fresh)
+        for record in records:
+            self.state.apply(record)
+        working, watching = self.working, self.watching
+        self._live_tables()
+        self.working, self.watching = working, watching
+        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in present}
+        self.heard = dict.fromkeys(self.state.clients, now)
+        self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
+
+    def present(self, number: int, life: int) -> bool:
+        """Whether this life has the place of the worker."""
+        return number in self.state.workers and self.state.workers[number].life == life

@@ -1,0 +1,129 @@
+"""Clients: who reads an iteration, what they are told of it, and what becomes of it when nobody does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from zmqdist import errors
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits.book import Book, Refusal
+
+WATCH_S_MAX: Final = 10.0
+"""A client's question for news is answered after so long, news or not: asking again shows that it lives."""
+
+WATCHES_PER_TIMEOUT: Final = 3
+
+
+class Clients:
+    """See the module's docstring."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    @property
+    def watch_s(self) -> float:
+        return min(WATCH_S_MAX, self._book.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
+
+    def _client(self, state: int, number: int) -> r.Client:
+        client = self._book.state.clients.get(number)
+        if state == self._book.state.number and client is not None:
+            return client
+        text = f"Unknown iteration client id {number}."
+        if not self._book.rules.fault_tolerant:
+            text += " The dispatcher is not configured to be fault tolerant, so this could be caused by a dispatcher restart."
+        if state != self._book.state.number:
+            text += " The dispatcher lost its state: it is another one than this client has opened its iteration at."
+        raise Refusal(errors.NOT_FOUND, text)
+
+    def watch(self, asked: q.Watch, now: float) -> None:
+        client = self._client(asked.state, asked.client)
+        iteration = self._book.state.iterations[client.iteration]
+        if iteration.collected:
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"The iteration of client {client.id} has been garbage collected due to inactivity. Consider "
+                "configuring the dispatcher with a higher `job_gc_timeout_ms`.",
+            )
+        self._book.heard[client.id] = now
+        self._forget_watch(client.id)
+        if asked.version != self.version(iteration.id):
+            self._book.answer(asked.token, self._told(iteration))
+        else:
+            self._book.watching[client.id] = (asked, now)
+
+    def _forget_watch(self, client: int) -> None:
+        before = self._book.watching.pop(client, None)
+        if before is not None:
+            self._book.answer(before[0].token, None)
+
+    def version(self, iteration: int) -> int:
+        return self._book.versions.setdefault(iteration, self._book.first_version)
+
+    def _told(self, iteration: r.Iteration) -> tuple[int, list[Any], bool]:
+        tasks = []
+        for number in iteration.tasks:
+            task = self._book.state.tasks[number]
+            life, address = self._book.serving.get(number, (0, ""))
+            worker = self._book.state.workers.get(task.worker)
+            if task.finished or worker is None or not address or worker.life != life:
+                continue
+            tasks.append((number, worker.address, address, life, worker.tags, task.starting_round))
+        return self.version(iteration.id), tasks, iteration.finished
+
+    def news(self, iteration_id: int) -> None:
+        self._book.versions[iteration_id] = self.version(iteration_id) + 1
+        iteration = self._book.state.iterations[iteration_id]
+        for number in iteration.clients:
+            watch = self._book.watching.pop(number, None)
+            if watch is not None:
+                self._book.answer(watch[0].token, self._told(iteration))
+
+    def release(self, asked: q.Release, now: float) -> None:
+        if asked.state == self._book.state.number and asked.client in self._book.state.clients:
+            self.let_go(asked.client, now)
+        self._book.answer(asked.token, None)
+
+    def let_go(self, number: int, now: float) -> None:
+        client = self._book.state.clients[number]
+        self._book.change(r.ReleaseClient(number))
+        self._book.requests.pop(client.request, None)
+        self._book.heard.pop(number, None)
+        self._forget_watch(number)
+        if not self._book.state.iterations[client.iteration].clients:
+            self._book.released[client.iteration] = now
+
+    def gone(self, token: q.Token) -> bool:
+        """Nobody waits for this answer any more; whether it was one of these."""
+        for number, (watch, _) in self._book.watching.items():
+            if watch.token == token:
+                del self._book.watching[number]
+                return True
+        return False
+
+    def tick(self, now: float) -> None:
+        """Answer those who have waited for long."""
+        for number, (watch, since) in list(self._book.watching.items()):
+            if since + self.watch_s > now:
+                break
+            del self._book.watching[number]
+            self._book.answer(
+                watch.token, self._told(self._book.state.iterations[self._book.state.clients[number].iteration])
+            )
+
+    def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
+        """Release clients that are silent, and end iterations that nobody reads."""
+        book = self._book
+        for number, heard in list(book.heard.items()):
+            if number not in book.watching and heard + book.rules.client_timeout_s <= now:
+                self.let_go(number, now)
+        for number, since in list(book.released.items()):
+            iteration = book.state.iterations[number]
+            if iteration.finished or iteration.collected:
+                del book.released[number]
+                continue
+            dealt = book.state.jobs[iteration.job].terms.mode == r.DYNAMIC and not book.rules.gc_dynamic
+            if since + book.rules.gc_timeout_s <= now and not dealt:
+                del book.released[number]
+                end(iteration)

@@ -1,0 +1,200 @@
+"""What the machine of a data service is told and asked, and what it has done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from zmqdist.core.splits.records import Terms
+
+Token: TypeAlias = Hashable
+"""Who asks: given back with the answer."""
+
+
+# -- what has happened ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """`life` is the incarnation of its process, `name` its job and index, `address` where others find it."""
+
+    name: str
+    address: str
+    life: int
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """Its connection or its process has ended. `left`: in good order, and it will not be back."""
+
+    life: int
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskerGone:
+    """Nobody waits for the answer any more."""
+
+    token: Token
+
+
+@dataclass(frozen=True, slots=True)
+class JournalCommitted:
+    """The records that were told last are durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFailed:
+    """They are not, nor is anything of theirs; the state is what the journal has (`Splits.restore`)."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed."""
+
+
+# -- questions of clients ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """-> (id, whether the pipeline under this id is another one, which is kept)."""
+
+    token: Token
+    request: int
+    id: str | None
+    fingerprint: str
+    metadata: str
+    on_conflict: str = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks. -> (client, iteration, state number).
+
+    Args:
+      request: repeated after a lost answer.
+      sources: positions of each source in a repetition, for a job that is dealt out.
+    """
+
+    token: Token
+    request: int
+    job_name: str | None
+    repetition: int
+    terms: Terms
+    sources: tuple[int, ...] = ()
+    unnamed: str = ""
+    """A name that nobody has, for a job without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What a client reads from, when that is not what it knows, else when it changes or after a while.
+
+    -> (version, tasks, finished); a task is (id, worker's address, where it serves, life, tags, starting round).
+    """
+
+    token: Token
+    state: int
+    client: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    token: Token
+    state: int
+    client: int
+
+
+# -- questions of workers ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker should do, when that is not what it does, else when it changes.
+
+    -> (state number, new tasks, tasks to drop). `has`: task -> where it serves, "" before it does.
+    """
+
+    token: Token
+    state: int
+    life: int
+    has: dict[int, str]
+    done: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Up to `count` next positions of a source. -> (start, length); length 0: none in this repetition."""
+
+    token: Token
+    state: int
+    task: int
+    life: int
+    source: int
+    request: int
+    repetition: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandBack:
+    """Positions that a worker which leaves was given and has not used."""
+
+    token: Token
+    state: int
+    task: int
+    life: int
+    source: int
+    repetition: int
+    runs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionAsked:
+    """-> whether AUTO is off for this dataset; `off` is what the asker would like."""
+
+    token: Token
+    dataset: str
+    off: bool
+
+
+Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | CompressionAsked
+Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
+
+
+# -- what must be done ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    token: Token
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    token: Token
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Write these down; then say JournalCommitted or JournalFailed. The next ones come after that."""
+
+    records: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Call `restore` with what the journal has."""
+
+
+Effect: TypeAlias = Answer | Fail | Journal | Reload

@@ -1,0 +1,233 @@
+"""What the dispatcher of a data service knows for good, and the records that change it.
+
+Theory
+    A dataset (a registered pipeline) is read by jobs, each time a job is read is an iteration, and each worker has one task of an
+    iteration. A client is one reading iterator. Everything here survives a restart when there is a journal: `State.apply(record)` is the
+    only thing that changes it, so that the journal's records in their order give the same state again.
+
+    A journal written by an older version is read by a newer one: fields are added at the end with a default, tags are never reused.
+
+Not here: what is decided (machine.py), what is known of the moment only (connections, who waits, times).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000, 3000, 4000, 5000
+
+OFF, DYNAMIC = 0, 1
+"""Numbers of two processing modes; the others share statically."""
+
+INFINITE = -1
+
+
+class Row(msgspec.Struct, array_like=True):
+    """Part of the state."""
+
+
+class Record(msgspec.Struct, array_like=True):
+    """One change of the state."""
+
+
+# -- parts of the state ---------------------------------------------------------------------------------------------------
+
+
+class Dataset(Row):
+    """A registered pipeline. `metadata` is what readers need to know of it, JSON; the description itself is in a file."""
+
+    id: str
+    fingerprint: str
+    metadata: str
+    request: int = 0
+
+
+class Terms(msgspec.Struct, array_like=True, frozen=True):
+    """How a job is read: a second one of the same name has to have the same."""
+
+    dataset: str
+    mode: int
+    num_consumers: int = 0
+    target_workers: str = "AUTO"
+    cache: bool = False
+    delivery: str = "at_most_once"
+    ordered: bool = False
+
+
+class Job(Row):
+    id: int
+    name: str
+    terms: Terms
+
+
+class Cursor(Row):
+    """Where dealing out the positions of one source has come to.
+
+    Attributes:
+      count: positions in a repetition; INFINITE without end.
+      returned: runs (start, length) that a worker gave back, of the present repetition.
+    """
+
+    count: int
+    repetition: int = 0
+    position: int = 0
+    returned: list[tuple[int, int]] = msgspec.field(default_factory=list)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this repetition has nothing left."""
+        return self.position == self.count and not self.returned
+
+
+class Iteration(Row):
+    id: int
+    job: int
+    repetition: int
+    cursors: list[Cursor]
+    tasks: list[int] = msgspec.field(default_factory=list)
+    clients: list[int] = msgspec.field(default_factory=list)
+    finished: bool = False
+    collected: bool = False
+
+
+class Task(Row):
+    """One worker's part of an iteration.
+
+    Attributes:
+      given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
+    """
+
+    id: int
+    iteration: int
+    worker: int
+    finished: bool = False
+    starting_round: int = 0
+    given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+
+
+class Client(Row):
+    id: int
+    iteration: int
+    request: int
+
+
+class Worker(Row):
+    """A place for a worker; `life` is the process that has it or had it last."""
+
+    number: int
+    name: str
+    address: str
+    life: int
+    tags: tuple[str, ...] = ()
+
+
+# -- changes ------------------------------------------------------------------------------------------------------------
+
+
+class RegisterDataset(Record, tag=1):
+    dataset: Dataset
+
+
+class PlaceWorker(Record, tag=2):
+    """A new worker, or another life at the place."""
+
+    worker: Worker
+
+
+class RemoveWorker(Record, tag=3):
+    number: int
+
+
+class CreateJob(Record, tag=4):
+    job: Job
+
+
+class CreateIteration(Record, tag=5):
+    iteration: Iteration
+
+
+class CreateTask(Record, tag=6):
+    task: Task
+
+
+class FinishTask(Record, tag=7):
+    task: int
+
+
+class FinishIteration(Record, tag=8):
+    iteration: int
+
+
+class AcquireClient(Record, tag=9):
+    client: Client
+
+
+class ReleaseClient(Record, tag=10):
+    client: int
+
+
+class CollectIteration(Record, tag=11):
+    """Nobody has read it for long: its tasks are gone, and who comes later gets a new one."""
+
+    iteration: int
+
+
+class GiveSplits(Record, tag=12):
+    """`length` 0: the source has no more in this repetition."""
+
+    task: int
+    source: int
+    request: int
+    repetition: int
+    start: int
+    length: int
+
+
+class ReturnSplits(Record, tag=13):
+    """A worker that leaves has not used these."""
+
+    task: int
+    source: int
+    repetition: int
+    runs: list[tuple[int, int]]
+
+
+class DecideCompression(Record, tag=14):
+    """Whether compression "AUTO" is off for a dataset: the first who asked decided."""
+
+    dataset: str
+    off: bool
+
+
+Change: TypeAlias = (
+    RegisterDataset
+    | PlaceWorker
+    | RemoveWorker
+    | CreateJob
+    | CreateIteration
+    | CreateTask
+    | FinishTask
+    | FinishIteration
+    | AcquireClient
+    | ReleaseClient
+    | CollectIteration
+    | GiveSplits
+    | ReturnSplits
+    | DecideCompression
+)
+
+
+def encode(value: Any) -> bytes:
+    """A record or a whole state, for the journal."""
+    return msgspec.msgpack.encode(value)
+
+
+_changes = msgspec.msgpack.Decoder(Change)
+
+
+def decode(data: bytes) -> Change:
+    """A record of the journal. Raises msgspec.DecodeError."""
+    change: Change = _changes.decode(data)
+    return change

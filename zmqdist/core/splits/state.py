@@ -1,0 +1,97 @@
+"""The dispatcher's durable state of a data service. See records.py."""
+
+from __future__ import annotations
+
+import msgspec
+
+from zmqdist.core.splits import records as r
+
+
+class State(msgspec.Struct):
+    """Everything that a restart with a journal brings back.
+
+    Attributes:
+      number: of this state: tells a dispatcher that goes on from one that has lost everything.
+      next: the next free number of each kind.
+    """
+
+    number: int
+    datasets: dict[str, r.Dataset] = {}
+    workers: dict[int, r.Worker] = {}
+    jobs: dict[int, r.Job] = {}
+    iterations: dict[int, r.Iteration] = {}
+    tasks: dict[int, r.Task] = {}
+    clients: dict[int, r.Client] = {}
+    compression_off: dict[str, bool] = {}
+    next_dataset: int = r.FIRST_DATASET
+    next_worker: int = 1
+    next_job: int = r.FIRST_JOB
+    next_iteration: int = r.FIRST_ITERATION
+    next_task: int = r.FIRST_TASK
+    next_client: int = r.FIRST_CLIENT
+
+    def apply(self, record: r.Change) -> None:
+        """Make one change."""
+        match record:
+            case r.RegisterDataset(dataset):
+                self.datasets[dataset.id] = dataset
+                if dataset.id == str(self.next_dataset):
+                    self.next_dataset += 1
+            case r.PlaceWorker(worker):
+                self.workers[worker.number] = worker
+                self.next_worker = max(self.next_worker, worker.number + 1)
+            case r.RemoveWorker(number):
+                del self.workers[number]
+            case r.CreateJob(job):
+                self.jobs[job.id] = job
+                self.next_job = job.id + 1
+            case r.CreateIteration(iteration):
+                self.iterations[iteration.id] = iteration
+                self.next_iteration = iteration.id + 1
+            case r.CreateTask(task):
+                self.tasks[task.id] = task
+                self.iterations[task.iteration].tasks.append(task.id)
+                self.next_task = task.id + 1
+            case r.FinishTask(task_id):
+                self.tasks[task_id].finished = True
+            case r.FinishIteration(number):
+                self._end(self.iterations[number])
+                self.iterations[number].finished = True
+            case r.CollectIteration(number):
+                self._end(self.iterations[number])
+                self.iterations[number].collected = True
+            case r.AcquireClient(client):
+                self.clients[client.id] = client
+                self.iterations[client.iteration].clients.append(client.id)
+                self.next_client = client.id + 1
+            case r.ReleaseClient(number):
+                client = self.clients.pop(number)
+                self.iterations[client.iteration].clients.remove(number)
+            case r.GiveSplits():
+                self._give(record)
+            case r.ReturnSplits(task_id, source, repetition, runs):
+                cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
+                if cursor.repetition == repetition:
+                    cursor.returned += runs
+            case r.DecideCompression(dataset_id, off):
+                self.compression_off[dataset_id] = off
+
+    def _end(self, iteration: r.Iteration) -> None:
+        for task in iteration.tasks:
+            del self.tasks[task]
+        iteration.tasks = []
+        iteration.cursors = []
+
+    def _give(self, record: r.GiveSplits) -> None:
+        task = self.tasks[record.task]
+        task.given[record.source] = (record.request, record.repetition, record.start, record.length)
+        cursor = self.iterations[task.iteration].cursors[record.source]
+        if record.repetition > cursor.repetition:
+            cursor.repetition, cursor.position, cursor.returned = record.repetition, 0, []
+        if record.length and cursor.repetition == record.repetition:
+            if record.start == cursor.position:
+                cursor.position += record.length
+            else:
+                _, length = cursor.returned.pop(0)
+                if length > record.length:
+                    cursor.returned.insert(0, (record.start + record.length, length - record.length))

@@ -1,0 +1,247 @@
+"""`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that others run, as a dataset to go on with here.
+
+Checks of arguments are made when the function is called, registration when a dataset is there; nothing else happens before an iterator
+is made. Texts of errors are those of tf.data service where programs look at them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.dataset import Dataset
+from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
+from zmqdist.data.tree import Tree, make
+from zmqdist.data_service.dealing import insist
+from zmqdist.data_service.policy import CrossTrainerCache, policy_of
+from zmqdist.data_service.source import Distributed
+from zmqdist.errors import NotFoundError
+from zmqdist.net.credentials import Credentials
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+
+REGISTER_S = 3600.0
+"""Registration waits so long for a dispatcher, as tf.data service does."""
+
+COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
+TARGET_WORKERS = ("AUTO", "ANY", "LOCAL")
+
+
+def distribute(
+    processing_mode: Any,
+    service: Any,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    compression: str | None = "AUTO",
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+    *,
+    delivery: str = "at_most_once",
+    ordered: bool = False,
+) -> Callable[[Dataset], Dataset]:
+    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here."""
+    read = _checked(
+        processing_mode,
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+        delivery,
+        ordered,
+    )
+    _check_compression(compression)
+
+    def apply(dataset: Dataset) -> Dataset:
+        id = register_dataset(service, dataset, compression)
+        made = _reading(_address(service), id, _metadata_of(dataset, compression), read)
+        made.op.__dict__["upstream"] = dataset
+        return made
+
+    return apply
+
+
+def register_dataset(
+    service: Any,
+    dataset: Dataset,
+    compression: str | None = "AUTO",
+    dataset_id: Any = None,
+    *,
+    on_conflict: str = "keep",
+) -> str:
+    """Give a pipeline to the service. Returns its id, for `from_dataset_id`, here or in another program."""
+    _check_compression(compression)
+    address = _address(service)
+    request = random.getrandbits(62)
+    id = None if dataset_id is None else id_of(dataset_id)
+    description = dataset.serialize()
+    metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
+
+    def question(client: ZmqClient) -> Any:
+        args = (request, id, description, metadata, on_conflict)
+        return asking.start(client, "zmqdist.data.register", *args).get_value()
+
+    found, _other = _asked(address, question, f"registering a dataset with {address}")
+    return str(found)
+
+
+def from_dataset_id(
+    processing_mode: Any,
+    service: Any,
+    dataset_id: Any,
+    element_spec: Any = None,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+    *,
+    delivery: str = "at_most_once",
+    ordered: bool = False,
+) -> Dataset:
+    """Read a pipeline that was registered before."""
+    read = _checked(
+        processing_mode,
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+        delivery,
+        ordered,
+    )
+    address = _address(service)
+    id = id_of(dataset_id)
+
+    def question(client: ZmqClient) -> Any:
+        return asking.start(client, "zmqdist.data.metadata", id).get_value()
+
+    try:
+        metadata = json.loads(_asked(address, question, f"asking {address} for dataset {id}"))
+    except NotFoundError as error:
+        if element_spec is None:
+            raise ValueError(
+                f"Failed to fetch element spec for dataset id {id} from tf.data service: {error.message}"
+            ) from error
+        raise
+    if element_spec is not None:
+        metadata["element_spec"] = to_json(element_spec)
+    return _reading(address, id, metadata, read)
+
+
+def id_of(dataset_id: Any) -> str:
+    """An id as users may give it: str, bytes, int, or one of these in a NumPy array without dimensions."""
+    value = dataset_id.item() if hasattr(dataset_id, "item") else dataset_id
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _checked(
+    processing_mode: Any,
+    job_name: Any,
+    consumer_index: Any,
+    num_consumers: Any,
+    max_outstanding_requests: Any,
+    data_transfer_protocol: Any,
+    cross_trainer_cache: CrossTrainerCache | None,
+    target_workers: str,
+    delivery: str,
+    ordered: bool,
+) -> dict[str, Any]:
+    """The fields of the operator that these arguments mean. Raises ValueError, InvalidArgumentError."""
+    mode = policy_of(processing_mode)
+    if job_name is not None and not isinstance(job_name, str):
+        raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
+    if job_name == "":
+        raise ValueError("`job_name` must not be empty")
+    if num_consumers is not None and job_name is None:
+        raise ValueError("`job_name` must be set when setting `num_consumers`")
+    if (consumer_index is None) != (num_consumers is None):
+        raise ValueError("`consumer_index` and `num_consumers` go together: give both or none")
+    if num_consumers is not None and not 0 <= consumer_index < num_consumers:
+        raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
+    if max_outstanding_requests not in (None, -1) and max_outstanding_requests < 1:
+        raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
+    target = (target_workers or "AUTO").upper()
+    if target not in TARGET_WORKERS:
+        raise invalid(f"Unrecognized target workers: {target_workers}")
+    return {
+        "mode": int(mode),
+        "job_name": job_name,
+        "consumer_index": -1 if consumer_index is None else consumer_index,
+        "num_consumers": num_consumers or 0,
+        "max_outstanding": max_outstanding_requests or -1,
+        "protocol": data_transfer_protocol or "",
+        "trainer": "" if cross_trainer_cache is None else cross_trainer_cache.trainer_id,
+        "target_workers": target,
+        "delivery": delivery,
+        "ordered": ordered,
+    }
+
+
+def _check_compression(compression: Any) -> None:
+    if compression not in COMPRESSIONS:
+        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)}")
+
+
+def _address(service: Any) -> str:
+    """ "host:port" of what a user calls a service."""
+    if isinstance(service, tuple) and len(service) == 2:
+        protocol, service = service
+        service = f"{protocol}://{service}"
+    if not isinstance(service, str):
+        raise ValueError(f"`service` must be a string, but `service` was of type {type(service)}. service={service}")
+    if not service:
+        raise ValueError("`service` must not be empty")
+    protocol, _, address = service.rpartition("://")
+    if "://" in protocol:
+        raise ValueError(f"Malformed `service` string has multiple '://': {service}.")
+    if protocol not in ("", "zmq", "tcp"):
+        raise NotFoundError(
+            None,
+            None,
+            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ zmq tcp ]",
+        )
+    return address
+
+
+def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
+    known = dataset.known_spec
+    return {
+        "element_spec": None if known is UNKNOWN_SPEC else to_json(known),
+        "compression": compression,
+        "cardinality": dataset.cardinality(),
+    }
+
+
+def _reading(address: str, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
+    spec = metadata["element_spec"]
+    count = metadata["cardinality"]
+    return make(
+        Distributed(
+            service=address,
+            dataset=id,
+            spec=None if spec is None else from_json(spec),
+            compression=metadata["compression"],
+            count=INFINITE_CARDINALITY if count == INFINITE_CARDINALITY else 0 if count == 0 else UNKNOWN_CARDINALITY,
+            **read,
+        )
+    )
+
+
+def _asked(address: str, question: Callable[[ZmqClient], Any], what: str) -> Any:
+    security = Credentials(None, None, False).client(address, "submit")
+    with ZmqClient(address, "data client", security=security) as client:
+        return insist(lambda: question(client), REGISTER_S, threading.Event(), what)

@@ -1,0 +1,108 @@
+"""A task's questions to the dispatcher: which positions are mine, what is the pipeline.
+
+Waits and tries again while the dispatcher is away; the same question goes with the same number, so that nothing is given twice.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Any, Final
+
+from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, OpError
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+
+RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
+"""Codes after which the same question may be asked again: the other side was not there, or gave up."""
+
+FIRST_PAUSE_S: Final = 0.001
+PAUSE_GROWS: Final = 1.3
+PAUSE_S_MAX: Final = 10.0
+
+RUN_MAX: Final = 4096
+QUICK_S: Final = 0.02
+"""Positions that are used up sooner are asked for in larger runs."""
+
+
+def insist(question: Callable[[], Any], timeout_s: float, stopped: threading.Event, what: str) -> Any:
+    """Ask until there is an answer that is not "try again".
+
+    Args:
+      timeout_s: `inf` for no end.
+      stopped: ends it with CancelledError.
+      what: for the error.
+
+    Raises:
+      OpError: what the question raised last.
+    """
+    until = time.monotonic() + timeout_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        if stopped.is_set():
+            raise CancelledError(None, None, f"{what}: it was stopped")
+        try:
+            return question()
+        except OpError as error:
+            left_s = until - time.monotonic()
+            if error.error_code not in RETRIABLE or left_s <= 0:
+                raise
+        stopped.wait(min(pause_s * random.uniform(0.6, 1.0), left_s))
+        pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
+
+
+class Dealer:
+    """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
+
+    def __init__(self, client: ZmqClient, state: int, task: int, life: int, timeout_s: float) -> None:
+        self._client = client
+        self._who = (state, task, life)
+        self._timeout_s = timeout_s
+        self.stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._runs: dict[int, _Run] = {}
+
+    def ask(self, source: int, repetition: int) -> int | None:
+        """The next position of a source; None at the end of this repetition."""
+        with self._lock:
+            run = self._runs.setdefault(source, _Run())
+            if run.repetition != repetition:
+                run.repetition, run.next, run.stop = repetition, 0, 0
+            if run.next == run.stop:
+                now = time.monotonic()
+                run.size = min(RUN_MAX, run.size * 2) if now - run.asked_at < QUICK_S else max(1, run.size // 2)
+                run.asked_at = now
+                start, length = self._more(source, repetition, run.size)
+                run.next, run.stop = start, start + length
+                if not length:
+                    return None
+            run.next += 1
+            return run.next - 1
+
+    def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
+        request = random.getrandbits(62)
+
+        def question() -> Any:
+            return asking.start(
+                self._client, "zmqdist.data.splits", *self._who, source, request, repetition, count
+            ).get_value()
+
+        start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
+        return int(start), int(length)
+
+    def close(self) -> None:
+        """End what waits."""
+        self.stopped.set()
+
+
+class _Run:
+    """Positions in hand, of one source."""
+
+    def __init__(self) -> None:
+        self.repetition = -1
+        self.next = self.stop = 0
+        self.size = 1
+        self.asked_at = -inf

@@ -1,0 +1,197 @@
+"""The dispatcher's end of the data service, behind the dispatcher's port: the shell of core/splits.
+
+Rules
+    Everything but the writing of files runs in the loop, and nobody waits in a thread: what is not answered at once is a token in the
+    machine. Callers are of the roles `worker` or `submit`.
+
+Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state)
+    register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
+    metadata(id)                                                 -> metadata
+    definition(fingerprint)                                      -> description
+    open(request, job_name, repetition, terms)                   -> (client, iteration, state)
+    watch(state, client, version)                                -> (version, tasks, finished), None when asked again
+    release(state, client)                                       -> None
+    work(state, life, has, done)                                 -> (state, new tasks, tasks to drop), None when asked again
+    splits(state, task, life, source, request, repetition, count) -> (start, length)
+    hand_back(state, task, life, source, repetition, runs)       -> None
+    compression(id, off)                                         -> whether AUTO is off
+
+Not here: what is decided (core/splits), what is kept in files (journal.py, store.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from math import inf
+from typing import Any, Final
+
+import msgspec
+
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.machine import Splits, not_registered
+from zmqdist.data.splits import split_providers
+from zmqdist.data.tree import deserialize
+from zmqdist.data_service.store import DatasetStore
+from zmqdist.errors import NotFoundError, OpError, from_code
+from zmqdist.net.loop import Loop
+from zmqdist.rpc.service import Asked, RpcService
+
+PREFIX: Final = "zmqdist.data."
+ROLES: Final = frozenset({"worker", "submit"})
+
+
+class DataDispatcher:
+    """See the module's docstring."""
+
+    def __init__(self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None) -> None:
+        """Before the service is attached. Reads the journal, if there is to be one.
+
+        Raises:
+          DataLossError, FailedPreconditionError, ...: see journal.py.
+        """
+        self._loop = loop
+        self._due = inf
+        self._store = DatasetStore(work_dir)
+        self._sources: dict[str, tuple[int, ...] | OpError] = {}
+        self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
+        self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
+        for name, fn in self._methods().items():
+            service.register_later(PREFIX + name, fn, roles=ROLES)
+        loop.on_stop(self._close)
+
+    def _methods(self) -> dict[str, Callable[..., None]]:
+        return {
+            "register": self._register,
+            "metadata": self._metadata,
+            "definition": self._definition,
+            "open": self._open,
+            "watch": self._watch,
+            "release": self._release,
+            "work": self._work,
+            "splits": self._splits,
+            "hand_back": self._hand_back,
+            "compression": lambda asked, id, off: self._ask(asked, q.CompressionAsked(asked, id, bool(off))),
+        }
+
+    def joined(self, name: str, address: str, life: int, tags: tuple[str, ...]) -> None:
+        """A worker has registered."""
+        self.handle(q.WorkerJoined(name, address, life, tags))
+
+    def lost(self, life: int, left: bool) -> None:
+        """A worker has gone; `left`: in good order and for good."""
+        self.handle(q.WorkerLost(life, left))
+
+    def handle(self, event: q.Event) -> None:
+        """Have the machine decide. In the loop."""
+        self._perform(self.splits.handle(event, self._loop.now()))
+
+    def _perform(self, effects: list[q.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case q.Answer(token, value):
+                    token.answer(value)  # type: ignore[attr-defined]
+                case q.Fail(token, code, message):
+                    token.fail(from_code(code, message))  # type: ignore[attr-defined]
+        due = self.splits.deadline
+        if due != self._due:
+            self._due = due
+            self._loop.set_timer(self, due, self._tick)
+
+    def _tick(self) -> None:
+        self._due = inf
+        self.handle(q.Ticked())
+
+    def _ask(self, asked: Asked, question: q.Question) -> None:
+        asked.on_dropped(partial(self.handle, q.AskerGone(asked)))
+        self.handle(question)
+
+    # -- methods ------------------------------------------------------------------------------------------------------------
+
+    def _register(
+        self, asked: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+    ) -> None:
+        self._writer.submit(self._keep, asked, request, id, description, metadata, on_conflict)
+
+    def _keep(
+        self, asked: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+    ) -> None:
+        """In the writer's thread: the file is there before anything names it."""
+        try:
+            dataset = deserialize(description)
+            fingerprint = dataset.fingerprint()
+            self._store.put(fingerprint, description)
+        except BaseException as error:
+            asked.fail(error)
+            return
+        question = q.Register(asked, request, id, fingerprint, metadata, on_conflict)
+        self._loop.call_soon(self._ask, asked, question)
+
+    def _metadata(self, asked: Asked, id: str) -> None:
+        asked.answer(self._dataset(id).metadata)
+
+    def _dataset(self, id: str) -> r.Dataset:
+        dataset = self.splits.state.datasets.get(id)
+        if dataset is None:
+            raise NotFoundError(None, None, not_registered(id))
+        return dataset
+
+    def _definition(self, asked: Asked, fingerprint: str) -> None:
+        self._writer.submit(self._read, asked, fingerprint)
+
+    def _read(self, asked: Asked, fingerprint: str) -> None:
+        try:
+            asked.answer(self._store.get(fingerprint))
+        except BaseException as error:
+            asked.fail(error)
+
+    def _open(self, asked: Asked, request: int, job_name: str | None, repetition: int, terms: tuple[Any, ...]) -> None:
+        told = msgspec.convert(list(terms), r.Terms)
+        sources = self._sources_of(self._dataset(told.dataset).fingerprint) if told.mode == r.DYNAMIC else ()
+        unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
+        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed))
+
+    def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
+        found = self._sources.get(fingerprint)
+        if found is None:
+            try:
+                found = tuple(each.count for each in split_providers(deserialize(self._store.get(fingerprint))))
+            except OpError as error:
+                found = error
+            self._sources[fingerprint] = found
+        if isinstance(found, OpError):
+            raise from_code(found.error_code, found.message)
+        return found
+
+    def _watch(self, asked: Asked, state: int, client: int, version: int) -> None:
+        self._ask(asked, q.Watch(asked, state, client, version))
+
+    def _release(self, asked: Asked, state: int, client: int) -> None:
+        self._ask(asked, q.Release(asked, state, client))
+
+    def _work(self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...]) -> None:
+        self._ask(asked, q.Work(asked, state, life, dict(has), tuple(done)))
+
+    def _splits(
+        self, asked: Asked, state: int, task: int, life: int, source: int, request: int, repetition: int, count: int
+    ) -> None:
+        self._ask(asked, q.Splits(asked, state, task, life, source, request, repetition, count))
+
+    def _hand_back(
+        self,
+        asked: Asked,
+        state: int,
+        task: int,
+        life: int,
+        source: int,
+        repetition: int,
+        runs: tuple[tuple[int, int], ...],
+    ) -> None:
+        self._ask(asked, q.HandBack(asked, state, task, life, source, repetition, tuple(map(tuple, runs))))  # type: ignore[arg-type]
+
+    def _close(self) -> None:
+        self._writer.shutdown(wait=False)

@@ -1,0 +1,1 @@
+"""What runs one task of a worker and answers those who read it."""

@@ -1,0 +1,64 @@
+"""What a reader asks of a task, and how it is answered: the same whether it is in this process or another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One question of a reader.
+
+    Attributes:
+      elements_max, bytes_max: the answer has at least one element, and about so many at most.
+      wait_s: answer `skip` when there is nothing after so long; None: wait.
+      reader: number of the reading client.
+      consumer, round, skipped: of coordinated reads: which consumer, which round, whether it was told to skip the round before.
+      trainer: of a cross-trainer cache.
+    """
+
+    elements_max: int
+    bytes_max: int
+    wait_s: float | None = None
+    reader: int = 0
+    consumer: int = -1
+    round: int = -1
+    skipped: bool = False
+    trainer: str = ""
+
+
+class Reply(Protocol):
+    """Where the answer goes. Exactly one of the methods that answer is called, once, from any thread."""
+
+    def wanted(self) -> bool:
+        """Whether anybody still waits."""
+
+    def soon(self, fn: Callable[[], None]) -> None:
+        """Call `fn` a little later, where this reply is made: what is ready by then goes with it."""
+
+    def elements(self, elements: list[Any], tag: Any = None) -> None:
+        """Some elements, in order; `tag` says what they are parts of."""
+
+    def end(self) -> None:
+        """There is nothing more in this task."""
+
+    def skip(self) -> None:
+        """There is nothing now."""
+
+    def fail(self, error: BaseException) -> None:
+        """One element could not be computed, or the task cannot go on."""
+
+
+class Runner(Protocol):
+    """One task at work."""
+
+    def ask(self, wanted: Wanted, reply: Reply) -> None:
+        """Answer when there is something. Never waits."""
+
+    def expire(self, reply: Reply) -> None:
+        """The time of a question is over: it is skipped if it still waits."""
+
+    def close(self) -> None:
+        """Stop; all who wait are told that it ended. Does not wait for user code."""

@@ -1,0 +1,179 @@
+"""A task whose elements go to whoever asks first.
+
+Theory
+    A thread runs the pipeline into a bounded buffer. It begins with the first question. Whoever asks takes what is there at once; who
+    finds nothing waits, and the thread has the waiting ones served a little later, so that a fast pipeline is not answered one by one.
+
+Rules
+    An error costs its element: one reader gets it, and the next question goes on behind it.
+    At the end every question is answered so, and `finished` is called when the last element has been taken.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from zmqdist.data.iterators import DatasetIterator, Failure
+from zmqdist.data_service.runners.base import Reply, Wanted
+
+BUFFER_BYTES: Final = 16 << 20
+BUFFER_ELEMENTS_MAX: Final = 4096
+BUFFER_ELEMENTS_MIN: Final = 2
+
+
+class FirstCome:
+    """See the module's docstring."""
+
+    def __init__(self, name: str, open: Callable[[], DatasetIterator], finished: Callable[[], None]) -> None:
+        """
+        Args:
+          open: called in the thread.
+          finished: called once, in any thread.
+        """
+        self._open = open
+        self._finished = finished
+        self._buffer: deque[Any] = deque()
+        self._failures = 0
+        self._limit = BUFFER_ELEMENTS_MIN
+        self._bytes = 1
+        self._waiting: deque[tuple[Wanted, Reply]] = deque()
+        self._woken = False
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._ended = False
+        self._told = False
+        self._closed = False
+        self._dead: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
+
+    def ask(self, wanted: Wanted, reply: Reply) -> None:
+        if not self._thread.ident:
+            self._thread.start()
+        with self._lock:
+            self._waiting.append((wanted, reply))
+        self._serve()
+
+    def expire(self, reply: Reply) -> None:
+        """The time of a question is over: it is skipped if it still waits."""
+        with self._lock:
+            found = next((each for each in self._waiting if each[1] is reply), None)
+            if found is None:
+                return
+            self._waiting.remove(found)
+        reply.skip()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = self._ended = True
+            self._limit = 0
+            self._buffer.clear()
+            self._room.notify_all()
+        self._serve()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            iterator = self._open()
+        except BaseException as error:
+            self._dead = error
+            self._end()
+            return
+        buffer = self._buffer
+        with iterator:
+            while not self._closed:
+                try:
+                    for element in iterator:
+                        buffer.append(element)
+                        if self._waiting and not self._woken:
+                            self._wake()
+                        if len(buffer) >= self._limit and not self._wait_for_room(element):
+                            break
+                    else:
+                        break
+                except BaseException as error:
+                    with self._lock:
+                        self._failures += 1
+                        buffer.append(Failure(error))
+                    self._wake()
+        self._end()
+
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._waiting or self._woken:
+                return
+            self._woken = True
+            reply = self._waiting[0][1]
+        reply.soon(self._serve)
+
+    def _wait_for_room(self, element: Any) -> bool:
+        """Until somebody took something; False when it is over."""
+        with self._lock:
+            if not self._closed:
+                self._bytes = max(1, weight(element))
+                self._limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // self._bytes))
+            while len(self._buffer) >= self._limit and not self._closed:
+                self._room.wait()
+            return not self._closed
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+        self._wake()
+        self._serve()
+
+    # -- answers, in any thread -------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                self._woken = False
+                while self._waiting and not self._waiting[0][1].wanted():
+                    self._waiting.popleft()
+                if not self._waiting or not (self._buffer or self._ended):
+                    break
+                wanted, reply = self._waiting.popleft()
+                taken = self._take(wanted) if self._buffer else None
+            if taken is None:
+                if self._dead is not None:
+                    reply.fail(self._dead)
+                else:
+                    reply.end()
+            elif type(taken) is Failure:
+                reply.fail(taken.error)
+            else:
+                reply.elements(taken)
+        if self._ended and not self._buffer and not self._told:
+            self._told = True
+            self._finished()
+
+    def _take(self, wanted: Wanted) -> Any:
+        """The next elements, or one failure. With the lock."""
+        buffer = self._buffer
+        count = min(len(buffer), wanted.elements_max, max(1, wanted.bytes_max // self._bytes))
+        if not self._failures:
+            popleft = buffer.popleft
+            taken = [popleft() for _ in range(count)]
+        else:
+            taken = []
+            while len(taken) < count and type(buffer[0]) is not Failure:
+                taken.append(buffer.popleft())
+            if not taken:
+                self._failures -= 1
+                taken = buffer.popleft()
+        self._room.notify()
+        return taken
+
+
+def weight(element: Any) -> int:
+    """About how many bytes an element takes."""
+    if isinstance(element, (tuple, list)):
+        return sum(map(weight, element)) + 56
+    if isinstance(element, dict):
+        return sum(map(weight, element.values())) + 64
+    if isinstance(element, (str, bytes)):
+        return len(element) + 56
+    return int(getattr(element, "nbytes", 64)) + 32

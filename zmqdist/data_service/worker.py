@@ -1,0 +1,218 @@
+"""The tasks of one worker: what the dispatcher wants done, and who is answered from it.
+
+Rules
+    All but the tasks themselves runs in the worker's loop. One question, "work", is always with the dispatcher; its answer says which
+    tasks to begin and which to drop. A task's pipeline is made when somebody reads it first.
+    A dispatcher that has lost its state (another state number) has none of our tasks: they are dropped.
+
+Methods (after "zmqdist.data.")
+    elements(state, task, wanted)   -> (kind, value): see `Answer kinds` below
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from zmqdist.core.splits.records import DYNAMIC, Terms
+from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.splits import open_split
+from zmqdist.data.tree import deserialize
+from zmqdist.data_service.dealing import Dealer, insist
+from zmqdist.data_service.elements import pack
+from zmqdist.data_service.runners.base import Runner, Wanted
+from zmqdist.data_service.runners.fcfs import FirstCome
+from zmqdist.errors import OpError, UnavailableError
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.loop import Loop
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.looped import LoopCalls
+from zmqdist.rpc.service import Asked, RpcService
+
+ELEMENTS: Final = "zmqdist.data.elements"
+
+SOME, END, SKIP = 0, 1, 2
+"""Answer kinds: packed elements and their tag; nothing more; nothing now."""
+
+AGAIN_S: Final = 0.05
+"""After a refused question for work."""
+
+READERS: Final = frozenset({"submit", "worker"})
+
+
+class Task:
+    """One task as the dispatcher defined it."""
+
+    def __init__(self, told: tuple[Any, ...]) -> None:
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round = told
+        self.terms = Terms(*terms)
+        self.runner: Runner | None = None
+        self.done = False
+
+
+class DataWorker:
+    """See the module's docstring. Hosted by a WorkerServer."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        service: RpcService,
+        calls: LoopCalls,
+        dispatcher: str,
+        credentials: Credentials,
+        life: int,
+        dispatcher_timeout_s: float,
+    ) -> None:
+        """Before the service is attached."""
+        self._loop = loop
+        self._calls = calls
+        self._dispatcher = dispatcher
+        self._credentials = credentials
+        self._life = life
+        self._timeout_s = dispatcher_timeout_s
+        self.address = ""
+        self._state = 0
+        self._tasks: dict[int, Task] = {}
+        self._asking = 0
+        self._client: ZmqClient | None = None
+        self._dealers: dict[int, Dealer] = {}
+        service.register_later(ELEMENTS, self._elements, roles=READERS)
+        loop.on_stop(self.close)
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks that the dispatcher wants from this worker and that have not ended."""
+        return sum(not task.done for task in self._tasks.values())
+
+    # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
+
+    def registered(self) -> None:
+        """The dispatcher has taken this worker: now, or again."""
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asking += 1
+        has = dict.fromkeys(self._tasks, self.address)
+        done = tuple(number for number, task in self._tasks.items() if task.done)
+        self._calls.ask("zmqdist.data.work", (self._state, self._life, has, done), partial(self._told, self._asking))
+
+    def _told(self, asking: int, value: Any, error: OpError | None) -> None:
+        if asking != self._asking:
+            return  # there is a later question
+        if error is not None:
+            self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
+            return
+        state, new, drop = value
+        for number in drop:
+            self._drop(number)
+        self._state = state
+        for told in new:
+            task = Task(told)
+            self._tasks[task.id] = task
+        self._ask()
+
+    def _ask_again(self) -> None:
+        """Only while there is a connection: else `registered` comes."""
+        if self._calls.connected:
+            self._ask()
+
+    def _drop(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        dealer = self._dealers.pop(number, None)
+        if dealer is not None:
+            dealer.close()
+        if task is not None and task.runner is not None:
+            task.runner.close()
+
+    def close(self) -> None:
+        for number in list(self._tasks):
+            self._drop(number)
+        if self._client is not None:
+            self._client.close()
+
+    # -- readers ----------------------------------------------------------------------------------------------------------------
+
+    def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...]) -> None:
+        task = self._tasks.get(number)
+        if task is None or state != self._state:
+            raise UnavailableError(None, None, f"worker {self.address} does not have task {number}")
+        reply = RemoteReply(asked, self._loop)
+        question = Wanted(*wanted)
+        if task.runner is None:
+            task.runner = self._run(task)
+        task.runner.ask(question, reply)
+        if question.wait_s is not None and not reply.answered:
+            runner = task.runner
+            self._loop.set_timer(reply, self._loop.now() + question.wait_s, lambda: runner.expire(reply))
+
+    def _run(self, task: Task) -> Runner:
+        if self._client is None:
+            security = self._credentials.client(self._dispatcher, "worker")
+            self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
+        dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
+        return FirstCome(str(task.id), partial(self._open, task, dealer), partial(self._finished, task))
+
+    def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
+        """In the task's thread."""
+        client = self._client
+        assert client is not None
+
+        def question() -> Any:
+            return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
+
+        dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        if task.terms.mode == DYNAMIC:
+            return open_split(dataset, dealer.ask)
+        return iter(dataset)
+
+    def _finished(self, task: Task) -> None:
+        try:
+            self._loop.call_soon(self._note_finished, task)
+        except OpError:
+            pass  # the worker has ended
+
+    def _note_finished(self, task: Task) -> None:
+        task.done = True
+        if task.id in self._tasks:
+            self._ask()
+
+
+class RemoteReply:
+    """An answer that goes out by RPC."""
+
+    def __init__(self, asked: Asked, loop: Loop) -> None:
+        self._asked = asked
+        self._loop = loop
+        self.answered = False
+
+    def wanted(self) -> bool:
+        return self._asked.wanted()
+
+    def soon(self, fn: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon(fn)
+        except OpError:
+            pass  # the worker has ended: so has the connection
+
+    def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self.answered = True
+        try:
+            value = (SOME, pack(elements), tag)
+        except BaseException as error:
+            self._asked.fail(error)
+        else:
+            self._asked.answer(value)
+
+    def end(self) -> None:
+        self.answered = True
+        self._asked.answer((END, None, None))
+
+    def skip(self) -> None:
+        self.answered = True
+        self._asked.answer((SKIP, None, None))
+
+    def fail(self, error: BaseException) -> None:
+        self.answered = True
+        self._asked.fail(error)
