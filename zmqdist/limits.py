@@ -264,3 +264,9 @@ COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
 
 COLLECTIVE_WIDTH: Final = 3
 """Pieces of a ring that a member has under way at a time: one is reduced while another travels."""
+
+# -- the data service -----------------------------------------------------------------------------------------------
+
+JOURNAL_LOG_BYTES_MAX: Final = 16 * 2**20
+"""Bytes that the journal's write-ahead log keeps on the disk; a larger commit lengthens it
+for a while only. SQLite moves it into the database every 4 MiB."""

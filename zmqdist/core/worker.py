@@ -250,18 +250,8 @@ class Worker:
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
         leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
-        register = Register(
-            self.incarnation,
-            self.job,
-            self.index,
-            len(self._slots),
-            held,
-            leftover,
-            self.pid,
-            self.host,
-            self.address,
-            self.tags,
-        )
+        us = (self.incarnation, self.job, self.index, len(self._slots))
+        register = Register(*us, held, leftover, self.pid, self.host, self.address, self.tags)
         return [Send(DISPATCHER, register)]
 
     def _tick(self, now: float) -> list[Effect]:
