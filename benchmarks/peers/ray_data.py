@@ -11,8 +11,8 @@ import tempfile
 from functools import cached_property
 from typing import Any
 
-from benchmarks.peers.served import run, timed
-from benchmarks.peers.streams import ARRAY_MOD, WORKERS, Loader, picture, pictures, streamed, streamed_bytes
+from benchmarks.peers.served import run
+from benchmarks.peers.streams import ARRAY_MOD, WORKERS, Loader, firsts, picture, pictures, streamed, streamed_bytes
 
 STORE_BYTES = 4 * 2**30
 MIN_NUMBERS = 500_000
@@ -75,7 +75,7 @@ class RayData(Loader):
 
     def data_first(self, count: int) -> list[float]:
         dataset = self._data.range(1000)
-        return timed(lambda: next(iter(dataset.iter_rows())), count)
+        return firsts(dataset.iter_rows, count)
 
     def data_start(self) -> list[float]:
         next(iter(self._data.range(1000).iter_rows()))

@@ -143,6 +143,21 @@ def settled_memory() -> int:
 
 def tree_memory() -> int:
     """The bytes that this process and all that descend from it hold, what they share counted once."""
+    return sum(_proportional(pid) for pid in _family())
+
+
+def tree_processor_s() -> float:
+    """The seconds that this process and all that descend from it have run."""
+    ticks = 0
+    for pid in _family():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _family() -> list[int]:
+    """This process and all that descend from it."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -151,7 +166,7 @@ def tree_memory() -> int:
     family = [os.getpid()]
     for pid in family:
         family += parents.get(pid, [])
-    return sum(_proportional(pid) for pid in family)
+    return family
 
 
 def _proportional(pid: int) -> int:

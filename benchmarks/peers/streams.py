@@ -3,7 +3,8 @@
 A pipeline counts on two workers. Its element is the number; or an array of so many bytes to which the number was added; or one of
 `PICTURES` files as float32. Everybody computes the same, each element anew.
 
-A block is one iterator: timed from its making to the last element, so that nothing is in a buffer when the time begins.
+A block is one iterator: timed from its making to the last element, so that nothing is in a buffer when the time begins; and what it has
+left running is waited for.
 
 Only the standard library is imported with this; NumPy and Pillow when they are used.
 """
@@ -16,13 +17,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Final
 
-from benchmarks.peers.served import System
+from benchmarks.peers.served import System, tree_processor_s
 
 QUESTIONS: Final = frozenset({"data_elements", "data_arrays", "data_images", "data_first", "data_start"})
 ENDLESS: Final = 10**9
@@ -31,6 +32,8 @@ WORKERS: Final = 2
 PICTURES: Final = 64
 WIDTH, HEIGHT, SIDE = 500, 375, 224
 ARRAY_MOD: Final = 250
+REST_LIMIT_S, REST_LOOK_S, REST_SHARE = 2.0, 0.1, 0.2
+"""See `rest`: so much of a core is next to nothing."""
 
 
 class Loader(System):
@@ -44,25 +47,52 @@ def streamed(elements: Callable[[], Iterable[Any]], count: int, each: int = 1) -
     """Elements a second of a new iterator's first `count`, which come in batches of `each`."""
     batches = -(-count // each)
     start = perf_counter()
-    taken = sum(1 for _ in itertools.islice(iter(elements()), batches))
+    iterator = iter(elements())
+    taken = sum(1 for _ in itertools.islice(iterator, batches))
     took = perf_counter() - start
     if taken != batches:
         raise ValueError(f"{taken} of {batches} came")
+    del iterator
+    rest()
     return [taken * each / took]
 
 
 def streamed_bytes(arrays: Callable[[], Iterable[Any]], count: int, size: int) -> list[float]:
     """Bytes a second of a new iterator's first `count` arrays, whose two ends are looked at."""
-    start = perf_counter()
-    taken = 0
-    for array in itertools.islice(iter(arrays()), count):
-        if len(array) != size or array[0] != array[-1]:
-            raise ValueError(f"{size} bytes were sent and others came")
-        taken += 1
-    took = perf_counter() - start
-    if taken != count:
-        raise ValueError(f"{taken} of {count} came")
-    return [taken * size / took]
+
+    def looked_at() -> Iterator[Any]:
+        for array in arrays():
+            if len(array) != size or array[0] != array[-1]:
+                raise ValueError(f"{size} bytes were sent and others came")
+            yield array
+
+    return [size * found for found in streamed(looked_at, count)]
+
+
+def firsts(elements: Callable[[], Iterable[Any]], count: int) -> list[float]:
+    """The seconds from the making of each of `count` iterators to its first element."""
+    took = []
+    for _ in range(count):
+        start = perf_counter()
+        iterator = iter(elements())
+        next(iterator)
+        took.append(perf_counter() - start)
+        del iterator
+        rest()
+    return took
+
+
+def rest() -> None:
+    """Wait until this process and all that descend from it do next to nothing, but not for ever.
+
+    What an iterator has left behind goes on computing until buffers are full, and would do so in the time of somebody else.
+    """
+    spent = tree_processor_s()
+    for _ in range(int(REST_LIMIT_S / REST_LOOK_S)):
+        sleep(REST_LOOK_S)
+        before, spent = spent, tree_processor_s()
+        if spent - before <= REST_SHARE * REST_LOOK_S:
+            break
 
 
 class Servers:

@@ -14,7 +14,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from benchmarks.peers.served import run, timed
+from benchmarks.peers.served import run
 from benchmarks.peers.streams import (
     ARRAY_MOD,
     ENDLESS,
@@ -22,6 +22,7 @@ from benchmarks.peers.streams import (
     WORKERS,
     Loader,
     Servers,
+    firsts,
     free_port,
     picture,
     pictures,
@@ -158,7 +159,7 @@ class TfData(Loader):
     def data_first(self, count: int) -> list[float]:
         dataset = self._numbers()
         self._servers.ready()
-        return timed(lambda: next(iter(dataset)), count)
+        return firsts(lambda: dataset, count)
 
     def data_start(self) -> list[float]:
         if not self.variant:

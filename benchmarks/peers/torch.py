@@ -8,12 +8,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from benchmarks.peers.served import run, timed
+from benchmarks.peers.served import run
 from benchmarks.peers.streams import (
     ARRAY_MOD,
     ENDLESS,
     WORKERS,
     Loader,
+    firsts,
     picture,
     pictures,
     streamed,
@@ -82,7 +83,7 @@ class Torch(Loader):
 
     def data_first(self, count: int) -> list[float]:
         loader = self._loader(Numbers)
-        return timed(lambda: next(iter(loader)), count)
+        return firsts(lambda: loader, count)
 
     def data_start(self) -> list[float]:
         next(iter(self._loader(Numbers)))

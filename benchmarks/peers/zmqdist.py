@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.peers import streams
 from benchmarks.peers.served import System, echoed, queued_bytes, rate, run, timed, waited
-from benchmarks.peers.streams import ARRAY_MOD, ENDLESS, WORKERS, Servers, streamed, streamed_bytes
+from benchmarks.peers.streams import ARRAY_MOD, ENDLESS, WORKERS, Servers, firsts, streamed, streamed_bytes
 
 ANSWER_MS = 60_000
 QUESTIONS_OF = {
@@ -174,7 +174,7 @@ class Zmqdist(System):
     def data_first(self, count: int) -> list[float]:
         dataset = self._numbers()
         self._servers.ready()
-        return timed(lambda: next(iter(dataset)), count)
+        return firsts(lambda: dataset, count)
 
     def data_start(self) -> list[float]:
         if not self.variant:
