@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -142,7 +143,7 @@ class Reader:
             self._soon(self._top_up)
             if isinstance(value, OpError):
                 raise value
-            yield unpack(value)
+            yield unpack(*value)
 
     def _waits_for(self, waited_s: float) -> str:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
@@ -150,7 +151,7 @@ class Reader:
 
     def close(self) -> None:
         """Stop reading and say so to the dispatcher. Harmless when called twice."""
-        if self._stopped.is_set():
+        if self._stopped.is_set() or sys.is_finalizing():
             return
         self._stopped.set()
         self._loop.stop()
@@ -256,7 +257,7 @@ class Reader:
         else:
             kind, value, _tag = call.get_value()
             if kind == SOME:
-                self._put(value)
+                self._put((value, source.address))
             elif kind == END:
                 source.ended = True
         self._top_up()

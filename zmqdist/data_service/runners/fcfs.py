@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
+from zmqdist.data_service.elements import weigh
 from zmqdist.data_service.runners.base import Reply, Wanted
 
 BUFFER_BYTES: Final = 16 << 20
@@ -113,7 +114,7 @@ class FirstCome:
         """Until somebody took something; False when it is over."""
         with self._lock:
             if not self._closed:
-                self._bytes = max(1, weight(element))
+                self._bytes = max(1, weigh(element))
                 self._limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // self._bytes))
             while len(self._buffer) >= self._limit and not self._closed:
                 self._room.wait()
@@ -166,14 +167,3 @@ class FirstCome:
                 taken = buffer.popleft()
         self._room.notify()
         return taken
-
-
-def weight(element: Any) -> int:
-    """About how many bytes an element takes."""
-    if isinstance(element, (tuple, list)):
-        return sum(map(weight, element)) + 56
-    if isinstance(element, dict):
-        return sum(map(weight, element.values())) + 64
-    if isinstance(element, (str, bytes)):
-        return len(element) + 56
-    return int(getattr(element, "nbytes", 64)) + 32

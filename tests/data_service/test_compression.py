@@ -1,0 +1,107 @@
+"""Compression: what comes out is what went in, never more than was told; what is not worth it is left alone."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+
+from zmqdist.data_service.compression import NAMES, Codec, codec_of
+from zmqdist.errors import FailedPreconditionError, WireError
+
+PACKAGES = {"LZ4": "lz4.block", "ZSTD": "zstandard"}
+NOISE = np.random.default_rng(3).bytes(3_000_000)
+
+
+@pytest.fixture(params=NAMES)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    if request.param in PACKAGES:
+        pytest.importorskip(PACKAGES[request.param])
+    made = codec_of(request.param)
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("nbytes", [100, 8192, 524_287, 524_288, 3_000_001])
+def test_what_went_in_comes_out_writable(codec: Codec, nbytes: int) -> None:
+    source = (b"some words that come again " * (nbytes // 20))[:nbytes]
+    packed = codec.compress(source)
+    assert packed is not None
+    assert len(packed) < nbytes
+    out = codec.decompress(memoryview(packed), nbytes)
+    assert out == source
+    out[0] = 0
+
+
+def test_arrays_are_buffers_too(codec: Codec) -> None:
+    array = np.zeros((300, 400), np.float64)
+    packed = codec.compress(array.data)
+    assert packed is not None
+    assert np.array_equal(np.frombuffer(codec.decompress(packed, array.nbytes)).reshape(array.shape), array)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, len(NOISE)])
+def test_what_does_not_shrink_is_left_alone(codec: Codec, nbytes: int) -> None:
+    assert codec.compress(NOISE[:nbytes]) is None
+
+
+def test_of_a_large_buffer_that_cannot_shrink_only_samples_are_tried(codec: Codec) -> None:
+    tried: list[int] = []
+
+    def squeeze(buffer: bytes | memoryview) -> bytes:
+        tried.append(len(buffer))
+        return codec.squeeze(buffer)
+
+    counted = codec._replace(squeeze=squeeze)
+    assert counted.compress(NOISE) is None
+    assert sum(tried) <= len(NOISE) // 16
+
+
+def test_a_bomb_is_the_peers_fault_and_makes_no_more_than_was_told(codec: Codec) -> None:
+    bomb = codec.compress(bytes(50_000_000))
+    assert bomb is not None
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="peer worker 3:"):
+            codec.decompress(bomb, 1000, "worker 3")
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_damaged_data_are_a_wire_error(codec: Codec) -> None:
+    source = b"".join(b"%d, " % number for number in range(5000))
+    packed = codec.compress(source)
+    assert packed is not None
+    for data in (b"", b"text", packed[:-5], packed[: len(packed) // 2], bytes(100)):
+        with pytest.raises(WireError, match=codec.name):
+            codec.decompress(data, len(source))
+    for nbytes in (0, 1, len(source) - 1, len(source) + 1):
+        with pytest.raises(WireError, match=codec.name):
+            codec.decompress(packed, nbytes)
+    if codec.name != "LZ4":  # its blocks have no end of their own
+        with pytest.raises(WireError):
+            codec.decompress(packed + b"and more", len(source))
+
+
+def test_the_fast_one_is_zlib_at_its_first_level() -> None:
+    codec = codec_of("SNAPPY")
+    assert codec is not None
+    packed = codec.compress(b"abc" * 1000)
+    assert packed == zlib.compress(b"abc" * 1000, 1)
+
+
+def test_no_name_is_no_codec_and_a_wrong_one_is_told() -> None:
+    assert codec_of(None) is None
+    with pytest.raises(ValueError, match=r"one of SNAPPY, ZLIB, GZIP, LZ4, ZSTD\. Got 'zip'"):
+        codec_of("zip")
+
+
+@pytest.mark.parametrize("name", list(PACKAGES))
+def test_a_package_that_is_not_installed_is_told_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
+    with pytest.raises(FailedPreconditionError, match=rf"compression {name} needs a package.*zmqdist\[compression\]"):
+        codec_of(name)
