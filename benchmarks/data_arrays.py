@@ -12,4 +12,4 @@ def cases(plan: Plan) -> list[Case]:
     return [Case(f"{plan.element_bytes / 2**20:g} MiB each", {"size": plan.element_bytes})]
 
 
-QUESTION = Question("data_arrays", "Data: arrays from 2 workers", "GB/s", 1e-9, cases, count=10, longer=4)
+QUESTION = Question("data_arrays", "Data: arrays from 2 workers", "GB/s", 1e-9, cases, count=10, longer=4, rests=True)

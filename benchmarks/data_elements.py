@@ -14,4 +14,6 @@ def cases(plan: Plan) -> list[Case]:
     return [Case("one at a time", {"batch": 1}), Case(f"in batches of {thousand:,}", {"batch": thousand})]
 
 
-QUESTION = Question("data_elements", "Data: numbers from 2 workers", "elements/s", cases=cases, count=1000, longer=4)
+QUESTION = Question(
+    "data_elements", "Data: numbers from 2 workers", "elements/s", cases=cases, count=1000, longer=4, rests=True
+)

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from benchmarks.measuring import Question
 
-QUESTION = Question("data_first", "Data: a new iterator's first element", "ms", 1e3, count=5, each=True)
+QUESTION = Question("data_first", "Data: a new iterator's first element", "ms", 1e3, count=5, each=True, rests=True)

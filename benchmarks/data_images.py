@@ -14,4 +14,6 @@ def cases(plan: Plan) -> list[Case]:
     return [Case("1 worker", {"workers": 1}), Case("2 workers", {"workers": 2})]
 
 
-QUESTION = Question("data_images", "Data: images decoded and augmented", "images/s", cases=cases, count=20, longer=4)
+QUESTION = Question(
+    "data_images", "Data: images decoded and augmented", "images/s", cases=cases, count=20, longer=4, rests=True
+)

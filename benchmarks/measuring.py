@@ -112,6 +112,7 @@ class Question:
       count: pieces of work of the first block; 0 for a question whose count is in its arguments.
       blocks: counted blocks at most; 0 for as many as the plan has.
       longer: its blocks take so many times as long as the plan says, and have so many times as many pieces.
+      rests: what a block has left behind is waited for after each.
       each: whether single pieces of work are timed, so that there is a 99th percentile.
       fresh: it is put to a fresh process each time, and where that answers nothing, the figure is the time from its start on.
       own: figures that nothing is compared with.
@@ -126,6 +127,7 @@ class Question:
     count: int = 0
     blocks: int = 0
     longer: int = 1
+    rests: bool = False
     each: bool = False
     fresh: bool = False
     own: Callable[[Plan], list[Figure]] | None = None
@@ -170,6 +172,11 @@ class Side:
         except Unusable:
             self.close()
             raise
+
+    def rest(self, question: Question) -> None:
+        """Wait for what was left behind, where the question wants it."""
+        if question.rests and self._session is not None:
+            self._session.ask("rest")
 
     def _open(self) -> Session:
         if self._missing is not None:
@@ -273,16 +280,26 @@ def _pairs(
 ) -> list[tuple[list[float], list[float]]]:
     """So many blocks of each in turn, each first as often as the other."""
     others = _calibrated(other, question, case, plan)
+
+    def mine_s() -> list[float]:
+        with _blaming(mine):
+            answer = mine.block(question, case, count)
+            mine.rest(question)
+        return answer
+
+    def theirs_s() -> list[float]:
+        answer = other.block(question, case, others)
+        other.rest(question)
+        return answer
+
     pairs = []
     for number in range(blocks_of(question, plan)):
         if number % 2:
-            theirs = other.block(question, case, others)
-            with _blaming(mine):
-                pairs.append((mine.block(question, case, count), theirs))
+            theirs = theirs_s()
+            pairs.append((mine_s(), theirs))
         else:
-            with _blaming(mine):
-                own = mine.block(question, case, count)
-            pairs.append((own, other.block(question, case, others)))
+            own = mine_s()
+            pairs.append((own, theirs_s()))
     return pairs
 
 
@@ -302,6 +319,7 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
         if question.count:
             long = replace(plan, block_s=plan.block_s * question.longer, count_max=plan.count_max * question.longer)
             side.counts[key] = _fitting(lambda count: side.block(question, case, count), question.count, long)
+            side.rest(question)
         else:
             side.counts[key] = 0
             if blocks_of(question, plan) > 1:

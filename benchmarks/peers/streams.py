@@ -3,8 +3,7 @@
 A pipeline counts on two workers. Its element is the number; or an array of so many bytes to which the number was added; or one of
 `PICTURES` files as float32. Everybody computes the same, each element anew.
 
-A block is one iterator: timed from its making to the last element, so that nothing is in a buffer when the time begins; and what it has
-left running is waited for.
+A block is one iterator: timed from its making to the last element, so that nothing is in a buffer when the time begins.
 
 Only the standard library is imported with this; NumPy and Pillow when they are used.
 """
@@ -20,10 +19,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import cache
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any, Final
 
-from benchmarks.peers.served import System, tree_processor_s
+from benchmarks.peers.served import System
 
 QUESTIONS: Final = frozenset({"data_elements", "data_arrays", "data_images", "data_first", "data_start"})
 ENDLESS: Final = 10**9
@@ -32,8 +31,6 @@ WORKERS: Final = 2
 PICTURES: Final = 64
 WIDTH, HEIGHT, SIDE = 500, 375, 224
 ARRAY_MOD: Final = 250
-REST_LIMIT_S, REST_LOOK_S, REST_SHARE = 2.0, 0.1, 0.2
-"""See `rest`: so much of a core is next to nothing."""
 
 
 class Loader(System):
@@ -52,8 +49,6 @@ def streamed(elements: Callable[[], Iterable[Any]], count: int, each: int = 1) -
     took = perf_counter() - start
     if taken != batches:
         raise ValueError(f"{taken} of {batches} came")
-    del iterator
-    rest()
     return [taken * each / took]
 
 
@@ -77,22 +72,7 @@ def firsts(elements: Callable[[], Iterable[Any]], count: int) -> list[float]:
         iterator = iter(elements())
         next(iterator)
         took.append(perf_counter() - start)
-        del iterator
-        rest()
     return took
-
-
-def rest() -> None:
-    """Wait until this process and all that descend from it do next to nothing, but not for ever.
-
-    What an iterator has left behind goes on computing until buffers are full, and would do so in the time of somebody else.
-    """
-    spent = tree_processor_s()
-    for _ in range(int(REST_LIMIT_S / REST_LOOK_S)):
-        sleep(REST_LOOK_S)
-        before, spent = spent, tree_processor_s()
-        if spent - before <= REST_SHARE * REST_LOOK_S:
-            break
 
 
 class Servers:
