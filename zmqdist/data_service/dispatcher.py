@@ -7,6 +7,7 @@ Rules
 Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's state)
     register(request, id, description, metadata, on_conflict)   -> (id, whether another pipeline is kept under it)
     metadata(id)                                                 -> metadata
+    config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
     open(request, job_name, repetition, terms)                   -> (client, iteration, state)
     watch(state, client, version)                                -> (version, tasks, finished), None when asked again
@@ -55,6 +56,7 @@ class DataDispatcher:
           DataLossError, FailedPreconditionError, ...: see journal.py.
         """
         self._loop = loop
+        self.deployment_mode = ""
         self._due = inf
         self._store = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...] | OpError] = {}
@@ -68,6 +70,7 @@ class DataDispatcher:
         return {
             "register": self._register,
             "metadata": self._metadata,
+            "config": lambda asked: asked.answer({"deployment_mode": self.deployment_mode}),
             "definition": self._definition,
             "open": self._open,
             "watch": self._watch,

@@ -15,22 +15,31 @@ End and errors
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import Any, Final
 
 from zmqdist.core.splits.records import Terms
+from zmqdist.data.structure import UNKNOWN_SPEC
+from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
-from zmqdist.data_service.elements import unpack
-from zmqdist.data_service.worker import ELEMENTS, END, SOME
-from zmqdist.errors import FailedPreconditionError, OpError, from_code
+from zmqdist.data_service.elements import check_spec
+from zmqdist.data_service.policy import STATIC, ShardingPolicy
+from zmqdist.data_service.runners.base import Wanted
+from zmqdist.data_service.sources import Local, Remote, open_batch
+from zmqdist.data_service.targets import reads_from, target_of
+from zmqdist.data_service.worker import END, SOME
+from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError, from_code
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
@@ -48,8 +57,13 @@ BATCH_BYTES: Final = 8 << 20
 
 PAUSE_S_MAX: Final = 1.0
 
+TURN_S: Final = 0.02
+"""Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
+
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
+RELEASE_S: Final = 1.0
+"""A reader that leaves waits no longer for a dispatcher to hear it, which forgets it by itself in time."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,11 @@ class Wish:
     max_outstanding: int = -1
     consumer_index: int = -1
     trainer: str = ""
+    protocol: str = ""
+    compression: str | None = "AUTO"
+    spec: Any = UNKNOWN_SPEC
+    refresh_s: float = 0.0
+    """Pause before asking for news again; 0: they come at once."""
 
 
 @dataclass(eq=False)
@@ -72,8 +91,10 @@ class _Source:
     task: int
     address: str
     life: int
-    client: ZmqClient
+    at: Local | Remote
     asked: int = 0
+    asked_at: int = 0
+    """Its turn, for those of which not all can be asked at once."""
     ended: bool = False
     gone: bool = False
     """Not to be asked any more; what was asked may still come."""
@@ -99,6 +120,12 @@ class Reader:
         self._error: OpError | None = None
         self._sources: dict[int, _Source] = {}
         self._clients: dict[str, ZmqClient] = {}
+        self._held = 0
+        """Questions asked and batches in the queue."""
+        self._turns = itertools.count()
+        self._target = ""
+        self._subset = False
+        """There are tasks that this reader leaves to others."""
         self._finished = False
         self._version = 0
         self._watch_pause_s = FIRST_PAUSE_S
@@ -115,12 +142,23 @@ class Reader:
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         try:
+            self._target = target_of(wish.terms, self._deployment_mode())
             client, self.iteration, state = insist(question, inf, self._stopped, f"reading from {wish.dispatcher}")
         except BaseException:
             self.close()
             raise
         self._opened = state, client
         self._loop.call_soon(self._watch)
+
+    def _deployment_mode(self) -> str:
+        """What the dispatcher was told of its workers; asked only where it matters."""
+        if self._wish.terms.target_workers != "AUTO" or ShardingPolicy(self._wish.terms.mode) not in STATIC:
+            return ""
+
+        def question() -> Any:
+            return asking.start(self._dispatcher, "zmqdist.data.config").get_value()
+
+        return str(insist(question, inf, self._stopped, f"asking {self._wish.dispatcher}")["deployment_mode"])
 
     def batches(self) -> Iterator[list[Any]]:
         """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
@@ -140,10 +178,16 @@ class Reader:
                         raise self._error
                     return
                 value = self._queue.popleft()
-            self._soon(self._top_up)
+            self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
-            yield unpack(*value)
+            yield self._opened_batch(value)
+
+    def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
+        elements = open_batch(value)
+        if self._wish.spec is not UNKNOWN_SPEC:
+            check_spec(elements[:1], self._wish.spec)
+        return elements
 
     def _waits_for(self, waited_s: float) -> str:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
@@ -156,9 +200,14 @@ class Reader:
         self._stopped.set()
         self._loop.stop()
         self._end(None)
+        if self._target == "LOCAL":
+            for source in self._sources.values():
+                if isinstance(source.at, Local):
+                    source.at.delete()
         if self._opened is not None:
             try:
-                asking.start(self._dispatcher, RELEASE, *self._opened, waits_for_server=False).is_ok()
+                due = time.monotonic() + RELEASE_S
+                asking.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
             except OpError:
                 pass
         for client in self._clients.values():
@@ -207,19 +256,38 @@ class Reader:
             self._note(tasks)
             self._top_up()
         if not self._finished:
-            self._watch()
+            if self._wish.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            else:
+                self._watch()
 
     def _note(self, tasks: list[tuple[Any, ...]]) -> None:
         """Which tasks there are now."""
         random.shuffle(tasks)
         there = set()
-        for task, _worker, address, life, _tags, _starting_round in tasks:
+        coordinated = bool(self._wish.terms.num_consumers)
+        self._subset = False
+        for task, _worker, address, life, tags, _starting_round in tasks:
+            if not reads_from(self._target, coordinated, life, tags):
+                self._subset = True
+                continue
             there.add(task)
             known = self._sources.get(task)
             if known is None or known.life != life:
-                self._sources[task] = _Source(task, address, life, self._connect(address))
+                self._sources[task] = _Source(task, address, life, self._at(task, address, life))
         for task, source in self._sources.items():
             source.gone = task not in there
+
+    def _at(self, task: int, address: str, life: int) -> Local | Remote:
+        assert self._opened is not None
+        state = self._opened[0]
+        worker = local.find(life) if self._wish.protocol in ("", "local") else None
+        if worker is not None:
+            return Local(worker, address, state, task, self._soon)
+        if self._wish.protocol == "local":
+            text = f"Protocol 'local' is not available for worker '{address}': it is not one of this process"
+            self._end(NotFoundError(None, None, text))
+        return Remote(self._connect(address), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:
         with self._ready:
@@ -230,36 +298,54 @@ class Reader:
     # -- in the loop: elements ----------------------------------------------------------------------------------------------------
 
     def _top_up(self) -> None:
-        """Ask for as much as there is room for."""
+        """Ask for as much as there is room for: some batches of each task, or the elements that the user allows."""
         if self._over:
             return
-        sources = [source for source in self._sources.values() if not (source.ended or source.gone)]
-        room = AHEAD * (len(sources) + 1) - len(self._queue) - sum(source.asked for source in self._sources.values())
-        for asked in range(AHEAD):
+        sources = [each for each in self._sources.values() if not (each.ended or each.gone or each.pause_s)]
+        sources.sort(key=attrgetter("asked", "asked_at"))
+        limit = self._wish.max_outstanding
+        if limit < 0:
+            room, each_max, wait_s = AHEAD * (len(sources) + 1) - self._held, ELEMENTS_MAX, None
+        else:
+            each_max = max(1, limit // max(1, AHEAD * len(sources)))
+            room, wait_s = limit // each_max - self._held, None if limit >= len(sources) else TURN_S
+        for _ in range(AHEAD):
             for source in sources:
-                if source.asked == asked and room > 0 and not source.pause_s:
+                if room > 0 and source.asked < AHEAD:
                     room -= 1
-                    source.asked += 1
-                    wanted = (ELEMENTS_MAX, BATCH_BYTES, None, 0)
-                    then = partial(self._answered, source)
-                    self._start(source.client, then, ELEMENTS, self._opened[0], source.task, wanted)  # type: ignore[index]
-        if self._finished and not any(source.asked for source in self._sources.values()):
+                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s))
+        mine = self._sources.values()
+        if not any(source.asked for source in mine) and (
+            self._finished or (self._subset and mine and all(source.ended for source in mine))
+        ):
             self._end(None)
 
-    def _answered(self, source: _Source, call: StatusOrResult) -> None:
-        code, message = call.get_error()
+    def _ask(self, source: _Source, wanted: Wanted) -> None:
+        self._held += 1
+        source.asked += 1
+        source.asked_at = next(self._turns)
+        source.at.ask(wanted, partial(self._soon, self._answered, source))
+
+    def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1
-        if code in RETRIABLE:
-            source.pause_s = min(PAUSE_S_MAX, max(FIRST_PAUSE_S, source.pause_s * PAUSE_GROWS))
-            self._loop.set_timer(source, self._loop.now() + source.pause_s, partial(self._again, source))
-        elif code:
-            self._put(from_code(code, message))
+        if kind == SOME:
+            source.pause_s = 0.0
+            self._put(value)
         else:
-            kind, value, _tag = call.get_value()
-            if kind == SOME:
-                self._put((value, source.address))
-            elif kind == END:
+            self._held -= 1
+            if kind == END:
                 source.ended = True
+            elif error is not None and error.error_code in RETRIABLE:
+                source.pause_s = min(PAUSE_S_MAX, max(FIRST_PAUSE_S, source.pause_s * PAUSE_GROWS))
+                self._loop.set_timer(source, self._loop.now() + source.pause_s, partial(self._again, source))
+            elif error is not None:
+                self._held += 1
+                self._put(error)
+        self._top_up()
+
+    def _taken(self) -> None:
+        """The consumer has taken a batch or an error."""
+        self._held -= 1
         self._top_up()
 
     def _again(self, source: _Source) -> None:

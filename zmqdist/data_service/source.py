@@ -40,6 +40,10 @@ class _ReadingNode(Node):
                 op.max_outstanding,
                 op.consumer_index,
                 op.trainer,
+                op.protocol,
+                op.compression,
+                UNKNOWN_SPEC if op.spec is None else op.spec,
+                op.refresh_ms / 1000,
             ),
             Credentials(None, None, False),
         )
@@ -76,6 +80,7 @@ class Distributed(Op):
     spec: Any
     compression: str | None
     count: int
+    refresh_ms: int = 0
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count

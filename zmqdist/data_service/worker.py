@@ -6,7 +6,7 @@ Rules
     A dispatcher that has lost its state (another state number) has none of our tasks: they are dropped.
 
 Methods (after "zmqdist.data.")
-    elements(state, task, wanted)   -> (kind, value): see `Answer kinds` below
+    elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.splits import open_split
 from zmqdist.data.tree import deserialize
+from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
-from zmqdist.data_service.runners.base import Runner, Wanted
+from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
-from zmqdist.errors import OpError, UnavailableError
+from zmqdist.data_service.squeezing import codec_for, squeeze
+from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.looped import LoopCalls
 from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.wire.hello import host_identity
 
 ELEMENTS: Final = "zmqdist.data.elements"
 
@@ -50,6 +53,7 @@ class Task:
         self.terms = Terms(*terms)
         self.runner: Runner | None = None
         self.done = False
+        self.deleted = False
 
 
 class DataWorker:
@@ -90,6 +94,7 @@ class DataWorker:
 
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
+        local.add(self._life, self)
         self._ask()
 
     def _ask(self) -> None:
@@ -127,6 +132,8 @@ class DataWorker:
             task.runner.close()
 
     def close(self) -> None:
+        """In the loop, when it ends."""
+        local.remove(self._life)
         for number in list(self._tasks):
             self._drop(number)
         if self._client is not None:
@@ -134,18 +141,49 @@ class DataWorker:
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
 
-    def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...]) -> None:
+    def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
+        near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
+        reply = RemoteReply(asked, self._loop, codec_for(compression, near=near))
+        self._answer(state, number, Wanted(*wanted), reply)
+
+    def ask(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
+        """A question of a reader in this process; from any thread."""
+        try:
+            self._loop.call_soon(self._answer, state, number, wanted, reply)
+        except OpError as error:
+            reply.fail(
+                CancelledError(None, None, f"Local worker {self.address} is no longer available: {error.message}")
+            )
+
+    def delete(self, number: int) -> None:
+        """A reader in this process was the only one whom this task was for; from any thread."""
+        try:
+            self._loop.call_soon(self._delete, number)
+        except OpError:
+            pass  # the worker has ended
+
+    def _delete(self, number: int) -> None:
         task = self._tasks.get(number)
+        if task is not None:
+            task.deleted = True
+            if task.runner is not None:
+                task.runner.close()
+
+    def _answer(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
+        task = self._tasks.get(number)
+        if task is not None and task.deleted:
+            text = f"Got a request for local task {number}, which has been deleted."
+            reply.fail(FailedPreconditionError(None, None, text))
+            return
         if task is None or state != self._state:
-            raise UnavailableError(None, None, f"worker {self.address} does not have task {number}")
-        reply = RemoteReply(asked, self._loop)
-        question = Wanted(*wanted)
+            reply.fail(UnavailableError(None, None, f"worker {self.address} does not have task {number}"))
+            return
         if task.runner is None:
             task.runner = self._run(task)
-        task.runner.ask(question, reply)
-        if question.wait_s is not None and not reply.answered:
+        task.runner.ask(wanted, reply)
+        if wanted.wait_s is not None and not reply.answered:
             runner = task.runner
-            self._loop.set_timer(reply, self._loop.now() + question.wait_s, lambda: runner.expire(reply))
+            self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
     def _run(self, task: Task) -> Runner:
         if self._client is None:
@@ -182,9 +220,10 @@ class DataWorker:
 class RemoteReply:
     """An answer that goes out by RPC."""
 
-    def __init__(self, asked: Asked, loop: Loop) -> None:
+    def __init__(self, asked: Asked, loop: Loop, codec: str) -> None:
         self._asked = asked
         self._loop = loop
+        self._codec = codec
         self.answered = False
 
     def wanted(self) -> bool:
@@ -199,7 +238,7 @@ class RemoteReply:
     def elements(self, elements: list[Any], tag: Any = None) -> None:
         self.answered = True
         try:
-            value = (SOME, pack(elements), tag)
+            value = (SOME, squeeze(pack(elements), self._codec), tag)
         except BaseException as error:
             self._asked.fail(error)
         else:

@@ -32,6 +32,8 @@ class Wanted:
 class Reply(Protocol):
     """Where the answer goes. Exactly one of the methods that answer is called, once, from any thread."""
 
+    answered: bool
+
     def wanted(self) -> bool:
         """Whether anybody still waits."""
 

@@ -1,0 +1,46 @@
+"""Which of the workers a reader reads from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from zmqdist.core.splits.records import Terms
+from zmqdist.data.structure import invalid
+from zmqdist.data_service import local
+from zmqdist.data_service.policy import STATIC, ShardingPolicy
+
+COLOCATED: Final = "COLOCATED"
+
+
+def target_of(terms: Terms, deployment_mode: str) -> str:
+    """Resolve "AUTO" as far as can be done without seeing the workers.
+
+    Raises:
+      InvalidArgumentError: only workers of this process are wanted and there is none, or they cannot be wanted.
+    """
+    policy, target = ShardingPolicy(terms.mode), terms.target_workers
+    if target == "AUTO" and policy in STATIC and deployment_mode == COLOCATED:
+        target = "LOCAL"
+    if target != "LOCAL":
+        return target
+    if terms.num_consumers:
+        raise invalid(
+            "Coordinated reads require non-local workers, but `target_workers` is LOCAL: all consumers read from all workers"
+        )
+    if not local.some():
+        if policy in STATIC:
+            raise invalid(
+                f"Static sharding policy <{policy.name}> requires local tf.data workers, but no local worker is found. "
+                "You need to run local workers in the processes that read"
+            )
+        raise invalid("Local reads require local tf.data workers, but no local worker is found.")
+    return target
+
+
+def reads_from(target: str, coordinated: bool, life: int, tags: Sequence[str]) -> bool:
+    """Whether a reader with this target reads from the worker with this life and these tags."""
+    if target == "ANY" or coordinated:
+        return True
+    here = local.find(life) is not None
+    return here or (target == "AUTO" and COLOCATED not in map(str.upper, tags))
