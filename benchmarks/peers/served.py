@@ -5,8 +5,7 @@
 The first line out is {"answers": [questions]}, or {"missing": REASON} where the system is not installed. Then each line in,
 {"do": QUESTION, "count": 200, ...}, is answered by one line out: {"values": [...]} in seconds, pieces a second, bytes a second or
 bytes; or {"failed": REASON}. {"do": "version"} is answered by {"version": ...}, {"do": "rest"} when nothing runs any more. It ends when
-its standard input does. What a system
-prints goes to standard error.
+its standard input does. What a system prints goes to standard error.
 
 This imports nothing that is not in the standard library: a peer's Python may have nothing of ours.
 """
