@@ -9,8 +9,8 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms)                   -> (client, iteration, state)
-    watch(state, client, version)                                -> (version, tasks, finished), None when asked again
+    open(request, job_name, repetition, terms, consumer)         -> (client, iteration, state)
+    watch(state, client, version, stopped, lost)                 -> (version, tasks, finished, hold, ended), None when asked again
     release(state, client)                                       -> None
     work(state, life, has, done)                                 -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
@@ -37,7 +37,7 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits, not_registered
-from zmqdist.core.splits.state import State, decode_state
+from zmqdist.core.splits.state import decode_state
 from zmqdist.data.splits import split_providers
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service.journal import Journal
@@ -81,7 +81,9 @@ class DataDispatcher:
                 self._journal.close()
                 raise
         elif work_dir is not None:
-            log.info("%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir)
+            log.info(
+                "%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir
+            )
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
         loop.on_stop(self._close)
@@ -235,11 +237,19 @@ class DataDispatcher:
         except BaseException as error:
             asked.fail(error)
 
-    def _open(self, asked: Asked, request: int, job_name: str | None, repetition: int, terms: tuple[Any, ...]) -> None:
+    def _open(
+        self,
+        asked: Asked,
+        request: int,
+        job_name: str | None,
+        repetition: int,
+        terms: tuple[Any, ...],
+        consumer: int = -1,
+    ) -> None:
         told = msgspec.convert(list(terms), r.Terms)
         sources = self._sources_of(self._dataset(told.dataset).fingerprint) if told.mode == r.DYNAMIC else ()
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
-        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed))
+        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
@@ -253,8 +263,10 @@ class DataDispatcher:
             raise from_code(found.error_code, found.message)
         return found
 
-    def _watch(self, asked: Asked, state: int, client: int, version: int) -> None:
-        self._ask(asked, q.Watch(asked, state, client, version))
+    def _watch(
+        self, asked: Asked, state: int, client: int, version: int, stopped: int = -1, lost: dict[int, int] | None = None
+    ) -> None:
+        self._ask(asked, q.Watch(asked, state, client, version, int(stopped), dict(lost or {})))
 
     def _release(self, asked: Asked, state: int, client: int) -> None:
         self._ask(asked, q.Release(asked, state, client))

@@ -13,7 +13,8 @@ Promises, checked by tests/core/splits and tests/sim
     D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
     D5  numbers only grow, also over restarts
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, all over one book.py.
+Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py, dealing.py,
+rounds.py.
 Not here: sockets, files, what a pipeline is.
 """
 
@@ -21,12 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.rounds import Rounds
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -40,6 +44,7 @@ class Splits:
         self._clients = Clients(self._book)
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
+        self._rounds = Rounds(self._book, self._clients, self._workers)
         self._next_check = now + rules.gc_check_s
 
     @property
@@ -101,7 +106,9 @@ class Splits:
             case q.Open():
                 self._open(question, now)
             case q.Watch():
+                self._rounds.check(question)
                 self._clients.watch(question, now)
+                self._rounds.decide(question.client)
             case q.Release():
                 self._clients.release(question, now)
             case q.Work():
@@ -167,9 +174,16 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        consumers = asked.terms.num_consumers
+        if consumers and not 0 <= asked.consumer < consumers:
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"Requesting data for consumer index {asked.consumer}, but the job has only {consumers} consumers",
+            )
         job = self._job(asked)
+        self._check_compression(job, asked.terms)
         iteration = self._iteration(job, asked)
-        client = r.Client(self._book.state.next_client, iteration.id, asked.request)
+        client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
         self._book.released.pop(iteration.id, None)
@@ -204,6 +218,19 @@ class Splits:
             )
         return job
 
+    def _check_compression(self, job: r.Job, terms: r.Terms) -> None:
+        """Elements come as the job's dataset says, not as this reader's does."""
+        if job.terms.dataset == terms.dataset:
+            return
+        datasets = self._book.state.datasets
+        used, expected = (compression_of(datasets[each].metadata) for each in (job.terms.dataset, terms.dataset))
+        if used != expected:
+            raise Refusal(
+                errors.INVALID_ARGUMENT,
+                f"Data type mismatch: job {job.name} gives elements with compression {used}, this reader expects {expected}. "
+                "Use one `compression` for all datasets of a job",
+            )
+
     def _iteration(self, job: r.Job, asked: q.Open) -> r.Iteration:
         key = (job.name, asked.repetition)
         number = self._book.keys.get(key)
@@ -217,6 +244,16 @@ class Splits:
         for worker in list(self._book.state.workers):
             self._workers.create_task(iteration, worker)
         return iteration
+
+
+def compression_of(metadata: str) -> str | None:
+    """What a dataset's metadata say of compression."""
+    try:
+        told = msgspec.json.decode(metadata, type=dict)
+    except msgspec.DecodeError:
+        return None
+    compression = told.get("compression")
+    return compression if isinstance(compression, str) else None
 
 
 def not_registered(dataset: str) -> str:

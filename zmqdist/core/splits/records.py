@@ -23,6 +23,8 @@ OFF, DYNAMIC = 0, 1
 
 INFINITE = -1
 
+PENDING = -1
+
 
 class Row(msgspec.Struct, array_like=True):
     """Part of the state."""
@@ -96,7 +98,10 @@ class Task(Row):
     """One worker's part of an iteration.
 
     Attributes:
+      starting_round: of coordinated reads; PENDING: a new worker's, which no round has yet.
       given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
+      life: of the worker that it belongs to, in coordinated reads.
+      end_round: the first round of coordinated reads that it is not in any more, once it has ended.
     """
 
     id: int
@@ -105,12 +110,15 @@ class Task(Row):
     finished: bool = False
     starting_round: int = 0
     given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    life: int = 0
+    end_round: int = 0
 
 
 class Client(Row):
     id: int
     iteration: int
     request: int
+    consumer: int = -1
 
 
 class Worker(Row):
@@ -154,6 +162,7 @@ class CreateTask(Record, tag=6):
 
 class FinishTask(Record, tag=7):
     task: int
+    end_round: int = 0
 
 
 class FinishIteration(Record, tag=8):
@@ -194,6 +203,13 @@ class ReturnSplits(Record, tag=13):
     runs: list[tuple[int, int]]
 
 
+class StartTask(Record, tag=40):
+    """All consumers have agreed at which round a pending task begins."""
+
+    task: int
+    round: int
+
+
 class DecideCompression(Record, tag=14):
     """Whether compression "AUTO" is off for a dataset: the first who asked decided."""
 
@@ -216,6 +232,7 @@ Change: TypeAlias = (
     | GiveSplits
     | ReturnSplits
     | DecideCompression
+    | StartTask
 )
 
 
