@@ -80,6 +80,8 @@ class Wish:
     protocol: str = ""
     compression: str | None = "AUTO"
     spec: Any = UNKNOWN_SPEC
+    refresh_s: float = 0.0
+    """Pause before asking for news again; 0: they come at once."""
 
 
 @dataclass(eq=False)
@@ -254,7 +256,10 @@ class Reader:
             self._note(tasks)
             self._top_up()
         if not self._finished:
-            self._watch()
+            if self._wish.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            else:
+                self._watch()
 
     def _note(self, tasks: list[tuple[Any, ...]]) -> None:
         """Which tasks there are now."""

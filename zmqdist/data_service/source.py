@@ -43,6 +43,7 @@ class _ReadingNode(Node):
                 op.protocol,
                 op.compression,
                 UNKNOWN_SPEC if op.spec is None else op.spec,
+                op.refresh_ms / 1000,
             ),
             Credentials(None, None, False),
         )
@@ -79,6 +80,7 @@ class Distributed(Op):
     spec: Any
     compression: str | None
     count: int
+    refresh_ms: int = 0
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count
