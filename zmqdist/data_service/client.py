@@ -229,17 +229,23 @@ def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
 
 def _reading(address: str, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
     spec = metadata["element_spec"]
-    count = metadata["cardinality"]
     return make(
         Distributed(
             service=address,
             dataset=id,
             spec=None if spec is None else from_json(spec),
             compression=metadata["compression"],
-            count=INFINITE_CARDINALITY if count == INFINITE_CARDINALITY else 0 if count == 0 else UNKNOWN_CARDINALITY,
+            count=_cardinality(metadata["cardinality"], read["num_consumers"] > 0),
             **read,
         )
     )
+
+
+def _cardinality(count: int, coordinated: bool) -> int:
+    """Of what is read, as far as it is known before workers have read it."""
+    if coordinated or count == INFINITE_CARDINALITY:
+        return INFINITE_CARDINALITY
+    return 0 if count == 0 else UNKNOWN_CARDINALITY
 
 
 def _asked(address: str, question: Callable[[ZmqClient], Any], what: str) -> Any:

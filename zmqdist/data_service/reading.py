@@ -128,6 +128,7 @@ class Reader:
         """There are tasks that this reader leaves to others."""
         self._finished = False
         self._version = 0
+        self._watching = 0
         self._watch_pause_s = FIRST_PAUSE_S
         self._dispatcher = self._connect(wish.dispatcher)
         self._opened: tuple[int, int] | None = None
@@ -136,7 +137,13 @@ class Reader:
 
         def question() -> Any:
             return asking.start(
-                self._dispatcher, "zmqdist.data.open", request, wish.job_name, wish.repetition, terms
+                self._dispatcher,
+                "zmqdist.data.open",
+                request,
+                wish.job_name,
+                wish.repetition,
+                terms,
+                wish.consumer_index,
             ).get_value()
 
         self._loop = Loop("zmqdist-reader")
@@ -238,9 +245,17 @@ class Reader:
 
     def _watch(self) -> None:
         assert self._opened is not None
-        self._start(self._dispatcher, self._watched, WATCH, *self._opened, self._version)
+        self._watching += 1
+        then = partial(self._watched, self._watching)
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, *self._standing())
 
-    def _watched(self, call: StatusOrResult) -> None:
+    def _standing(self) -> tuple[Any, ...]:
+        """What else the dispatcher is told with a question for news."""
+        return ()
+
+    def _watched(self, asking: int, call: StatusOrResult) -> None:
+        if asking != self._watching:
+            return  # there is a later question
         code, message = call.get_error()
         if code in RETRIABLE:
             pause_s, self._watch_pause_s = self._watch_pause_s, min(PAUSE_S_MAX, self._watch_pause_s * PAUSE_GROWS)
@@ -252,8 +267,8 @@ class Reader:
         self._watch_pause_s = FIRST_PAUSE_S
         told = call.get_value()
         if told is not None:
-            self._version, tasks, self._finished = told
-            self._note(tasks)
+            self._version, tasks, self._finished, *more = told
+            self._note(tasks, *more)
             self._top_up()
         if not self._finished:
             if self._wish.refresh_s:
@@ -261,8 +276,8 @@ class Reader:
             else:
                 self._watch()
 
-    def _note(self, tasks: list[tuple[Any, ...]]) -> None:
-        """Which tasks there are now."""
+    def _note(self, tasks: list[tuple[Any, ...]], hold: bool, ended: dict[int, int]) -> None:
+        """Which tasks there are now. The rest is of coordinated reads."""
         random.shuffle(tasks)
         there = set()
         coordinated = bool(self._wish.terms.num_consumers)

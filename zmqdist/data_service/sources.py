@@ -92,9 +92,9 @@ class LocalReply:
         self.answered = True
         self._then(END, None, None)
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         self.answered = True
-        self._then(SKIP, None, None)
+        self._then(SKIP, (self._address, None, tag), None)
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

@@ -24,6 +24,7 @@ from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
+from zmqdist.data_service.runners.rounds import Rounds, require_infinite
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.net.credentials import Credentials
@@ -190,7 +191,10 @@ class DataWorker:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
-        return FirstCome(str(task.id), partial(self._open, task, dealer), partial(self._finished, task))
+        opened = partial(self._open, task, dealer)
+        if task.terms.num_consumers:
+            return Rounds(str(task.id), opened, task.terms.num_consumers)
+        return FirstCome(str(task.id), opened, partial(self._finished, task))
 
     def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
@@ -201,6 +205,8 @@ class DataWorker:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
         dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        if task.terms.num_consumers:
+            require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         return iter(dataset)
@@ -248,9 +254,9 @@ class RemoteReply:
         self.answered = True
         self._asked.answer((END, None, None))
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((SKIP, None, None))
+        self._asked.answer((SKIP, None, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

@@ -100,7 +100,9 @@ class Book:
         """End all questions that wait for news."""
         tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
         self.working, self.watching = {}, {}
-        return [q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens]
+        return [
+            q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
+        ]
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""

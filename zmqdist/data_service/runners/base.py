@@ -46,7 +46,7 @@ class Reply(Protocol):
     def end(self) -> None:
         """There is nothing more in this task."""
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         """There is nothing now."""
 
     def fail(self, error: BaseException) -> None:

@@ -162,17 +162,19 @@ class Rounds:
 
     def _next_answers(self) -> list[Callable[[], None]]:
         """Of one round, or of some together; none when the time has not come. With the lock."""
+        answers: list[Callable[[], None]]
         if self._error is not None and (not self._groups or type(self._error) is CancelledError):
             answers = [partial(reply.fail, self._error) for _, reply in self._waiting.values()]
             self._waiting.clear()
-            return answers  # type: ignore[return-value]
+            return answers
         if len(self._waiting) < self._consumers:
             return []
         first = min(wanted.round for wanted, _ in self._waiting.values())
         ahead = [wanted for wanted, _ in self._waiting.values() if wanted.round > first]
         here = {consumer: each for consumer, each in self._waiting.items() if each[0].round == first}
         if any(wanted.skipped for wanted in ahead):
-            count, answers = 1, [self._skip(*each, first + 1) for each in here.values()]
+            count = 1
+            answers = [self._skip(*each, first + 1) for each in here.values()]
         elif self._groups:
             count = 1 if ahead else self._count(here)
             groups = [self._groups.popleft() for _ in range(count)]
@@ -202,6 +204,17 @@ ENDED: Final = (
     "Encountered end of sequence on a round-robin read iterator. Please ensure that the dataset used for round-robin "
     "reading has infinite cardinality."
 )
+
+
+def require_infinite(cardinality: int) -> None:
+    """Raises FailedPreconditionError for a pipeline that is known to end."""
+    if cardinality >= 0:
+        raise FailedPreconditionError(
+            None,
+            None,
+            "Round robin reads require that the input dataset has infinite cardinality, but the dataset has cardinality "
+            f"{cardinality}. Consider adding `.repeat()`",
+        )
 
 
 def restarted(consumer: int, asked: int, reached: int) -> str:
