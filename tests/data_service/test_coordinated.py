@@ -117,8 +117,8 @@ def test_a_finite_dataset_is_refused() -> None:
         reading(cluster, 1, finite) as read,
         pytest.raises(
             FailedPreconditionError,
-            match="Round robin reads require that the input dataset has infinite cardinality, but the dataset has "
-            "cardinality 100. Consider adding `.repeat\\(\\)`",
+            match=r"Round robin reads require that the input dataset has infinite cardinality, but the dataset has "
+            r"cardinality 100. Consider adding `.repeat\(\)`",
         ),
     ):
         read.read()

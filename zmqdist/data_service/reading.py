@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -34,7 +34,7 @@ from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
 from zmqdist.data_service.elements import check_spec
-from zmqdist.data_service.policy import STATIC, ShardingPolicy
+from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
 from zmqdist.data_service.targets import reads_from, target_of
@@ -92,6 +92,8 @@ class _Source:
     address: str
     life: int
     at: Local | Remote
+    slots: deque[list[Any]] = field(default_factory=deque)
+    """Of the questions asked, each empty until it is answered."""
     asked: int = 0
     asked_at: int = 0
     """Its turn, for those of which not all can be asked at once."""
@@ -111,6 +113,8 @@ class Reader:
         Raises:
           OpError: what the dispatcher says.
         """
+        if wish.terms.cache:
+            check_shared(wish.job_name, wish.repetition, wish.terms.num_consumers)
         self._wish = wish
         self._credentials = credentials
         self._stopped = threading.Event()
@@ -296,10 +300,11 @@ class Reader:
     def _at(self, task: int, address: str, life: int) -> Local | Remote:
         assert self._opened is not None
         state = self._opened[0]
-        worker = local.find(life) if self._wish.protocol in ("", "local") else None
+        shared = bool(self._wish.trainer)  # what others get, too, is not handed over as it is
+        worker = local.find(life) if self._wish.protocol in ("", "local") and not shared else None
         if worker is not None:
             return Local(worker, address, state, task, self._soon)
-        if self._wish.protocol == "local":
+        if self._wish.protocol == "local" and not shared:
             text = f"Protocol 'local' is not available for worker '{address}': it is not one of this process"
             self._end(NotFoundError(None, None, text))
         return Remote(self._connect(address), state, task, self._wish.compression)
@@ -328,7 +333,7 @@ class Reader:
             for source in sources:
                 if room > 0 and source.asked < AHEAD:
                     room -= 1
-                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s))
+                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, trainer=self._wish.trainer))
         mine = self._sources.values()
         if not any(source.asked for source in mine) and (
             self._finished or (self._subset and mine and all(source.ended for source in mine))
@@ -339,7 +344,15 @@ class Reader:
         self._held += 1
         source.asked += 1
         source.asked_at = next(self._turns)
-        source.at.ask(wanted, partial(self._soon, self._answered, source))
+        slot: list[Any] = []
+        source.slots.append(slot)
+        source.at.ask(wanted, partial(self._soon, self._arrived, source, slot))
+
+    def _arrived(self, source: _Source, slot: list[Any], *answer: Any) -> None:
+        """Answers of a task count in the order of its questions, though two threads may bring them."""
+        slot.append(answer)
+        while source.slots and source.slots[0]:
+            self._answered(source, *source.slots.popleft()[0])
 
     def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1

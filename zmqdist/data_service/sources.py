@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from zmqdist.data_service import squeezing
 from zmqdist.data_service.elements import unpack
-from zmqdist.data_service.runners.base import Wanted
+from zmqdist.data_service.runners.base import Packed, Wanted
 from zmqdist.data_service.worker import ELEMENTS, END, SKIP, SOME, DataWorker
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
@@ -87,6 +87,10 @@ class LocalReply:
     def elements(self, elements: list[Any], tag: Any = None) -> None:
         self.answered = True
         self._then(SOME, (self._address, elements, tag, "local"), None)
+
+    def packed(self, batch: Packed) -> None:
+        self.answered = True
+        self._then(SOME, (self._address, batch.form(""), None), None)
 
     def end(self) -> None:
         self.answered = True
