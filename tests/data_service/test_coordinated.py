@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data_service.clusters import TestCluster
+from tests.data_service.clusters import ServerProcess, TestCluster, process_cluster
 from zmqdist.data import INFINITE_CARDINALITY, Dataset
-from zmqdist.data.service import ShardingPolicy
+from zmqdist.data.service import ShardingPolicy, distribute
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 
 
@@ -47,23 +47,18 @@ class Consumers:
 
 @contextmanager
 def reading(
-    cluster: TestCluster,
+    cluster: TestCluster | ServerProcess,
     consumers: int,
     dataset: Dataset | None = None,
     mode: ShardingPolicy = ShardingPolicy.OFF,
     **options: Any,
 ) -> Iterator[Consumers]:
     made = dataset or numbered_groups(consumers)
+    address = cluster.address if isinstance(cluster, ServerProcess) else cluster.target
     with ExitStack() as stack:
         yield Consumers(
             [
-                stack.enter_context(
-                    iter(
-                        cluster.distribute(
-                            made, mode, job_name="test", consumer_index=index, num_consumers=consumers, **options
-                        )
-                    )
-                )
+                stack.enter_context(iter(made.apply(distribute(mode, address, "test", index, consumers, **options))))
                 for index in range(consumers)
             ]
         )
@@ -192,6 +187,17 @@ def test_groups_stay_pure_when_workers_are_cut_off_at_any_moment() -> None:
         for round_ in range(6):
             read.read(7)
             cluster.restart_worker(round_ % 2, use_same_port=bool(round_ % 3))
+        read.read_until_zeros(1)
+        read.check()
+
+
+def test_groups_stay_pure_when_workers_and_the_dispatcher_are_killed() -> None:
+    with process_cluster(2) as (dispatcher, workers), reading(dispatcher, 4) as read:
+        read.read_until_zeros(2)
+        for each in (workers[0], dispatcher, workers[1]):
+            each.restart()
+            read.read(200)
+        workers[0].restart()
         read.read_until_zeros(1)
         read.check()
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE
 from zmqdist.data_service.elements import check_spec
-from zmqdist.data_service.reading import BATCH_BYTES, PAUSE_S_MAX, Reader, Wish
+from zmqdist.data_service.reading import BATCH_BYTES, PAUSE_S_MAX, RELEASE, Reader, Wish
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
 from zmqdist.data_service.worker import SOME
@@ -124,6 +124,9 @@ class RoundsReader(Reader):
     def _top_up(self) -> None:
         if self._over:
             return
+        if self._finished:
+            self._end(None)
+            return
         full = sum(map(len, list(self._queue))) >= self._limit
         for task in list(self._tasks.values()):
             if task.asked or task.lost or task.pausing or task.at is None or task.error or task.next >= task.end:
@@ -131,10 +134,7 @@ class RoundsReader(Reader):
             near = task.common < self._round or task.next - self._round < ROUNDS_MAX
             if (near and not full) or not task.there:
                 self._ask_for_round(task)
-        if self._finished:
-            self._end(None)
-        else:
-            self._tell()
+        self._tell()
 
     def _ask_for_round(self, task: _Task) -> None:
         assert self._opened is not None
@@ -223,6 +223,13 @@ class RoundsReader(Reader):
             return False
         self._round, self._shown = following, -1
         return True
+
+    def _end(self, error: OpError | None) -> None:
+        """A consumer that cannot go on takes part in no decision any more."""
+        if error is not None and self._opened is not None and not self._over:
+            self._watching += 1
+            self._start(self._dispatcher, lambda _: None, RELEASE, *self._opened)
+        super()._end(error)
 
     def _opened_batch(self, value: Any) -> list[Any]:
         elements: list[Any] = value

@@ -62,8 +62,6 @@ class Workers:
         for task in list(self._book.tasks_of.get(number, ())):
             self._book.serving.pop(task, None)
             iteration = self._book.state.tasks[task].iteration
-            if is_pending(self._book.state.tasks[task]):
-                self._finish_task(task)
             self._clients.news(iteration)
             self._finish_if_over(iteration)
 
