@@ -99,6 +99,7 @@ class RoundsReader(Reader):
         for number, _worker, address, life, _tags, start in tasks:
             task = self._tasks.setdefault(number, _Task(number, start, start))
             task.there = life >= 0
+            task.pausing = task.pausing and task.there  # ask what cannot answer: its failure says so
             if task.there and address:
                 task.lost = False
                 if task.address != address:
