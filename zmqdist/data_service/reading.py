@@ -37,7 +37,7 @@ from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
-from zmqdist.data_service.targets import reads_from, target_of
+from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
 from zmqdist.data_service.worker import END, SOME
 from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError, from_code
 from zmqdist.limits import WAIT_LOG_S
@@ -92,8 +92,6 @@ class _Source:
     address: str
     life: int
     at: Local | Remote
-    slots: deque[list[Any]] = field(default_factory=deque)
-    """Of the questions asked, each empty until it is answered."""
     asked: int = 0
     asked_at: int = 0
     """Its turn, for those of which not all can be asked at once."""
@@ -102,6 +100,8 @@ class _Source:
     """Not to be asked any more; what was asked may still come."""
     pause_s: float = 0.0
     """It did not answer: not to be asked before so long."""
+    answers: deque[list[Any]] = field(default_factory=deque)
+    """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
 
 
 class Reader:
@@ -204,6 +204,13 @@ class Reader:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
         return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
 
+    def interrupt(self) -> None:
+        """Who waits for elements gets the end."""
+        with self._ready:
+            self._queue.clear()
+            self._over = True
+            self._ready.notify_all()
+
     def close(self) -> None:
         """Stop reading and say so to the dispatcher. Harmless when called twice."""
         if self._stopped.is_set() or sys.is_finalizing():
@@ -300,13 +307,16 @@ class Reader:
     def _at(self, task: int, address: str, life: int) -> Local | Remote:
         assert self._opened is not None
         state = self._opened[0]
-        shared = bool(self._wish.trainer)  # what others get, too, is not handed over as it is
-        worker = local.find(life) if self._wish.protocol in ("", "local") and not shared else None
+        protocol, shared = self._wish.protocol, bool(self._wish.trainer)
+        # What others get, too, is not handed over as it is.
+        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
             return Local(worker, address, state, task, self._soon)
-        if self._wish.protocol == "local" and not shared:
-            text = f"Protocol 'local' is not available for worker '{address}': it is not one of this process"
-            self._end(NotFoundError(None, None, text))
+        if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
+            why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
+            self._end(
+                NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
+            )
         return Remote(self._connect(address), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:
@@ -344,15 +354,14 @@ class Reader:
         self._held += 1
         source.asked += 1
         source.asked_at = next(self._turns)
-        slot: list[Any] = []
-        source.slots.append(slot)
-        source.at.ask(wanted, partial(self._soon, self._arrived, source, slot))
+        answer: list[Any] = []
+        source.answers.append(answer)
+        source.at.ask(wanted, partial(self._soon, self._came, source, answer))
 
-    def _arrived(self, source: _Source, slot: list[Any], *answer: Any) -> None:
-        """Answers of a task count in the order of its questions, though two threads may bring them."""
-        slot.append(answer)
-        while source.slots and source.slots[0]:
-            self._answered(source, *source.slots.popleft()[0])
+    def _came(self, source: _Source, answer: list[Any], *told: Any) -> None:
+        answer.append(told)
+        while source.answers and source.answers[0]:
+            self._answered(source, *source.answers.popleft()[0])
 
     def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1

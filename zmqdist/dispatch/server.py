@@ -37,6 +37,7 @@ from zmqdist.messages import (
     Goodbye,
     Leave,
     Message,
+    Refused,
     Register,
     Returned,
     SlotsLost,
@@ -255,6 +256,12 @@ class _Shell:
             self.loop.stop()
 
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Register):
+            try:
+                self.data.splits.admit(message.address)
+            except errors.OpError as error:
+                self._perform([Send(peer, Refused(error.error_code, error.message))])
+                return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _gone(self, peer: Peer) -> None:
@@ -386,6 +393,8 @@ def data_rules(config: DispatcherConfig) -> Rules:
         gc_timeout_s=config.gc_timeout_s,
         gc_dynamic=config.gc_dynamic_sharding_jobs,
         fault_tolerant=config.fault_tolerant_mode,
+        worker_addresses=tuple(config.worker_addresses or ()),
+        deployment_mode=str(config.deployment_mode or "").upper(),
     )
 
 

@@ -10,8 +10,10 @@ Promises, checked by tests/core/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back
-    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
+    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
+        before one of its tasks has found nothing left: what others left behind a living worker does
     D5  numbers only grow, also over restarts
+    D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
 Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py, dealing.py,
 rounds.py.
@@ -20,9 +22,10 @@ Not here: sockets, files, what a pipeline is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-
-import msgspec
+from math import inf
+from typing import Final
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
@@ -30,9 +33,13 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.rounds import Rounds
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
+
+LOOK_AGAIN_S: Final = 0.5
+"""After the state was read back: not at once, since a journal that failed may fail again."""
 
 
 class Splits:
@@ -46,6 +53,7 @@ class Splits:
         self._dealing = Dealing(self._book)
         self._rounds = Rounds(self._book, self._clients, self._workers)
         self._next_check = now + rules.gc_check_s
+        self._look_at = inf
 
     @property
     def state(self) -> State:
@@ -55,16 +63,22 @@ class Splits:
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
         self._book.restore(snapshot, records, now)
+        self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
         """When `handle(Ticked(), now)` is next worth calling."""
-        due = self._next_check
+        due = min(self._next_check, self._look_at)
         if self._book.missing:
             due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s)
         if self._book.watching:
             due = min(due, next(iter(self._book.watching.values()))[1] + self._clients.watch_s)
         return due
+
+    @property
+    def places(self) -> frozenset[int]:
+        """Lives of the workers that have a place and are not missing."""
+        return frozenset(life for life, number in self._book.places.items() if number not in self._book.missing)
 
     @property
     def num_tasks(self) -> int:
@@ -76,8 +90,13 @@ class Splits:
         number = self._book.places.get(life)
         return 0 if number is None else len(self._book.tasks_of.get(number, ()))
 
+    def admit(self, address: str) -> None:
+        """Whether a worker that is at this address can have a place. Raises FailedPreconditionError."""
+        self._book.hosts.admit(address)
+
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
+        self._book.now = now
         match event:
             case q.JournalCommitted():
                 return self._book.commits.committed()
@@ -117,12 +136,17 @@ class Splits:
                 self._dealing.splits(question)
             case q.HandBack():
                 self._dealing.hand_back(question)
+            case q.Leave():
+                self._workers.leave(question)
             case q.CompressionAsked(token, dataset, off):
                 if dataset not in self._book.state.compression_off:
                     self._book.change(r.DecideCompression(dataset, off))
                 self._book.answer(token, self._book.state.compression_off[dataset])
 
     def _tick(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = inf
+            self._workers.reconcile()
         self._workers.tick(now)
         self._clients.tick(now)
         if now >= self._next_check:
@@ -150,7 +174,7 @@ class Splits:
 
     def _conflict(self, known: r.Dataset, asked: q.Register) -> bool:
         """Whether the pipeline under the id is another; the first is kept."""
-        if known.metadata != asked.metadata:
+        if not _fit(known.metadata, asked.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
                 f"Dataset with ID {known.id} is registered already, with other metadata: {known.metadata}, now "
@@ -180,6 +204,9 @@ class Splits:
                 errors.FAILED_PRECONDITION,
                 f"Requesting data for consumer index {asked.consumer}, but the job has only {consumers} consumers",
             )
+        if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
+            worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
+            raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         job = self._job(asked)
         self._check_compression(job, asked.terms)
         iteration = self._iteration(job, asked)
@@ -198,38 +225,38 @@ class Splits:
             self._book.jobs[name] = job.id
             return job
         job = self._book.state.jobs[number]
-        if job.terms.cache != asked.terms.cache:
-            words = {True: "<enabled>", False: "<disabled>"}
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                f"Existing cross-trainer cache: {words[job.terms.cache]}; got {words[asked.terms.cache]}",
-            )
         different = [
-            f"{field}: existing {getattr(job.terms, field)!r}, got {getattr(asked.terms, field)!r}"
-            for field in asked.terms.__struct_fields__
-            if field != "dataset" and getattr(job.terms, field) != getattr(asked.terms, field)
+            f"Existing {what}: <{have}>; got <{got}>."
+            for (what, have), (_, got) in zip(self._told(job.terms), self._told(asked.terms), strict=True)
+            if have != got
         ]
+        datasets = self._book.state.datasets
+        if not _fit(datasets[job.terms.dataset].metadata, datasets[asked.terms.dataset].metadata, "element_spec"):
+            different.append("The elements have another structure.")
         if different:
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                + "; ".join(different),
-            )
+            text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
+            raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
 
     def _check_compression(self, job: r.Job, terms: r.Terms) -> None:
         """Elements come as the job's dataset says, not as this reader's does."""
-        if job.terms.dataset == terms.dataset:
-            return
-        datasets = self._book.state.datasets
-        used, expected = (compression_of(datasets[each].metadata) for each in (job.terms.dataset, terms.dataset))
-        if used != expected:
+        used, expected = (self._book.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
+        if not _fit(used, expected, "compression"):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
-                f"Data type mismatch: job {job.name} gives elements with compression {used}, this reader expects {expected}. "
-                "Use one `compression` for all datasets of a job",
+                f"Data type mismatch: job {job.name} has elements of a dataset with another `compression` than this reader's",
             )
+
+    def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
+        """What all that read a job have to agree on, as a user knows it."""
+        return [
+            ("processing mode", r.MODES[terms.mode]),
+            ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
+            ("target workers", terms.target_workers),
+            ("number of consumers", terms.num_consumers),
+            ("delivery", terms.delivery),
+            ("ordered", terms.ordered),
+        ]
 
     def _iteration(self, job: r.Job, asked: q.Open) -> r.Iteration:
         key = (job.name, asked.repetition)
@@ -241,19 +268,18 @@ class Splits:
         )
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
-        for worker in list(self._book.state.workers):
+        for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration
 
 
-def compression_of(metadata: str) -> str | None:
-    """What a dataset's metadata say of compression."""
-    try:
-        told = msgspec.json.decode(metadata, type=dict)
-    except msgspec.DecodeError:
-        return None
-    compression = told.get("compression")
-    return compression if isinstance(compression, str) else None
+def _fit(metadata: str, other: str, *names: str) -> bool:
+    """Whether two datasets are alike in what is known of both; `names`: in this alone."""
+    one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
+    keys = names or one.keys() | two.keys()
+    return all(
+        one.get(key) == two.get(key) or (None in (one.get(key), two.get(key)) and key == "element_spec") for key in keys
+    )
 
 
 def not_registered(dataset: str) -> str:

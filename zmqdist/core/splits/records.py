@@ -21,6 +21,9 @@ FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000
 OFF, DYNAMIC = 0, 1
 """Numbers of two processing modes; the others share statically."""
 
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+"""Names by number."""
+
 INFINITE = -1
 
 PENDING = -1
@@ -99,6 +102,8 @@ class Task(Row):
 
     Attributes:
       starting_round: of coordinated reads; PENDING: a new worker's, which no round has yet.
+      cut: its worker has left before its end: what was to come of it others do.
+      handed: questions that handed positions back, for one that is repeated.
       given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
       life: of the worker that it belongs to, in coordinated reads.
       end_round: the first round of coordinated reads that it is not in any more, once it has ended.
@@ -110,6 +115,8 @@ class Task(Row):
     finished: bool = False
     starting_round: int = 0
     given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    cut: bool = False
+    handed: list[int] = msgspec.field(default_factory=list)
     life: int = 0
     end_round: int = 0
 
@@ -122,13 +129,14 @@ class Client(Row):
 
 
 class Worker(Row):
-    """A place for a worker; `life` is the process that has it or had it last."""
+    """A place for a worker; `life` is the process that has it or had it last, `index` its place in the fixed list, -1 without one."""
 
     number: int
     name: str
     address: str
     life: int
     tags: tuple[str, ...] = ()
+    index: int = -1
 
 
 # -- changes ------------------------------------------------------------------------------------------------------------
@@ -162,6 +170,7 @@ class CreateTask(Record, tag=6):
 
 class FinishTask(Record, tag=7):
     task: int
+    cut: bool = False
     end_round: int = 0
 
 
@@ -201,6 +210,7 @@ class ReturnSplits(Record, tag=13):
     source: int
     repetition: int
     runs: list[tuple[int, int]]
+    request: int = 0
 
 
 class StartTask(Record, tag=40):

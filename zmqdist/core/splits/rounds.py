@@ -65,7 +65,7 @@ class Rounds:
         if is_held(self._book, iteration) and all(each.stopped >= 0 for each in standing):
             begun = [task for task in iteration.tasks if is_pending(tasks[task]) and runs(self._book, tasks[task])]
         for task, end_round in ended.items():
-            self._book.change(r.FinishTask(task, end_round))
+            self._book.change(r.FinishTask(task, end_round=end_round))
             self._book.tasks_of.get(tasks[task].worker, {}).pop(task, None)
             self._book.serving.pop(task, None)
         for task in begun:

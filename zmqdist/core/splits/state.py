@@ -52,9 +52,9 @@ class State(msgspec.Struct):
                 self.tasks[task.id] = task
                 self.iterations[task.iteration].tasks.append(task.id)
                 self.next_task = task.id + 1
-            case r.FinishTask(task_id, end_round):
-                self.tasks[task_id].finished = True
-                self.tasks[task_id].end_round = end_round
+            case r.FinishTask(task_id, cut, end_round):
+                task = self.tasks[task_id]
+                task.finished, task.cut, task.end_round = True, cut, end_round
             case r.StartTask(task_id, number):
                 self.tasks[task_id].starting_round = number
             case r.FinishIteration(number):
@@ -72,7 +72,8 @@ class State(msgspec.Struct):
                 self.iterations[client.iteration].clients.remove(number)
             case r.GiveSplits():
                 self._give(record)
-            case r.ReturnSplits(task_id, source, repetition, runs):
+            case r.ReturnSplits(task_id, source, repetition, runs, request):
+                self.tasks[task_id].handed.append(request)
                 cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
                 if cursor.repetition == repetition:
                     cursor.returned += runs
