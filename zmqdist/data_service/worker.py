@@ -19,11 +19,13 @@ from typing import Any, Final
 
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
+from zmqdist.data_service.policy import STATIC, ShardingPolicy
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
@@ -56,7 +58,8 @@ class Task:
     """One task as the dispatcher defined it."""
 
     def __init__(self, told: tuple[Any, ...]) -> None:
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round = told
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
+        self.index, self.num_workers = place
         self.terms = Terms(*terms)
         self.runner: Runner | None = None
         self.done = False
@@ -266,10 +269,14 @@ class DataWorker:
         def question() -> Any:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
-        dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        dataset: Any = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
-        return iter(dataset)
+        if task.terms.mode in STATIC:
+            policy = ShardingPolicy(task.terms.mode).name
+            dataset = shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration)
+        made: DatasetIterator = iter(dataset)
+        return made
 
     def _finished(self, task: Task) -> None:
         try:

@@ -37,6 +37,7 @@ from zmqdist.messages import (
     Goodbye,
     Leave,
     Message,
+    Refused,
     Register,
     Returned,
     SlotsLost,
@@ -256,6 +257,10 @@ class _Shell:
             self.loop.stop()
 
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        problem = self.data.splits.problem_of(message.address) if isinstance(message, Register) else None
+        if problem is not None:
+            self._router.send(peer, Refused(problem.error_code, problem.message))
+            return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _gone(self, peer: Peer) -> None:
@@ -387,6 +392,7 @@ def data_rules(config: DispatcherConfig) -> Rules:
         gc_timeout_s=config.gc_timeout_s,
         gc_dynamic=config.gc_dynamic_sharding_jobs,
         fault_tolerant=config.fault_tolerant_mode,
+        worker_addresses=tuple(config.worker_addresses or ()),
     )
 
 

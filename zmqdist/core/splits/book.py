@@ -10,6 +10,7 @@ from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
+from zmqdist.core.splits.hosts import HostList
 from zmqdist.core.splits.state import State
 
 RETURN_S: Final = 10.0
@@ -26,6 +27,7 @@ class Rules:
     gc_timeout_s: float = 300.0
     gc_dynamic: bool = False
     fault_tolerant: bool = False
+    worker_addresses: tuple[str, ...] = ()
 
 
 class Refusal(Exception):
@@ -43,6 +45,7 @@ class Book:
     Attributes:
       state: what a restart brings back.
       members: workers that are connected, by their lives: the membership knows them, whatever the state says.
+      hosts: the fixed list of workers, and who has which entry.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       leaving: lives of workers that go for good when they have done what they have.
@@ -67,6 +70,7 @@ class Book:
         self.state = State(number=number)
         self._fresh = number
         self.members: dict[int, q.WorkerJoined] = {}
+        self.hosts = HostList(rules.worker_addresses)
         self.first_version = number & 0xFFFFFF
         self.leaving: set[int] = set()
         self.now = 0.0
@@ -124,6 +128,13 @@ class Book:
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
         self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
+        had = {worker.index: worker for worker in self.state.workers.values()}
+        self.hosts.restore(
+            [
+                (had[index].address, had[index].life in self.members) if index in had else ("", False)
+                for index in range(len(self.hosts.entries))
+            ]
+        )
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

@@ -187,6 +187,8 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        if asked.terms.mode > r.DYNAMIC and not self._book.hosts.entries:
+            self._refuse_without_list()
         job = self._job(asked)
         iteration = self._iteration(job, asked)
         client = r.Client(self._book.state.next_client, iteration.id, asked.request)
@@ -194,6 +196,18 @@ class Splits:
         self._book.requests[asked.request] = client.id
         self._book.released.pop(iteration.id, None)
         self._book.answer(asked.token, (client.id, iteration.id, self._book.state.number))
+
+    def _refuse_without_list(self) -> None:
+        """Shares by place need places."""
+        worker = next(iter(self._book.state.workers.values()), None)
+        try:
+            self._book.hosts.index_of(worker.address if worker else "(none has come yet)")
+        except errors.OpError as error:
+            raise Refusal(error.error_code, error.message) from None
+
+    def problem_of(self, address: str) -> errors.OpError | None:
+        """Why a worker at this address may not join; None: it may."""
+        return self._workers.problem_of(address)
 
     def _job(self, asked: q.Open) -> r.Job:
         name = asked.job_name or asked.unnamed

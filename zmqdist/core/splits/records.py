@@ -118,13 +118,14 @@ class Client(Row):
 
 
 class Worker(Row):
-    """A place for a worker; `life` is the process that has it or had it last."""
+    """A place for a worker; `life` is the process that has it or had it last, `index` its entry in the fixed list, -1 without one."""
 
     number: int
     name: str
     address: str
     life: int
     tags: tuple[str, ...] = ()
+    index: int = -1
 
 
 # -- changes ------------------------------------------------------------------------------------------------------------
