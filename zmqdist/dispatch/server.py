@@ -259,7 +259,7 @@ class _Shell:
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
         problem = self.data.splits.problem_of(message.address) if isinstance(message, Register) else None
         if problem is not None:
-            self._router.send(peer, Refused(problem.error_code, problem.message))
+            self._router.send(peer, Refused(problem.error_code, problem.message, final=True))
             return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
