@@ -343,6 +343,7 @@ class _Shell:
                 {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
             ],
             "coordinators": [_row(row) for row in snapshot.coordinators],
+            "data": self.data.status(),
             "losses_count": snapshot.losses_count,
             "losses": [
                 {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}

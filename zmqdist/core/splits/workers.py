@@ -167,7 +167,7 @@ class Workers:
             self._note_serving(asked)
         before = self._book.working.pop(asked.life, None)
         if before is not None:
-            self._book.answer(before.token, None)
+            self._book.tell(before.token, None)
         self._book.working[asked.life] = asked
         self.news(number)
 
@@ -188,7 +188,7 @@ class Workers:
         drop = [task for task in work.has if task not in should or work.state != self._book.state.number]
         if new or drop:
             del self._book.working[worker.life]
-            self._book.answer(work.token, (self._book.state.number, new, drop))
+            self._book.tell(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
         """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round, place in the fixed list, its
