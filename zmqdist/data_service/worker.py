@@ -26,7 +26,7 @@ from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
-from zmqdist.data_service.policy import STATIC, ShardingPolicy
+from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
@@ -65,7 +65,7 @@ class Task:
 
     def __init__(self, told: tuple[Any, ...]) -> None:
         self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
-        self.index, self.num_workers = place
+        self.num_workers, self.index = place
         self.terms = Terms(*terms)
         self.runner: Runner | None = None
         self.done = False
@@ -303,14 +303,12 @@ class DataWorker:
         def question() -> Any:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
-        dataset: Any = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
-        if task.terms.mode in STATIC:
-            policy = ShardingPolicy(task.terms.mode).name
-            dataset = shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration)
-        made: DatasetIterator = iter(dataset)
-        return made
+        policy = ShardingPolicy(task.terms.mode).name
+        # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
+        return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: Task) -> None:
         try:

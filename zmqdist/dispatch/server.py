@@ -230,7 +230,6 @@ class _Shell:
             router = self._router = Router(loop, self.credentials.server(config.host), hello)
             # What a journal has is there before anybody can ask for it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir)
-            self.data.deployment_mode = (config.deployment_mode or "").upper()
             if self._listener is None:
                 self.address = router.bind(join(config.host, config.port))
             else:
@@ -257,10 +256,12 @@ class _Shell:
             self.loop.stop()
 
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
-        problem = self.data.splits.problem_of(message.address) if isinstance(message, Register) else None
-        if problem is not None:
-            self._router.send(peer, Refused(problem.error_code, problem.message, final=True))
-            return
+        if isinstance(message, Register):
+            try:
+                self.data.splits.admit(message.address)
+            except errors.OpError as error:
+                self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
+                return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _gone(self, peer: Peer) -> None:
@@ -394,6 +395,7 @@ def data_rules(config: DispatcherConfig) -> Rules:
         gc_dynamic=config.gc_dynamic_sharding_jobs,
         fault_tolerant=config.fault_tolerant_mode,
         worker_addresses=tuple(config.worker_addresses or ()),
+        deployment_mode=str(config.deployment_mode or "").upper(),
     )
 
 

@@ -28,6 +28,7 @@ class Rules:
     gc_dynamic: bool = False
     fault_tolerant: bool = False
     worker_addresses: tuple[str, ...] = ()
+    deployment_mode: str = ""
 
 
 class Refusal(Exception):
@@ -45,7 +46,7 @@ class Book:
     Attributes:
       state: what a restart brings back.
       members: workers that are connected, by their lives: the membership knows them, whatever the state says.
-      hosts: the fixed list of workers, and who has which entry.
+      hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       leaving: lives of workers that go for good when they have done what they have.
@@ -70,7 +71,6 @@ class Book:
         self.state = State(number=number)
         self._fresh = number
         self.members: dict[int, q.WorkerJoined] = {}
-        self.hosts = HostList(rules.worker_addresses)
         self.first_version = number & 0xFFFFFF
         self.leaving: set[int] = set()
         self.now = 0.0
@@ -95,10 +95,19 @@ class Book:
             if not each.collected
         }
         self.jobs = {job.name: number for number, job in self.state.jobs.items()}
+        self.hosts = HostList(self.rules.worker_addresses)
+        self.hosts.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
             if not task.finished:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
+
+    def _holders(self) -> list[tuple[str, bool]]:
+        held = {worker.index: worker for worker in self.state.workers.values()}
+        return [
+            (held[place].address, held[place].life in self.members) if place in held else ("", False)
+            for place in range(len(self.rules.worker_addresses))
+        ]
 
     def change(self, record: r.Change) -> None:
         """Change the state, and have the journal know."""
@@ -132,13 +141,6 @@ class Book:
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
         self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
-        had = {worker.index: worker for worker in self.state.workers.values()}
-        self.hosts.restore(
-            [
-                (had[index].address, had[index].life in self.members) if index in had else ("", False)
-                for index in range(len(self.hosts.entries))
-            ]
-        )
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

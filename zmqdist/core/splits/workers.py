@@ -9,8 +9,6 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal
 from zmqdist.core.splits.clients import Clients
-from zmqdist.core.splits.hosts import HostList
-from zmqdist.errors import OpError
 
 
 class Workers:
@@ -23,6 +21,9 @@ class Workers:
     def joined(self, event: q.WorkerJoined) -> None:
         self._book.members[event.life] = event
         worker = self._place_for(event)
+        if self._book.hosts.entries:
+            self._book.hosts.join(worker.address)
+            worker.index = self._book.hosts.index_of(worker.address)
         self._book.places = {life: number for life, number in self._book.places.items() if number != worker.number}
         self._book.places[event.life] = worker.number
         self._book.missing.pop(worker.number, None)
@@ -42,25 +43,7 @@ class Workers:
         same = [number for number, worker in workers.items() if worker.address == event.address and event.address]
         same += [number for number in self._book.missing if workers[number].name == event.name]
         number = same[0] if same else self._book.state.next_worker
-        return r.Worker(number, event.name, event.address, event.life, event.tags, self._index_of(event.address))
-
-    def _index_of(self, address: str) -> int:
-        """Its entry in the fixed list."""
-        try:
-            self._book.hosts.join(address)
-            return self._book.hosts.index_of(address)
-        except OpError:
-            return -1  # there is no list, or (after a restart with another one) not for this worker
-
-    def problem_of(self, address: str) -> OpError | None:
-        """Why the fixed list has no entry for a worker that wants to join."""
-        trial = HostList(self._book.hosts.entries)
-        trial.restore(self._book.hosts.told())
-        try:
-            trial.join(address)
-        except OpError as error:
-            return error
-        return None
+        return r.Worker(number, event.name, event.address, event.life, event.tags)
 
     def reconcile(self) -> None:
         """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
@@ -77,9 +60,9 @@ class Workers:
         if number is None or self._book.state.workers[number].life != event.life:
             return
         self._book.working.pop(event.life, None)
-        self._book.hosts.leave(self._book.state.workers[number].address)
         self._book.missing[number] = now
         self._book.gone.add(number)
+        self._book.hosts.leave(self._book.state.workers[number].address)
         if left:
             self._remove_worker(number)
             return
@@ -191,8 +174,8 @@ class Workers:
             self._book.tell(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
-        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round, place in the fixed list, its
-        length)."""
+        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
+        workers in the fixed list, this one's place there)."""
         iteration = self._book.state.iterations[task.iteration]
         terms = self._book.state.jobs[iteration.job].terms
         dataset = self._book.state.datasets[terms.dataset]
@@ -205,8 +188,8 @@ class Workers:
             fields,
             len(iteration.cursors),
             task.starting_round,
-            self._book.state.workers[task.worker].index,
             len(self._book.hosts.entries),
+            self._book.state.workers[task.worker].index,
         )
 
     def gone(self, token: q.Token) -> None:
