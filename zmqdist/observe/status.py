@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from zmqdist.core.splits.records import MODES
 from zmqdist.errors import describe_exit
 
 TEXT_CHARS_MAX: Final = 100
@@ -117,10 +118,6 @@ def lines(status: Status) -> list[str]:
     for table in tables(status):
         told += ["", *table.lines()]
     return told
-
-
-MODES: Final = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
-"""Names of the sharding policies by their numbers."""
 
 
 def jobs(status: Status) -> Table:
