@@ -60,6 +60,9 @@ PAUSE_S_MAX: Final = 1.0
 TURN_S: Final = 0.02
 """Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
 
+TARGET_OF: Final = 16
+"""The consumer's time for an element is a mean over about so many batches."""
+
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
@@ -129,6 +132,8 @@ class Reader:
         self._turns = itertools.count()
         self._begun = False
         self._target = ""
+        self._target_s = 0.0
+        """The consumer needs so long for an element."""
         self._subset = False
         """There are tasks that this reader leaves to others."""
         self._finished = False
@@ -194,7 +199,11 @@ class Reader:
             self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
-            yield self._opened_batch(value)
+            elements = self._opened_batch(value)
+            given_at = time.monotonic()
+            yield elements
+            took_s = (time.monotonic() - given_at) / max(1, len(elements))
+            self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
 
     def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
@@ -260,7 +269,7 @@ class Reader:
         assert self._opened is not None
         self._watching += 1
         then = partial(self._watched, self._watching)
-        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, *self._standing())
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._target_s, *self._standing())
 
     def _standing(self) -> tuple[Any, ...]:
         """What else the dispatcher is told with a question for news."""

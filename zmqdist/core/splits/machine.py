@@ -33,6 +33,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.figures import Figures
 from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.rounds import Rounds
 from zmqdist.core.splits.state import State
@@ -52,6 +53,7 @@ class Splits:
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
         self._rounds = Rounds(self._book, self._clients, self._workers)
+        self.figures = Figures(self._book)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
 
@@ -128,10 +130,12 @@ class Splits:
                 self._rounds.check(question)
                 self._clients.watch(question, now)
                 self._rounds.decide(question.client)
+                self.figures.heard_reader(question.client, question.target_s)
             case q.Release():
                 self._clients.release(question, now, self._collect)
             case q.Work():
                 self._workers.work(question)
+                self.figures.heard_worker(question.figures, now)
             case q.Splits():
                 self._dealing.splits(question)
             case q.HandBack():

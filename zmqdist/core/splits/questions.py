@@ -110,6 +110,8 @@ class Watch:
     state: int
     client: int
     version: int
+    target_s: float = 0.0
+    """It could take an element each so many seconds; 0: not known."""
     stopped: int = -1
     lost: dict[int, int] = field(default_factory=dict)
 
@@ -136,6 +138,8 @@ class Work:
     life: int
     has: dict[int, str]
     done: tuple[int, ...]
+    figures: dict[int, Any] = field(default_factory=dict)
+    """Task -> fields of a Report (figures.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +196,11 @@ Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """`news`: the question stands for all that may change: when the journal fails it is asked again, and nobody is at fault."""
+
     token: Token
     value: Any
+    news: bool = False
 
 
 @dataclass(frozen=True, slots=True)
