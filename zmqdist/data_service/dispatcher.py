@@ -24,8 +24,8 @@ Not here: what is decided (core/splits), what is kept in files (journal.py, stor
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -96,17 +96,11 @@ class DataDispatcher:
             log.info("recovered from %s: %d jobs", journal.path, len(self.splits.state.jobs))
             self._set_timer()
             return
-        written = threading.Event()
-        failed: list[OpError | None] = []
-
-        def ended(error: OpError | None) -> None:
-            failed.append(error)
-            written.set()
-
-        journal.compact(r.encode(self.splits.state), ended)
-        written.wait()
-        if failed[0] is not None:
-            raise failed[0]
+        told: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
+        journal.compact(r.encode(self.splits.state), told.put)
+        error = told.get()
+        if error is not None:
+            raise error
 
     def _read(self, journal: Journal) -> bool:
         """Take the state from the journal; False: it has none."""

@@ -134,11 +134,7 @@ class Book:
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
-        working, watching, serving = self.working, self.watching, self.serving
         self._live_tables()
-        self.working = working
-        self.watching = {number: watch for number, watch in watching.items() if number in self.state.clients}
-        self.serving = {task: place for task, place in serving.items() if task in self.state.tasks}
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
         self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)

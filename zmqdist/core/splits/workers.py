@@ -142,9 +142,6 @@ class Workers:
 
     def work(self, asked: q.Work) -> None:
         number = self._book.places.get(asked.life)
-        if number is None and asked.life in self._book.members:  # its place was lost with what the journal did not take
-            self.joined(self._book.members[asked.life])
-            number = self._book.places[asked.life]
         if number is None or self._book.state.workers[number].life != asked.life or number in self._book.missing:
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
         if asked.state == self._book.state.number:
