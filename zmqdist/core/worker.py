@@ -238,8 +238,8 @@ class Worker:
                 return self._forget({(coordinator, fn) for fn in functions})
             case Leave(grace_s):
                 return self._leave(grace_s, now)
-            case Refused(code, text):
-                return [] if self._contact.refused(code, now) else self._exit(code, text)
+            case Refused(code, text, final):
+                return [] if not final and self._contact.refused(code, now) else self._exit(code, text)
             case _:
                 return []
 

@@ -60,6 +60,9 @@ PAUSE_S_MAX: Final = 1.0
 TURN_S: Final = 0.02
 """Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
 
+TARGET_OF: Final = 16
+"""The consumer's time for an element is a mean over about so many batches."""
+
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
 RELEASE_S: Final = 1.0
@@ -127,6 +130,8 @@ class Reader:
         self._turns = itertools.count()
         self._begun = False
         self._target = ""
+        self._target_s = 0.0
+        """The consumer needs so long for an element."""
         self._subset = False
         """There are tasks that this reader leaves to others."""
         self._finished = False
@@ -185,7 +190,11 @@ class Reader:
             self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
-            yield self._opened_batch(value)
+            elements = self._opened_batch(value)
+            given_at = time.monotonic()
+            yield elements
+            took_s = (time.monotonic() - given_at) / max(1, len(elements))
+            self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
 
     def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
@@ -249,7 +258,7 @@ class Reader:
 
     def _watch(self) -> None:
         assert self._opened is not None
-        self._start(self._dispatcher, self._watched, WATCH, *self._opened, self._version)
+        self._start(self._dispatcher, self._watched, WATCH, *self._opened, self._version, self._target_s)
 
     def _watched(self, call: StatusOrResult) -> None:
         code, message = call.get_error()

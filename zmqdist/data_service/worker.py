@@ -7,6 +7,7 @@ Rules
 
 Methods (after "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
+    profile()                                    -> {task: its figures}
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from zmqdist.wire.hello import host_identity
 
 log = logging.getLogger("zmqdist.data")
 
+PROFILE: Final = "zmqdist.data.profile"
+
 ELEMENTS: Final = "zmqdist.data.elements"
 
 SOME, END, SKIP = 0, 1, 2
@@ -47,6 +50,9 @@ SOME, END, SKIP = 0, 1, 2
 
 AGAIN_S: Final = 0.05
 """After a refused question for work."""
+
+REPORT_S: Final = 5.0
+"""How often a worker that has tasks tells how they do."""
 
 FLUSH_S: Final = 0.1
 """What was answered last has so long to leave before a worker goes."""
@@ -97,6 +103,7 @@ class DataWorker:
         """The worker leaves: to be called when nothing is left to do."""
         self._left = False
         service.register_later(ELEMENTS, self._elements, roles=READERS)
+        service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
 
     @property
@@ -122,7 +129,19 @@ class DataWorker:
         self._asking += 1
         has = dict.fromkeys(self._tasks, self.address)
         done = tuple(number for number, task in self._tasks.items() if task.done)
-        self._calls.ask("zmqdist.data.work", (self._state, self._life, has, done), partial(self._told, self._asking))
+        question = (self._state, self._life, has, done, self._figures())
+        self._calls.ask("zmqdist.data.work", question, partial(self._told, self._asking))
+        at_work = any(task.runner is not None and not task.done for task in self._tasks.values())
+        self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S if at_work else None, self._ask_again)
+
+    def _figures(self) -> dict[int, tuple[Any, ...]]:
+        """What the tasks at work tell of themselves."""
+        found = {}
+        for number, task in self._tasks.items():
+            figures = getattr(task.runner, "figures", None)
+            if figures is not None and not task.done:
+                found[number] = figures()
+        return found
 
     def _told(self, asking: int, value: Any, error: OpError | None) -> None:
         if asking != self._asking:
@@ -188,14 +207,14 @@ class DataWorker:
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks:
             if self._tasks:
-                self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+                self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
             else:
                 self._end_if_sent()
 
     def _end_if_sent(self) -> None:
         assert self._drained is not None
         if self._service.unsent:
-            self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+            self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
         else:
             self._left = True
             self._drained()
@@ -209,6 +228,20 @@ class DataWorker:
             self._client.close()
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
+
+    def _profile(self, asked: Asked) -> None:
+        found = self._figures()
+        if not found:
+            raise UnavailableError(
+                None, None, f"No trace event was collected: no task of worker {self.address} is at work"
+            )
+        names = ("elements", "bytes", "buffered", "room", "element_s")
+        asked.answer(
+            {
+                number: {"dataset": self._tasks[number].dataset, **dict(zip(names, told, strict=True))}
+                for number, told in found.items()
+            }
+        )
 
     def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
@@ -249,6 +282,7 @@ class DataWorker:
             return
         if task.runner is None:
             task.runner = self._run(task)
+            self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
         task.runner.ask(wanted, reply)
         if wanted.wait_s is not None and not reply.answered:
             runner = task.runner

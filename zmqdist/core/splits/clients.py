@@ -49,14 +49,14 @@ class Clients:
         self._book.heard[client.id] = now
         self._forget_watch(client.id)
         if asked.version != self.version(iteration.id):
-            self._book.answer(asked.token, self._told(iteration))
+            self._book.tell(asked.token, self._told(iteration))
         else:
             self._book.watching[client.id] = (asked, now)
 
     def _forget_watch(self, client: int) -> None:
         before = self._book.watching.pop(client, None)
         if before is not None:
-            self._book.answer(before[0].token, None)
+            self._book.tell(before[0].token, None)
 
     def version(self, iteration: int) -> int:
         return self._book.versions.setdefault(iteration, self._book.first_version)
@@ -79,7 +79,7 @@ class Clients:
             watch = self._book.watching.pop(number, None)
             if watch is not None:
                 self._book.heard[number] = self._book.now
-                self._book.answer(watch[0].token, self._told(iteration))
+                self._book.tell(watch[0].token, self._told(iteration))
 
     def release(self, asked: q.Release, now: float, end: Callable[[r.Iteration], None]) -> None:
         """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
@@ -117,7 +117,7 @@ class Clients:
                 break
             del self._book.watching[number]
             self._book.heard[number] = now
-            self._book.answer(
+            self._book.tell(
                 watch.token, self._told(self._book.state.iterations[self._book.state.clients[number].iteration])
             )
 

@@ -32,6 +32,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.figures import Figures
 from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
@@ -49,6 +50,7 @@ class Splits:
         self._clients = Clients(self._book)
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
+        self.figures = Figures(self._book)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
 
@@ -123,10 +125,12 @@ class Splits:
                 self._open(question, now)
             case q.Watch():
                 self._clients.watch(question, now)
+                self.figures.heard_reader(question.client, question.target_s)
             case q.Release():
                 self._clients.release(question, now, self._collect)
             case q.Work():
                 self._workers.work(question)
+                self.figures.heard_worker(question.figures, now)
             case q.Splits():
                 self._dealing.splits(question)
             case q.HandBack():

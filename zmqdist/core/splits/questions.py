@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zmqdist.core.splits.records import Terms
@@ -103,6 +103,8 @@ class Watch:
     state: int
     client: int
     version: int
+    target_s: float = 0.0
+    """It could take an element each so many seconds; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Work:
     life: int
     has: dict[int, str]
     done: tuple[int, ...]
+    figures: dict[int, Any] = field(default_factory=dict)
+    """Task -> fields of a Report (figures.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +187,11 @@ Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """`news`: the question stands for all that may change: when the journal fails it is asked again, and nobody is at fault."""
+
     token: Token
     value: Any
+    news: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,8 @@ class Workers:
         workers = self._book.state.workers
         same = [number for number, worker in workers.items() if worker.address == event.address and event.address]
         same += [number for number in self._book.missing if workers[number].name == event.name]
-        if same:
-            return r.Worker(same[0], event.name, event.address, event.life, event.tags)
-        return r.Worker(self._book.state.next_worker, event.name, event.address, event.life, event.tags)
+        number = same[0] if same else self._book.state.next_worker
+        return r.Worker(number, event.name, event.address, event.life, event.tags)
 
     def reconcile(self) -> None:
         """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
@@ -151,7 +150,7 @@ class Workers:
             self._note_serving(asked)
         before = self._book.working.pop(asked.life, None)
         if before is not None:
-            self._book.answer(before.token, None)
+            self._book.tell(before.token, None)
         self._book.working[asked.life] = asked
         self.news(number)
 
@@ -172,7 +171,7 @@ class Workers:
         drop = [task for task in work.has if task not in should or work.state != self._book.state.number]
         if new or drop:
             del self._book.working[worker.life]
-            self._book.answer(work.token, (self._book.state.number, new, drop))
+            self._book.tell(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
         """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,

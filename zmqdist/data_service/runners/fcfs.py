@@ -12,9 +12,11 @@ Rules
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from math import inf
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
@@ -42,6 +44,9 @@ class FirstCome:
         self._failures = 0
         self._limit = BUFFER_ELEMENTS_MIN
         self._bytes = 1
+        self._taken = 0
+        self._began = inf
+        self._idle_s = 0.0
         self._waiting: deque[tuple[Wanted, Reply]] = deque()
         self._woken = False
         self._lock = threading.Lock()
@@ -58,6 +63,13 @@ class FirstCome:
         with self._lock:
             self._waiting.append((wanted, reply))
         self._serve()
+
+    def figures(self) -> tuple[Any, ...]:
+        """The fields of a Report (core/splits/figures.py); what is not known exactly is taken from the last element that was weighed."""
+        made = self._taken + len(self._buffer)
+        busy_s = max(0.0, time.monotonic() - self._began - self._idle_s)
+        element_s = busy_s / made if made and not self._ended else 0.0
+        return self._taken, self._taken * self._bytes, len(self._buffer), self._limit, element_s
 
     def expire(self, reply: Reply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
@@ -79,6 +91,7 @@ class FirstCome:
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._began = time.monotonic()
         try:
             iterator = self._open()
         except BaseException as error:
@@ -120,8 +133,10 @@ class FirstCome:
             if not self._closed:
                 self._bytes = max(1, weigh(element))
                 self._limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // self._bytes))
+            since = time.monotonic()
             while len(self._buffer) >= self._limit and not self._closed:
                 self._room.wait()
+            self._idle_s += time.monotonic() - since
             return not self._closed
 
     def _end(self) -> None:
@@ -171,5 +186,6 @@ class FirstCome:
             if not taken:
                 self._failures -= 1
                 taken = buffer.popleft()
+        self._taken += len(taken) if type(taken) is list else 0
         self._room.notify()
         return taken
