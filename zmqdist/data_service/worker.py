@@ -117,7 +117,7 @@ class DataWorker:
     @property
     def num_tasks(self) -> int:
         """Tasks that the dispatcher wants from this worker and that have not ended."""
-        return sum(not task.done for task in self._tasks.values())
+        return sum(not (task.done or task.deleted) for task in self._tasks.values())
 
     # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
 
@@ -329,6 +329,8 @@ class DataWorker:
             pass  # the worker has ended
 
     def _note_finished(self, task: Task) -> None:
+        if task.deleted:
+            return  # who asks for it is told so; the dispatcher collects what nobody reads
         task.done = True
         if task.id in self._tasks:
             self._ask()
