@@ -52,8 +52,8 @@ log = logging.getLogger("zmqdist.data")
 AHEAD: Final = 2
 """Batches asked for of each task."""
 
-ELEMENTS_MAX: Final = 1024
-BATCH_BYTES: Final = 8 << 20
+ELEMENTS_MAX: Final = 4096
+BATCH_BYTES: Final = 17 << 20
 
 PAUSE_S_MAX: Final = 1.0
 
@@ -127,6 +127,7 @@ class Reader:
         self._held = 0
         """Questions asked and batches in the queue."""
         self._turns = itertools.count()
+        self._begun = False
         self._target = ""
         self._subset = False
         """There are tasks that this reader leaves to others."""
@@ -177,6 +178,7 @@ class Reader:
         Raises:
           OpError: also what ends the reading.
         """
+        self._soon(self._begin)
         while True:
             with self._ready:
                 waited_s = 0.0
@@ -329,7 +331,7 @@ class Reader:
 
     def _top_up(self) -> None:
         """Ask for as much as there is room for: some batches of each task, or the elements that the user allows."""
-        if self._over:
+        if self._over or not self._begun:
             return
         sources = [each for each in self._sources.values() if not (each.ended or each.gone or each.pause_s)]
         sources.sort(key=attrgetter("asked", "asked_at"))
@@ -378,6 +380,11 @@ class Reader:
             elif error is not None:
                 self._held += 1
                 self._put(error)
+        self._top_up()
+
+    def _begin(self) -> None:
+        """Somebody wants elements. Before that nothing is asked for: what nobody reads is nobody's loss."""
+        self._begun = True
         self._top_up()
 
     def _taken(self) -> None:

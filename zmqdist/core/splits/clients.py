@@ -85,9 +85,15 @@ class Clients:
                 self._book.heard[number] = self._book.now
                 self._book.answer(watch[0].token, self._told(iteration, watch[0]))
 
-    def release(self, asked: q.Release, now: float) -> None:
-        if asked.state == self._book.state.number and asked.client in self._book.state.clients:
+    def release(self, asked: q.Release, now: float, end: Callable[[r.Iteration], None]) -> None:
+        """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
+        client = self._book.state.clients.get(asked.client)
+        if asked.state == self._book.state.number and client is not None:
             self.let_go(asked.client, now)
+            iteration = self._book.state.iterations[client.iteration]
+            over = iteration.finished or iteration.collected or iteration.clients
+            if not over and self._book.state.jobs[iteration.job].anonymous:
+                end(iteration)
         self._book.answer(asked.token, None)
 
     def let_go(self, number: int, now: float) -> None:

@@ -129,7 +129,7 @@ class Splits:
                 self._clients.watch(question, now)
                 self._rounds.decide(question.client)
             case q.Release():
-                self._clients.release(question, now)
+                self._clients.release(question, now, self._collect)
             case q.Work():
                 self._workers.work(question)
             case q.Splits():
@@ -151,7 +151,10 @@ class Splits:
         self._clients.tick(now)
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s
-            self._clients.collect(now, lambda each: self._workers.end(each, r.CollectIteration(each.id)))
+            self._clients.collect(now, self._collect)
+
+    def _collect(self, iteration: r.Iteration) -> None:
+        self._workers.end(iteration, r.CollectIteration(iteration.id))
 
     # -- datasets and jobs --------------------------------------------------------------------------------------------------
 
@@ -220,7 +223,7 @@ class Splits:
         name = asked.job_name or asked.unnamed
         number = self._book.jobs.get(name)
         if number is None:
-            job = r.Job(self._book.state.next_job, name, asked.terms)
+            job = r.Job(self._book.state.next_job, name, asked.terms, anonymous=asked.job_name is None)
             self._book.change(r.CreateJob(job))
             self._book.jobs[name] = job.id
             return job

@@ -62,9 +62,12 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Job(Row):
+    """`anonymous`: it got its name here, so that nobody else can join it."""
+
     id: int
     name: str
     terms: Terms
+    anonymous: bool = False
 
 
 class Cursor(Row):
