@@ -64,9 +64,9 @@ class Rounds:
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def ask(self, wanted: Wanted, reply: Reply) -> None:
-        if not self._thread.ident:
-            self._thread.start()
         with self._lock:
+            if not self._thread.ident:
+                self._thread.start()
             answer = self._note(wanted, reply)
         if answer is not None:
             answer()

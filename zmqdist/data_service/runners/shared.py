@@ -65,9 +65,9 @@ class Shared:
         if not wanted.trainer:
             reply.fail(invalid("a cross-trainer cache requires a non-empty trainer ID"))
             return
-        if not self._thread.ident:
-            self._thread.start()
         with self._lock:
+            if not self._thread.ident:
+                self._thread.start()
             self._waiting.append((wanted, reply))
         self._serve()
 
