@@ -249,6 +249,7 @@ class _Shell:
             self.data = DataWorker(
                 loop, service, self._calls, self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
             )
+            self.data.cache_bytes = config.cache_bytes
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self.address = self._store.address = router.bind(join(host, config.port))

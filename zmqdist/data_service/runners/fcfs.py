@@ -15,15 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from math import inf
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.dealing import Drained
-from zmqdist.data_service.elements import weigh
+from zmqdist.data_service.elements import fits, is_scalar, weigh
 from zmqdist.data_service.runners.base import Reply, Wanted
 
-BUFFER_BYTES: Final = 16 << 20
+BUFFER_BYTES: Final = 32 << 20
 BUFFER_ELEMENTS_MAX: Final = 4096
 BUFFER_ELEMENTS_MIN: Final = 2
 
@@ -172,7 +173,9 @@ class FirstCome:
     def _take(self, wanted: Wanted) -> Any:
         """The next elements, or one failure. With the lock."""
         buffer = self._buffer
-        count = min(len(buffer), wanted.elements_max, max(1, wanted.bytes_max // self._bytes))
+        count = min(len(buffer), wanted.elements_max)
+        if not is_scalar(buffer[0]):
+            count = fits(islice(buffer, count), wanted.bytes_max)
         if not self._failures:
             popleft = buffer.popleft
             taken = [popleft() for _ in range(count)]
