@@ -18,7 +18,6 @@ One iterator belongs to one thread at a time.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -81,7 +80,6 @@ class Context:
       splits: the positions of a source in a repetition, behind those that were taken: `splits(source, repetition, taken)`; None: each
         source is whole.
       resumable: whether `splits` minds `taken`, so that a state can be told.
-      cancelled: set from any thread to end what a source waits for.
     """
 
     def __init__(
@@ -90,12 +88,10 @@ class Context:
         probing: bool = False,
         splits: Callable[[int, int, int], Iterator[int]] | None = None,
         resumable: bool = False,
-        cancelled: threading.Event | None = None,
     ) -> None:
         self.options = options
         self.probing = probing
         self.resumable = resumable
-        self.cancelled = cancelled or threading.Event()
         self.timed: dict[int, Timed] | None = {} if options.stats and not probing else None
         self._splits = splits
         self._sources = 0
@@ -112,10 +108,17 @@ class Context:
 
     def open_inputs(self, dataset: Tree) -> list[Node]:
         """The nodes of a dataset's inputs; those that are not split have their sources whole."""
-        if self._splits is None:
-            return [self.open(each) for each in dataset.inputs]
-        split = dataset.op.split_inputs(len(dataset.inputs))
-        return [(self if number in split else self.inner()).open(each) for number, each in enumerate(dataset.inputs)]
+        split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
+        nodes: list[Node] = []
+        try:
+            for number, each in enumerate(dataset.inputs):
+                context = self if split is None or number in split else self.inner()
+                nodes.append(context.open(each))
+        except BaseException:  # a reader of a data service, say, that was refused
+            for node in nodes:
+                node.close()
+            raise
+        return nodes
 
     def place(self) -> int:
         """The number of the source that is opened next."""
@@ -131,7 +134,7 @@ class Context:
 
     def inner(self) -> Context:
         """The context of datasets whose sources are whole, as of those that a function returns."""
-        context = Context(self.options, self.probing, cancelled=self.cancelled)
+        context = Context(self.options, self.probing)
         context.timed = None  # they belong to the operator whose function made them
         return context
 
@@ -286,8 +289,11 @@ class _Reading:
     def close(self) -> None:
         """Nothing comes any more, whether this is the end of the data or not."""
         self.closed = True
-        self.node.context.cancelled.set()
-        self._leave()
+        self.node.abandon()
+        try:
+            self._leave()
+        except ValueError:
+            pass  # another thread is in it, and on its way out
         self._again = False
         self.node.close()
 
@@ -382,12 +388,11 @@ class DatasetIterator(chain[Any]):
         return found
 
     def close(self) -> None:
-        """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
-        self._reading.close()
+        """End the pipeline's threads now. Harmless when called twice; nothing comes after it.
 
-    def cancel(self) -> None:
-        """From any thread: a source that waits for something to be written raises CancelledError, now and ever after."""
-        self._reading.node.context.cancelled.set()
+        A thread that waits here for a data service gets the end; one that computes an element computes it first.
+        """
+        self._reading.close()
 
     def __enter__(self) -> DatasetIterator:
         return self

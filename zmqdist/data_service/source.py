@@ -11,7 +11,8 @@ from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.reading import Reader, Wish
-from zmqdist.errors import UnimplementedError
+from zmqdist.data_service.rounds_reading import RoundsReader
+from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.net.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class _ReadingNode(Node):
             op.delivery,
             op.ordered,
         )
-        self._reader = Reader(
+        kind = RoundsReader if op.num_consumers else Reader
+        self._reader = kind(
             Wish(
                 op.service,
                 terms,
@@ -54,6 +56,9 @@ class _ReadingNode(Node):
         for batch in self._reader.batches():
             self._batch = iter(batch)
             yield from self._batch
+
+    def abandon(self) -> None:
+        self._reader.interrupt()
 
     def close(self) -> None:
         super().close()
@@ -82,6 +87,10 @@ class Distributed(Op):
     count: int
     refresh_ms: int = 0
 
+    @property
+    def is_shared(self) -> bool:
+        return self.job_name is not None
+
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count
 
@@ -91,7 +100,13 @@ class Distributed(Op):
     def infer(self, dataset: Tree) -> Any:
         """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
         upstream = self.__dict__.get("upstream")
-        return UNKNOWN_SPEC if upstream is None else upstream.element_spec
+        if upstream is None:
+            text = (
+                f"the element_spec of dataset {self.dataset} is not known to the service: give it to `from_dataset_id`,"
+                " or `output_signature` to the function that makes the elements"
+            )
+            raise FailedPreconditionError(None, None, text)
+        return upstream.element_spec
 
     def split_count(self) -> int:
         raise UnimplementedError(None, None, "Cannot create split providers for dataset of type DataServiceDataset")

@@ -37,6 +37,7 @@ from zmqdist.messages import (
     Goodbye,
     Leave,
     Message,
+    Refused,
     Register,
     Returned,
     SlotsLost,
@@ -233,7 +234,6 @@ class _Shell:
             router = self._router = Router(loop, self.credentials.server(config.host), hello)
             # What a journal has is there before anybody can ask for it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
-            self.data.deployment_mode = (config.deployment_mode or "").upper()
             if self._listener is None:
                 self.address = router.bind(join(config.host, config.port))
             else:
@@ -260,6 +260,12 @@ class _Shell:
             self.loop.stop()
 
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Register):
+            try:
+                self.data.splits.admit(message.address)
+            except errors.OpError as error:
+                self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
+                return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _gone(self, peer: Peer) -> None:
@@ -342,6 +348,7 @@ class _Shell:
                 {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
             ],
             "coordinators": [_row(row) for row in snapshot.coordinators],
+            "data": self.data.status(),
             "losses_count": snapshot.losses_count,
             "losses": [
                 {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}
@@ -391,6 +398,8 @@ def data_rules(config: DispatcherConfig) -> Rules:
         gc_timeout_s=config.gc_timeout_s,
         gc_dynamic=config.gc_dynamic_sharding_jobs,
         fault_tolerant=config.fault_tolerant_mode,
+        worker_addresses=tuple(config.worker_addresses or ()),
+        deployment_mode=str(config.deployment_mode or "").upper(),
     )
 
 

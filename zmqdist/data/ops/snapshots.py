@@ -15,6 +15,7 @@ Rules
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -95,6 +96,10 @@ class _ChunkFilesNode(Node):
         super().__init__(dataset, context)
         self.given: dict[int, int] = {}
         self.splits = context.next_splits()
+        self._abandoned = threading.Event()
+
+    def abandon(self) -> None:
+        self._abandoned.set()
 
     def run(self) -> Iterator[Any]:
         if self.splits is not None:
@@ -140,7 +145,7 @@ class _ChunkFilesNode(Node):
         return False
 
     def _wait(self, delay: float) -> None:
-        if self.context.cancelled.wait(delay):
+        if self._abandoned.wait(delay):
             raise CancelledError(None, None, f"nobody waits for {self.op.path} any more")
 
     def _path(self, chunk: layout.Chunk) -> Any:

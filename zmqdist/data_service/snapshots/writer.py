@@ -122,7 +122,7 @@ class StreamWriter:
         """From any thread: end with the next element. Whoever answers `ask` sees to it that it does not wait longer."""
         self._cancelled.set()
         if self._iterator is not None:
-            self._iterator.cancel()
+            self._iterator.close()
 
     def leave(self) -> None:
         """From any thread: commit what is there after the next element, and end, so that another writer need not do it again."""
