@@ -4,6 +4,8 @@ Rules
     All but the tasks themselves runs in the worker's loop. One question, "work", is always with the dispatcher; its answer says which
     tasks to begin and which to drop. A task's pipeline is made when somebody reads it first.
     A dispatcher that has lost its state (another state number) has none of our tasks: they are dropped.
+    Tasks run in threads of the worker's process (`Tasks`), or each in a process of its own (task_process.py), which has a `Tasks` with that
+    one in it: then no user code runs in the worker's.
 
 Methods (after "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
@@ -11,9 +13,9 @@ Methods (after "zmqdist.data.")
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.iterators import DatasetIterator
@@ -22,7 +24,8 @@ from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
-from zmqdist.data_service.runners.base import Reply, Runner, Wanted
+from zmqdist.data_service.failing import Failed, named
+from zmqdist.data_service.runners.base import PROGRESS, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
@@ -46,14 +49,55 @@ READERS: Final = frozenset({"submit", "worker"})
 
 
 class Task:
-    """One task as the dispatcher defined it."""
+    """One task as the dispatcher defined it.
 
-    def __init__(self, told: tuple[Any, ...]) -> None:
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round = told
+    Attributes:
+      told: the definition as it came.
+      progress: what it is at, for whoever names its errors (runners/base.py).
+      failed: it goes on from, or has ended with, the death of its process.
+    """
+
+    def __init__(self, told: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
+        self.told = told
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, self.job = (
+            told
+        )
         self.terms = Terms(*terms)
+        self.progress = [0] * PROGRESS if progress is None else progress
+        self.failed: Failed | None = None
         self.runner: Runner | None = None
         self.done = False
         self.deleted = False
+
+    def where(self, worker: str) -> str:
+        """For errors."""
+        return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
+
+
+class Host(Protocol):
+    """Where a worker's tasks run.
+
+    Attributes:
+      state: number of the dispatcher's state that they belong to.
+      address: of the worker.
+      finished: called in the loop with the number of a task whose last element was taken.
+    """
+
+    state: int
+    address: str
+    finished: Callable[[int], None]
+
+    def begin(self, task: Task) -> None:
+        """Serve it from now on."""
+
+    def where(self, number: int) -> str:
+        """The address at which it is read."""
+
+    def drop(self, number: int) -> None:
+        """End it. Waits for nothing; one that is not there is fine."""
+
+    def close(self) -> None:
+        """End all."""
 
 
 class DataWorker:
@@ -68,22 +112,30 @@ class DataWorker:
         credentials: Credentials,
         life: int,
         dispatcher_timeout_s: float,
+        host: Host | None = None,
     ) -> None:
-        """Before the service is attached."""
+        """Before the service is attached.
+
+        Args:
+          host: where tasks run; None: in threads of this process.
+        """
         self._loop = loop
         self._calls = calls
-        self._dispatcher = dispatcher
-        self._credentials = credentials
         self._life = life
-        self._timeout_s = dispatcher_timeout_s
-        self.address = ""
-        self._state = 0
+        self._host = host or Tasks(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
+        self._host.finished = self._note_finished
         self._tasks: dict[int, Task] = {}
         self._asking = 0
-        self._client: ZmqClient | None = None
-        self._dealers: dict[int, Dealer] = {}
-        service.register_later(ELEMENTS, self._elements, roles=READERS)
         loop.on_stop(self.close)
+
+    @property
+    def address(self) -> str:
+        """Of the worker."""
+        return self._host.address
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._host.address = address
 
     @property
     def num_tasks(self) -> int:
@@ -94,14 +146,17 @@ class DataWorker:
 
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
-        local.add(self._life, self)
+        if isinstance(self._host, Tasks):
+            local.add(self._life, self._host)
         self._ask()
 
     def _ask(self) -> None:
         self._asking += 1
-        has = dict.fromkeys(self._tasks, self.address)
+        has = {number: self._host.where(number) for number in self._tasks}
         done = tuple(number for number, task in self._tasks.items() if task.done)
-        self._calls.ask("zmqdist.data.work", (self._state, self._life, has, done), partial(self._told, self._asking))
+        self._calls.ask(
+            "zmqdist.data.work", (self._host.state, self._life, has, done), partial(self._told, self._asking)
+        )
 
     def _told(self, asking: int, value: Any, error: OpError | None) -> None:
         if asking != self._asking:
@@ -111,11 +166,13 @@ class DataWorker:
             return
         state, new, drop = value
         for number in drop:
-            self._drop(number)
-        self._state = state
+            self._tasks.pop(number, None)
+            self._host.drop(number)
+        self._host.state = state
         for told in new:
             task = Task(told)
             self._tasks[task.id] = task
+            self._host.begin(task)
         self._ask()
 
     def _ask_again(self) -> None:
@@ -123,7 +180,51 @@ class DataWorker:
         if self._calls.connected:
             self._ask()
 
-    def _drop(self, number: int) -> None:
+    def _note_finished(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None:
+            task.done = True
+            self._ask()
+
+    def close(self) -> None:
+        """In the loop, when it ends."""
+        local.remove(self._life)
+        self._host.close()
+
+
+class Tasks:
+    """Tasks in threads of this process, and the method that answers their readers."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        service: RpcService,
+        dispatcher: str,
+        credentials: Credentials,
+        life: int,
+        dispatcher_timeout_s: float,
+    ) -> None:
+        """Before the service is attached."""
+        self.state = 0
+        self.address = ""
+        self.finished: Callable[[int], None] = lambda number: None
+        self._loop = loop
+        self._dispatcher = dispatcher
+        self._credentials = credentials
+        self._life = life
+        self._timeout_s = dispatcher_timeout_s
+        self._tasks: dict[int, Task] = {}
+        self._client: ZmqClient | None = None
+        self._dealers: dict[int, Dealer] = {}
+        service.register_later(ELEMENTS, self._elements, roles=READERS)
+
+    def begin(self, task: Task) -> None:
+        self._tasks[task.id] = task
+
+    def where(self, number: int) -> str:
+        return self.address
+
+    def drop(self, number: int) -> None:
         task = self._tasks.pop(number, None)
         dealer = self._dealers.pop(number, None)
         if dealer is not None:
@@ -132,10 +233,8 @@ class DataWorker:
             task.runner.close()
 
     def close(self) -> None:
-        """In the loop, when it ends."""
-        local.remove(self._life)
         for number in list(self._tasks):
-            self._drop(number)
+            self.drop(number)
         if self._client is not None:
             self._client.close()
 
@@ -175,10 +274,13 @@ class DataWorker:
             text = f"Got a request for local task {number}, which has been deleted."
             reply.fail(FailedPreconditionError(None, None, text))
             return
-        if task is None or state != self._state:
+        if task is None or state != self.state:
             reply.fail(UnavailableError(None, None, f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
+            if task.done:  # in a process before this one
+                reply.end()
+                return
             task.runner = self._run(task)
         task.runner.ask(wanted, reply)
         if wanted.wait_s is not None and not reply.answered:
@@ -189,8 +291,17 @@ class DataWorker:
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
-        dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
-        return FirstCome(str(task.id), partial(self._open, task, dealer), partial(self._finished, task))
+        dealer = self._dealers[task.id] = Dealer(
+            self._client, self.state, task.id, self._life, self._timeout_s, task.progress
+        )
+        return FirstCome(
+            str(task.id),
+            partial(self._open, task, dealer),
+            partial(self._finished, task),
+            partial(named, where=task.where(self.address)),
+            task.progress,
+            task.failed,
+        )
 
     def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
@@ -207,14 +318,9 @@ class DataWorker:
 
     def _finished(self, task: Task) -> None:
         try:
-            self._loop.call_soon(self._note_finished, task)
+            self._loop.call_soon(self.finished, task.id)
         except OpError:
             pass  # the worker has ended
-
-    def _note_finished(self, task: Task) -> None:
-        task.done = True
-        if task.id in self._tasks:
-            self._ask()
 
 
 class RemoteReply:

@@ -135,9 +135,10 @@ class Workers:
             self._book.answer(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
-        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round)."""
+        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round, job's name)."""
         iteration = self._book.state.iterations[task.iteration]
-        terms = self._book.state.jobs[iteration.job].terms
+        job = self._book.state.jobs[iteration.job]
+        terms = job.terms
         dataset = self._book.state.datasets[terms.dataset]
         fields = tuple(getattr(terms, name) for name in terms.__struct_fields__)
         return (
@@ -148,6 +149,7 @@ class Workers:
             fields,
             len(iteration.cursors),
             task.starting_round,
+            job.name,
         )
 
     def gone(self, token: q.Token) -> None:

@@ -1,0 +1,94 @@
+"""The process of one task of the data service: runs its pipeline, and answers its readers itself.
+
+It is forked from the worker's template, and has a loop and a router of its own over the listening socket that its worker has made:
+elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
+    a pipe      the worker says Begin and, by closing its end, that this is over; here FINISHED is said
+    a page      of numbers, written here: what the task is at (runners/base.py), for the error that tells how it died
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from zmqdist.data_service.failing import Failed
+from zmqdist.data_service.worker import Task, Tasks
+from zmqdist.errors import from_code
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Router
+from zmqdist.rpc.service import RpcService
+from zmqdist.wire.hello import our_hello
+
+PAGE_BYTES: Final = 4096
+
+FINISHED: Final = b"finished"
+
+BEGIN_BYTES_MAX: Final = 128 << 10
+
+ANSWERS_S: Final = 2.0
+"""So long the last answers have to reach their readers."""
+
+
+class Begin(msgspec.Struct, array_like=True):
+    """What the process is for.
+
+    Attributes:
+      task: as the dispatcher defined it.
+      state, life: of the dispatcher, and of the worker.
+      host: the address that the listening socket is bound to.
+      failure: code and text for the process that was here before and died; `for_good`: that is all there is.
+      done: the task has come to its end: nothing but that is to be told.
+    """
+
+    task: list[Any]
+    state: int
+    life: int
+    dispatcher: str
+    dispatcher_timeout_s: float
+    worker: str
+    host: str
+    failure: tuple[int, str] | None = None
+    for_good: bool = False
+    done: bool = False
+
+
+def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
+    """Serve until the worker says that it is over. Does not return."""
+    pipe = socket.socket(fileno=pipe_fd)
+    page = mmap.mmap(page_fd, PAGE_BYTES)
+    begin = msgspec.msgpack.decode(pipe.recv(BEGIN_BYTES_MAX), type=Begin)
+    np.random.seed()  # else all tasks that were forked from one template would draw the same numbers
+    progress: Any = memoryview(page).cast("Q")
+    task = Task(begin.task, progress)
+    if begin.failure is not None:
+        task.failed = Failed(from_code(*begin.failure), begin.for_good)
+    task.done = begin.done
+    loop = Loop(f"zmqdist-task-{task.id}")
+    credentials = Credentials.of_environment()
+    incarnation = secrets.randbits(62) | 1
+    router = Router(
+        loop, credentials.server(begin.host), our_hello("server", incarnation, f"task {task.id} of {begin.worker}")
+    )
+    service = RpcService("task")
+    tasks = Tasks(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
+    tasks.finished = lambda number: pipe.sendall(FINISHED)
+    tasks.address = begin.worker
+    tasks.state = begin.state
+    tasks.begin(task)
+    service.attach(router, loop, incarnation)
+    loop.on_stop(service.close)
+    router.bind_fd(listener_fd)
+    loop.start()
+    while pipe.recv(1):
+        pass
+    loop.run(tasks.close)
+    service.stop(ANSWERS_S)
+    loop.stop()
+    os._exit(0)
