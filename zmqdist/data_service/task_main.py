@@ -15,8 +15,8 @@ import socket
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
+import zmqdist.data.dataset  # noqa: F401  what a description needs, before the fork
 from zmqdist.data_service.failing import Failed
 from zmqdist.data_service.worker import Task, Tasks
 from zmqdist.errors import from_code
@@ -59,12 +59,14 @@ class Begin(msgspec.Struct, array_like=True):
     done: bool = False
 
 
+_begins = msgspec.msgpack.Decoder(Begin)
+
+
 def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     """Serve until the worker says that it is over. Does not return."""
     pipe = socket.socket(fileno=pipe_fd)
     page = mmap.mmap(page_fd, PAGE_BYTES)
-    begin = msgspec.msgpack.decode(pipe.recv(BEGIN_BYTES_MAX), type=Begin)
-    np.random.seed()  # else all tasks that were forked from one template would draw the same numbers
+    begin = _begins.decode(pipe.recv(BEGIN_BYTES_MAX))
     progress: Any = memoryview(page).cast("Q")
     task = Task(begin.task, progress)
     if begin.failure is not None:

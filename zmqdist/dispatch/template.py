@@ -28,6 +28,8 @@ import sys
 import threading
 from collections.abc import Mapping
 
+import numpy as np
+
 COMMAND = struct.Struct("<4sqq")
 """A verb and two numbers."""
 
@@ -152,6 +154,7 @@ def _settle_in() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it
+    np.random.seed()  # else all children would draw the same numbers
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
@@ -159,6 +162,7 @@ def _settle_in() -> None:
 
 def _import_all() -> None:
     """Before any fork, so that children share it."""
+
     import zmqdist.data_service.task_main
     import zmqdist.dispatch.slot_main  # noqa: F401
 
