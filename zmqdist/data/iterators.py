@@ -125,6 +125,11 @@ class Node:
         for child in self.children:
             child.restart()
 
+    def leave(self) -> None:
+        """Right before `close`, from outside of whatever thread reads this node: end its wait for what comes from elsewhere."""
+        for child in self.children:
+            child.leave()
+
     def close(self) -> None:
         """End what runs in the background; harmless when nothing does. Drops the generators, which refer to this node."""
         self._stream = None
@@ -191,6 +196,7 @@ class _Reading:
     def close(self) -> None:
         """Nothing comes any more, whether this is the end of the data or not."""
         self.closed = True
+        self.node.leave()
         self._leave()
         self._again = False
         self.node.close()

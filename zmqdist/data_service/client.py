@@ -19,7 +19,7 @@ from zmqdist.data.tree import Tree, make
 from zmqdist.data_service.dealing import insist
 from zmqdist.data_service.policy import CrossTrainerCache, policy_of
 from zmqdist.data_service.source import Distributed
-from zmqdist.errors import NotFoundError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -83,7 +83,7 @@ def register_dataset(
     address = _address(service)
     request = random.getrandbits(62)
     id = None if dataset_id is None else id_of(dataset_id)
-    description = dataset.serialize()
+    description = _description_of(dataset)
     metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
 
     def question(client: ZmqClient) -> Any:
@@ -92,6 +92,14 @@ def register_dataset(
 
     found, _other = _asked(address, question, f"registering a dataset with {address}")
     return str(found)
+
+
+def _description_of(dataset: Dataset) -> str:
+    try:
+        return dataset.serialize()
+    except InvalidArgumentError as error:
+        text = f"Serialization error while trying to register a dataset with tf.data service: {error.message}"
+        raise FailedPreconditionError(None, None, text) from error
 
 
 def from_dataset_id(

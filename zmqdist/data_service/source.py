@@ -54,8 +54,7 @@ class _ReadingNode(Node):
             self._batch = iter(batch)
             yield from self._batch
 
-    def close(self) -> None:
-        super().close()
+    def leave(self) -> None:
         self._reader.close()
 
 

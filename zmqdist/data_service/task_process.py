@@ -67,6 +67,9 @@ class TaskProcesses:
       spawn: forks a task's process.
       silent: the exit code of a process that was ended because this worker did not run.
       bind: the host that sockets are bound to.
+
+    Attributes:
+      ending: dropped, and their process is still there.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class TaskProcesses:
         self.bind = bind
         self._about = life, dispatcher, dispatcher_timeout_s
         self._tasks: dict[int, _TaskProcess] = {}
+        self.ending: set[_TaskProcess] = set()
 
     def begin(self, task: Task) -> None:
         self._tasks[task.id] = _TaskProcess(self, task)
@@ -102,8 +106,10 @@ class TaskProcesses:
 
     def close(self) -> None:
         """The processes end with their template, or because the worker's end of the pipe is closed."""
-        for number in list(self._tasks):
-            self._tasks.pop(number).close()
+        for process in (*self._tasks.values(), *self.ending):
+            process.close()
+        self._tasks.clear()
+        self.ending.clear()
 
     def definition(self, task: Task, error: OpError | None, for_good: bool) -> Begin:
         """What a new process of a task is told."""
@@ -175,6 +181,7 @@ class _TaskProcess:
                 self._crashed(code, child.tail())
         self._close_pipe()
         if self._ended:
+            self._owner.ending.discard(self)
             self._loop.set_timer(self, None, self._kill)
         else:
             self._wait_for_readers()
@@ -199,6 +206,7 @@ class _TaskProcess:
         self._ended = True
         self._close_listener()
         if self._child is not None and self._pipe is not None:
+            self._owner.ending.add(self)
             self._pipe.shutdown(socket.SHUT_WR)
             self._loop.set_timer(self, self._loop.now() + END_S, self._kill)
 

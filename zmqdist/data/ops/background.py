@@ -119,6 +119,10 @@ class Ahead:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def leave(self) -> None:
+        """The thread must not wait in the node while somebody waits for the thread."""
+        self._node.leave()
+
     def close(self) -> None:
         """End the thread and the node."""
         self.halt()
