@@ -135,7 +135,7 @@ def test_a_segfault_costs_its_task_and_names_what_died() -> None:
         text = str(caught.value)
         assert "SIGSEGV" in text
         assert "dataset 1000" in text
-        assert service.workers[0].address in text
+        assert service.workers[0]._address in text
         assert "Fatal Python error: Segmentation fault" in text
         assert "dies_at" in text or "step" in text
         assert [int(x) for x in service.whole(Dataset.range(3))] == [0, 1, 2]
@@ -163,14 +163,16 @@ def test_a_dealt_iteration_goes_on_behind_a_crash_with_what_is_left() -> None:
 
 
 def test_a_task_that_dies_again_and_again_fails_for_good() -> None:
-    with serving() as service:
-        with iter(service.dealt(Dataset.range(1000).map(dies_at(set(range(1000)), lambda: os._exit(1))))) as iterator:
-            for _ in range(CRASHES_MAX - 1):
-                with pytest.raises(UnknownError, match="another process goes on"):
-                    next(iterator)
-            for _ in range(2):
-                with pytest.raises(UnknownError, match="failed for good"):
-                    next(iterator)
+    with (
+        serving() as service,
+        iter(service.dealt(Dataset.range(1000).map(dies_at(set(range(1000)), lambda: os._exit(1))))) as iterator,
+    ):
+        for _ in range(CRASHES_MAX - 1):
+            with pytest.raises(UnknownError, match="another process goes on"):
+                next(iterator)
+        for _ in range(2):
+            with pytest.raises(UnknownError, match="failed for good"):
+                next(iterator)
 
 
 def test_killing_the_process_of_a_task_is_told_once() -> None:

@@ -11,25 +11,31 @@ from typing import TYPE_CHECKING, Any
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:
-    from zmqdist.data import service
+    from zmqdist.data import experimental, service
+    from zmqdist.data.composites import Ragged, Sparse
     from zmqdist.data.dataset import Dataset
     from zmqdist.data.options import Options
-    from zmqdist.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+    from zmqdist.data.readers import FixedLengthRecordDataset, ParquetDataset, TextLineDataset, TFRecordDataset
+    from zmqdist.data.showing import progress
 
 _WHERE = {
     "Dataset": "zmqdist.data.dataset",
     "FixedLengthRecordDataset": "zmqdist.data.readers",
     "Options": "zmqdist.data.options",
+    "ParquetDataset": "zmqdist.data.readers",
+    "Ragged": "zmqdist.data.composites",
+    "Sparse": "zmqdist.data.composites",
     "TFRecordDataset": "zmqdist.data.readers",
     "TextLineDataset": "zmqdist.data.readers",
+    "progress": "zmqdist.data.showing",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(_WHERE[name]), name)
-    elif name == "service":
-        value = importlib.import_module("zmqdist.data.service")
+    elif name in ("experimental", "service"):
+        value = importlib.import_module(f"zmqdist.data.{name}")
     else:
         raise AttributeError(f"module 'zmqdist.data' has no attribute {name!r}")
     globals()[name] = value
@@ -46,8 +52,13 @@ __all__ = [
     "FixedLengthRecordDataset",
     "INFINITE_CARDINALITY",
     "Options",
+    "ParquetDataset",
+    "Ragged",
+    "Sparse",
     "TFRecordDataset",
     "TextLineDataset",
     "UNKNOWN_CARDINALITY",
+    "experimental",
+    "progress",
     "service",
 ]

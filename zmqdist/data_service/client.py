@@ -10,6 +10,7 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -253,3 +254,27 @@ def _asked(address: str, question: Callable[[ZmqClient], Any], what: str) -> Any
     security = Credentials(None, None, False).client(address, "submit")
     with ZmqClient(address, "data client", security=security) as client:
         return insist(lambda: question(client), REGISTER_S, threading.Event(), what)
+
+
+def _distribute(
+    *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
+) -> Callable[[Dataset], Dataset]:
+    """`distribute` for tests: the reader asks for news only so often."""
+    apply = distribute(*args, **options)
+    return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
+
+
+def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
+    """`from_dataset_id` for tests, as `_distribute`."""
+    return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
+
+
+_register_dataset = register_dataset
+
+
+def _refreshed(dataset: Dataset, hint_ms: int | None) -> Dataset:
+    if hint_ms is None:
+        return dataset
+    made = make(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
+    made.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))
+    return made

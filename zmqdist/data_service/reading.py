@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -80,6 +80,8 @@ class Wish:
     protocol: str = ""
     compression: str | None = "AUTO"
     spec: Any = UNKNOWN_SPEC
+    refresh_s: float = 0.0
+    """Pause before asking for news again; 0: they come at once."""
 
 
 @dataclass(eq=False)
@@ -98,6 +100,8 @@ class _Source:
     """Not to be asked any more; what was asked may still come."""
     pause_s: float = 0.0
     """It did not answer: not to be asked before so long."""
+    answers: deque[list[Any]] = field(default_factory=deque)
+    """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
 
 
 class Reader:
@@ -255,7 +259,10 @@ class Reader:
             self._note(tasks)
             self._top_up()
         if not self._finished:
-            self._watch()
+            if self._wish.refresh_s:
+                self._loop.set_timer(self, self._loop.now() + self._wish.refresh_s, self._watch)
+            else:
+                self._watch()
 
     def _note(self, tasks: list[tuple[Any, ...]]) -> None:
         """Which tasks there are now."""
@@ -320,7 +327,14 @@ class Reader:
         self._held += 1
         source.asked += 1
         source.asked_at = next(self._turns)
-        source.at.ask(wanted, partial(self._soon, self._answered, source))
+        answer: list[Any] = []
+        source.answers.append(answer)
+        source.at.ask(wanted, partial(self._soon, self._came, source, answer))
+
+    def _came(self, source: _Source, answer: list[Any], *told: Any) -> None:
+        answer.append(told)
+        while source.answers and source.answers[0]:
+            self._answered(source, *source.answers.popleft()[0])
 
     def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1

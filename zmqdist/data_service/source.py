@@ -43,6 +43,7 @@ class _ReadingNode(Node):
                 op.protocol,
                 op.compression,
                 UNKNOWN_SPEC if op.spec is None else op.spec,
+                op.refresh_ms / 1000,
             ),
             Credentials(None, None, False),
         )
@@ -54,7 +55,11 @@ class _ReadingNode(Node):
             self._batch = iter(batch)
             yield from self._batch
 
-    def leave(self) -> None:
+    def abandon(self) -> None:
+        self._reader.close()
+
+    def close(self) -> None:
+        super().close()
         self._reader.close()
 
 
@@ -78,6 +83,7 @@ class Distributed(Op):
     spec: Any
     compression: str | None
     count: int
+    refresh_ms: int = 0
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count

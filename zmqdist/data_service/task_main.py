@@ -2,7 +2,7 @@
 
 It is forked from the worker's template, and has a loop and a router of its own over the listening socket that its worker has made:
 elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
-    a pipe      the worker says Begin and, by closing its end, that this is over; here FINISHED is said
+    a pipe      the worker says Begin, perhaps HAND_BACK and, by closing its end, that this is over; here FINISHED is said
     a page      of numbers, written here: what the task is at (runners/base.py), for the error that tells how it died
 """
 
@@ -28,6 +28,7 @@ from zmqdist.wire.hello import our_hello
 
 PAGE_BYTES: Final = 4096
 
+HAND_BACK: Final = b"hand back"
 FINISHED: Final = b"finished"
 
 BEGIN_BYTES_MAX: Final = 128 << 10
@@ -88,8 +89,9 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)
     loop.start()
-    while pipe.recv(1):
-        pass
+    while pipe.recv(len(HAND_BACK)):
+        if not loop.run(tasks.hand_back, task.id):
+            pipe.sendall(FINISHED)
     loop.run(tasks.close)
     service.stop(ANSWERS_S)
     loop.stop()

@@ -31,7 +31,7 @@ import msgspec
 
 from zmqdist.core.splits.records import DYNAMIC
 from zmqdist.data_service.failing import died
-from zmqdist.data_service.task_main import ANSWERS_S, FINISHED, PAGE_BYTES, Begin
+from zmqdist.data_service.task_main import ANSWERS_S, FINISHED, HAND_BACK, PAGE_BYTES, Begin
 from zmqdist.data_service.worker import Task
 from zmqdist.errors import OpError
 from zmqdist.net.address import join, split
@@ -103,6 +103,14 @@ class TaskProcesses:
         process = self._tasks.pop(number, None)
         if process is not None:
             process.end()
+
+    def hand_back(self, number: int) -> bool:
+        return self._tasks[number].hand_back()
+
+    @property
+    def unsent(self) -> bool:
+        """Whoever has a process may have: it ends when its task is dropped."""
+        return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
     def close(self) -> None:
         """The processes end with their template, or because the worker's end of the pipe is closed."""
@@ -200,6 +208,17 @@ class _TaskProcess:
         with memoryview(self._page).cast("Q") as progress:
             where = self._task.where(self._owner.address)
             self._error = died(code, tail, progress, where, goes_on)
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None
+
+    def hand_back(self) -> bool:
+        """As `Host.hand_back`."""
+        if self._pipe is None:
+            return False
+        self._pipe.send(HAND_BACK)
+        return True
 
     def end(self) -> None:
         """The task is over."""

@@ -13,6 +13,8 @@ Methods (after "zmqdist.data.")
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
@@ -37,6 +39,8 @@ from zmqdist.rpc.looped import LoopCalls
 from zmqdist.rpc.service import Asked, RpcService
 from zmqdist.wire.hello import host_identity
 
+log = logging.getLogger("zmqdist.data")
+
 ELEMENTS: Final = "zmqdist.data.elements"
 
 SOME, END, SKIP = 0, 1, 2
@@ -44,6 +48,9 @@ SOME, END, SKIP = 0, 1, 2
 
 AGAIN_S: Final = 0.05
 """After a refused question for work."""
+
+FLUSH_S: Final = 0.1
+"""What was answered last has so long to leave before a worker goes."""
 
 READERS: Final = frozenset({"submit", "worker"})
 
@@ -96,6 +103,13 @@ class Host(Protocol):
     def drop(self, number: int) -> None:
         """End it. Waits for nothing; one that is not there is fine."""
 
+    def hand_back(self, number: int) -> bool:
+        """Have a task give back the positions that it has not begun, and take no more. False: it has begun nothing."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether answers are on their way to readers."""
+
     def close(self) -> None:
         """End all."""
 
@@ -126,6 +140,9 @@ class DataWorker:
         self._host.finished = self._note_finished
         self._tasks: dict[int, Task] = {}
         self._asking = 0
+        self._drained: Callable[[], None] | None = None
+        """The worker leaves: to be called when nothing is left to do."""
+        self._left = False
         loop.on_stop(self.close)
 
     @property
@@ -136,6 +153,11 @@ class DataWorker:
     @address.setter
     def address(self, address: str) -> None:
         self._host.address = address
+
+    @property
+    def left(self) -> bool:
+        """Whether it was drained, and all answers are on their way."""
+        return self._left
 
     @property
     def num_tasks(self) -> int:
@@ -149,6 +171,8 @@ class DataWorker:
         if isinstance(self._host, Tasks):
             local.add(self._life, self._host)
         self._ask()
+        if self._drained is not None:
+            self._say_leaving()
 
     def _ask(self) -> None:
         self._asking += 1
@@ -164,6 +188,9 @@ class DataWorker:
         if error is not None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
             return
+        if value is None:  # one of an earlier connection came behind it
+            self._ask()
+            return
         state, new, drop = value
         for number in drop:
             self._tasks.pop(number, None)
@@ -174,6 +201,7 @@ class DataWorker:
             self._tasks[task.id] = task
             self._host.begin(task)
         self._ask()
+        self._end_if_drained()
 
     def _ask_again(self) -> None:
         """Only while there is a connection: else `registered` comes."""
@@ -185,6 +213,40 @@ class DataWorker:
         if task is not None:
             task.done = True
             self._ask()
+        self._end_if_drained()
+
+    # -- leaving ----------------------------------------------------------------------------------------------------------------
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Take no more positions, hand back what was not begun, have readers take the rest, and call `then`. In the loop.
+
+        A task that has the whole dataset for itself goes on to its end. Whoever has not the time for it just closes.
+        """
+        self._drained = then
+        self._say_leaving()
+        for task in self._tasks.values():
+            if task.terms.mode == DYNAMIC and not task.done and not self._host.hand_back(task.id):
+                task.done = True  # nobody reads it
+        self._ask()
+        self._end_if_drained()
+
+    def _say_leaving(self) -> None:
+        self._calls.ask("zmqdist.data.leave", (self._life,), lambda value, error: None)
+
+    def _end_if_drained(self) -> None:
+        if self._drained is not None and not self.num_tasks:
+            if self._tasks:
+                self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+            else:
+                self._end_if_sent()
+
+    def _end_if_sent(self) -> None:
+        assert self._drained is not None
+        if self._host.unsent:
+            self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+        else:
+            self._left = True
+            self._drained()
 
     def close(self) -> None:
         """In the loop, when it ends."""
@@ -209,6 +271,7 @@ class Tasks:
         self.address = ""
         self.finished: Callable[[int], None] = lambda number: None
         self._loop = loop
+        self._service = service
         self._dispatcher = dispatcher
         self._credentials = credentials
         self._life = life
@@ -231,6 +294,23 @@ class Tasks:
             dealer.close()
         if task is not None and task.runner is not None:
             task.runner.close()
+
+    def hand_back(self, number: int) -> bool:
+        dealer = self._dealers.get(number)
+        if dealer is None:
+            return False
+        threading.Thread(target=self._hand_back, args=(dealer,), name=f"zmqdist-drain-{number}", daemon=True).start()
+        return True
+
+    def _hand_back(self, dealer: Dealer) -> None:
+        try:
+            dealer.drain()
+        except OpError as error:
+            log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._service.unsent)
 
     def close(self) -> None:
         for number in list(self._tasks):

@@ -133,6 +133,11 @@ class WorkerServer:
         return self._shell.address
 
     @property
+    def _address(self) -> str:
+        """As tf.data service has it: what others are told."""
+        return self._shell.advertised
+
+    @property
     def target(self) -> str:
         return f"zmq://{self._shell.address}"
 
@@ -145,9 +150,13 @@ class WorkerServer:
 
     @property
     def num_tasks(self) -> int:
-        """Functions that it runs or has waiting."""
+        """Functions that it runs or has waiting, and tasks of the data service that have not ended."""
         machine = self._shell.machine
-        return 0 if machine is None else machine.running
+        return 0 if machine is None else machine.running + self._num_tasks()
+
+    def _num_tasks(self) -> int:
+        """As tf.data service has it: those of the data service."""
+        return 0 if self._shell.machine is None else self._shell.data.num_tasks
 
     def __enter__(self) -> WorkerServer:
         self.start()
@@ -186,10 +195,11 @@ class _Shell:
         self.machine: Worker | None = None
         self.loop: Loop | None = None
         self._forks: Forks | None = None
-        self.address = ""
+        self.address = self.advertised = ""
         self._bulk_leases: dict[int, list[int]] = {}
         self._due: float | None = None
         self._in_contact = False
+        self._draining = False
 
     @property
     def abandoned(self) -> bool:
@@ -244,11 +254,13 @@ class _Shell:
                 on_refused=self._refused,
             )
             self._calls = LoopCalls(self._dealer)
-            about = self._dispatcher, credentials, incarnation, 3600.0
-            self.data = DataWorker(loop, service, self._calls, *about, self._task_processes(host, incarnation, 3600.0))
+            about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
+            host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
+            self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
-            self.address = self._store.address = self.data.address = router.bind(join(host, config.port))
+            self.address = self._store.address = router.bind(join(host, config.port))
+            self.advertised = self.data.address = config.advertised(self.address)
             self._slots: ProcessSlots | ThreadSlots
             if self._forks is not None:
                 self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self.address, self._forks)
@@ -264,7 +276,8 @@ class _Shell:
                 orphan_limit_s=config.orphan_limit_s,
                 can_kill=self._slots.can_kill,
                 now=loop.now(),
-                address=self.address,
+                address=self.advertised,
+                tags=tuple(config.worker_tags or ()),
             )
         except BaseException:
             loop.stop()
@@ -311,7 +324,11 @@ class _Shell:
         assert machine is not None
         if isinstance(event, SlotFinished):
             self._note_bulk(event)
+        machine.serving = not self.data.left
         self._perform(machine.handle(event, self._loop_now()))
+        if not self._draining and machine.leaves_at is not None and machine.leaves_at > self._loop_now():
+            self._draining = True
+            self.data.drain(lambda: self._handle(Ticked()))
         if not machine.running:
             self._pulled.drop()
         if machine.registered and not self._registered.is_set():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
 from zmqdist.core.splits.state import State
+
+RETURN_S: Final = 10.0
+"""A worker that lost its dispatcher tries to reach it at least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +42,15 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
+      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
+      leaving: lives of workers that go for good when they have done what they have.
       places: life -> number of its worker.
+      gone: those of the missing that were seen to go: not those of before a restart that are not back yet.
       missing: workers without a connection, and since when.
-      heard: when a client was heard last.
+      now: the time of the present event.
+      heard: since when a client has been silent, unless its question waits here.
       released: iterations without clients, and since when.
       versions: of what clients are told of an iteration.
       serving: task -> (life that serves it, where).
@@ -58,7 +66,10 @@ class Book:
         self.commits = Commits(rules.fault_tolerant)
         self.state = State(number=number)
         self._fresh = number
+        self.members: dict[int, q.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
+        self.leaving: set[int] = set()
+        self.now = 0.0
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -67,6 +78,7 @@ class Book:
         self.watching: dict[int, tuple[q.Watch, float]] = {}
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
+        self.gone: set[int] = set()
         self.heard: dict[int, float] = {}
         self.released: dict[int, float] = {}
         self.versions: dict[int, int] = {}
@@ -93,21 +105,29 @@ class Book:
         """Answer a question, when all that was changed before is durable."""
         self.commits.effect(q.Answer(token, value))
 
+    def ask_again(self) -> list[q.Effect]:
+        """End all questions that wait for news."""
+        tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
+        self.working, self.watching = {}, {}
+        return [
+            q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
+        ]
+
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
-        present = set(self.places) - {
-            self.state.workers[number].life for number in self.missing if number in self.state.workers
-        }
+        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
+
+        They have `RETURN_S` at least: it was the dispatcher that was away.
+        """
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
-        working, watching = self.working, self.watching
         self._live_tables()
-        self.working, self.watching = working, watching
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in present}
+        since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 
-    def present(self, number: int, life: int) -> bool:
-        """Whether this life has the place of the worker."""
-        return number in self.state.workers and self.state.workers[number].life == life
+    @property
+    def unplaced(self) -> list[q.WorkerJoined]:
+        """Members whose place did not become durable."""
+        return [joined for life, joined in self.members.items() if life not in self.places]

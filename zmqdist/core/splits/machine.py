@@ -10,8 +10,10 @@ Promises, checked by tests/core/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back
-    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
+    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
+        before one of its tasks has found nothing left: what others left behind a living worker does
     D5  numbers only grow, also over restarts
+    D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
 Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, all over one book.py.
 Not here: sockets, files, what a pipeline is.
@@ -20,6 +22,8 @@ Not here: sockets, files, what a pipeline is.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
+from typing import Final
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
@@ -29,6 +33,9 @@ from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
+
+LOOK_AGAIN_S: Final = 0.5
+"""After the state was read back: not at once, since a journal that failed may fail again."""
 
 
 class Splits:
@@ -41,6 +48,7 @@ class Splits:
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
         self._next_check = now + rules.gc_check_s
+        self._look_at = inf
 
     @property
     def state(self) -> State:
@@ -50,11 +58,12 @@ class Splits:
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
         self._book.restore(snapshot, records, now)
+        self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
         """When `handle(Ticked(), now)` is next worth calling."""
-        due = self._next_check
+        due = min(self._next_check, self._look_at)
         if self._book.missing:
             due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s)
         if self._book.watching:
@@ -62,17 +71,28 @@ class Splits:
         return due
 
     @property
+    def places(self) -> frozenset[int]:
+        """Lives of the workers that have a place and are not missing."""
+        return frozenset(life for life, number in self._book.places.items() if number not in self._book.missing)
+
+    @property
     def num_tasks(self) -> int:
         """Tasks that have not ended."""
         return sum(map(len, self._book.tasks_of.values()))
 
+    def waiting_for(self, life: int) -> int:
+        """Tasks that wait for this life of a worker, or another in its place."""
+        number = self._book.places.get(life)
+        return 0 if number is None else len(self._book.tasks_of.get(number, ()))
+
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
+        self._book.now = now
         match event:
             case q.JournalCommitted():
                 return self._book.commits.committed()
             case q.JournalFailed(code, message):
-                return self._book.commits.failed(code, message)
+                return self._book.commits.failed(code, message) + self._book.ask_again()
             case q.Ticked():
                 self._tick(now)
             case q.WorkerJoined():
@@ -105,12 +125,17 @@ class Splits:
                 self._dealing.splits(question)
             case q.HandBack():
                 self._dealing.hand_back(question)
+            case q.Leave():
+                self._workers.leave(question)
             case q.CompressionAsked(token, dataset, off):
                 if dataset not in self._book.state.compression_off:
                     self._book.change(r.DecideCompression(dataset, off))
                 self._book.answer(token, self._book.state.compression_off[dataset])
 
     def _tick(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = inf
+            self._workers.reconcile()
         self._workers.tick(now)
         self._clients.tick(now)
         if now >= self._next_check:
@@ -209,7 +234,7 @@ class Splits:
         )
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
-        for worker in list(self._book.state.workers):
+        for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration
 

@@ -152,8 +152,17 @@ class HandBack:
     task: int
     life: int
     source: int
+    request: int
     repetition: int
     runs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A worker ends what it has and goes for good: nothing new for it."""
+
+    token: Token
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,7 @@ class CompressionAsked:
     off: bool
 
 
-Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | CompressionAsked
+Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | Leave | CompressionAsked
 Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
 
 

@@ -96,6 +96,8 @@ class Task(Row):
     """One worker's part of an iteration.
 
     Attributes:
+      cut: its worker has left before its end: what was to come of it others do.
+      handed: questions that handed positions back, for one that is repeated.
       given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
     """
 
@@ -105,6 +107,8 @@ class Task(Row):
     finished: bool = False
     starting_round: int = 0
     given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    cut: bool = False
+    handed: list[int] = msgspec.field(default_factory=list)
 
 
 class Client(Row):
@@ -154,6 +158,7 @@ class CreateTask(Record, tag=6):
 
 class FinishTask(Record, tag=7):
     task: int
+    cut: bool = False
 
 
 class FinishIteration(Record, tag=8):
@@ -192,6 +197,7 @@ class ReturnSplits(Record, tag=13):
     source: int
     repetition: int
     runs: list[tuple[int, int]]
+    request: int = 0
 
 
 class DecideCompression(Record, tag=14):

@@ -52,8 +52,8 @@ class State(msgspec.Struct):
                 self.tasks[task.id] = task
                 self.iterations[task.iteration].tasks.append(task.id)
                 self.next_task = task.id + 1
-            case r.FinishTask(task_id):
-                self.tasks[task_id].finished = True
+            case r.FinishTask(task_id, cut):
+                self.tasks[task_id].finished, self.tasks[task_id].cut = True, cut
             case r.FinishIteration(number):
                 self._end(self.iterations[number])
                 self.iterations[number].finished = True
@@ -69,7 +69,8 @@ class State(msgspec.Struct):
                 self.iterations[client.iteration].clients.remove(number)
             case r.GiveSplits():
                 self._give(record)
-            case r.ReturnSplits(task_id, source, repetition, runs):
+            case r.ReturnSplits(task_id, source, repetition, runs, request):
+                self.tasks[task_id].handed.append(request)
                 cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
                 if cursor.repetition == repetition:
                     cursor.returned += runs
@@ -95,3 +96,11 @@ class State(msgspec.Struct):
                 _, length = cursor.returned.pop(0)
                 if length > record.length:
                     cursor.returned.insert(0, (record.start + record.length, length - record.length))
+
+
+_states = msgspec.msgpack.Decoder(State)
+
+
+def decode_state(data: bytes) -> State:
+    """A whole state, as `records.encode` made it. Raises msgspec.DecodeError."""
+    return _states.decode(data)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.background import Ahead, in_order, threads_for
+from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
 from zmqdist.data.ops.base import Function, Op, all_of, finite, operator
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, invalid, is_dataset
 
@@ -62,6 +63,9 @@ class Zip(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return all_of(inputs, min)
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return nest.pack_sequence_as(self.form, list(inputs))
@@ -137,7 +141,10 @@ class Repeat(Op):
 
     @property
     def repetitions(self) -> int:
-        return self.count
+        return max(self.count, INFINITE_CARDINALITY)
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.count == 0 or inputs[0] == 0:
@@ -157,7 +164,7 @@ def returned_dataset(value: Any, what: str) -> Tree:
     return value  # type: ignore[no-any-return]
 
 
-class _InterleaveNode(Node):
+class InterleaveNode(Node):
     """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again.
@@ -178,7 +185,7 @@ class _InterleaveNode(Node):
         """The node of the dataset that the function makes of an input element."""
         node = self.context.inner().open(self.op.made(x))
         if self.turn < self.threads:
-            return Ahead(node, self.op.block_length)  # type: ignore[return-value]
+            return Ahead(node, self.op.block_length, AHEAD_MAX)  # type: ignore[return-value]
         return node
 
     def run(self) -> Iterator[Any]:
@@ -233,6 +240,12 @@ class _InterleaveNode(Node):
             if slot is not None:
                 slot[1].restart()
 
+    def abandon(self) -> None:
+        super().abandon()
+        for slot in list(self.slots):
+            if slot is not None:
+                slot[1].abandon()
+
     def close(self) -> None:
         super().close()
         for slot in self.slots:
@@ -265,7 +278,7 @@ def default_cycle_length(parallel: int | None) -> int:
     return (cpus + 2) // 3 if parallel == AUTOTUNE else min(parallel, cpus)
 
 
-@operator("interleave", _InterleaveNode)
+@operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
     """Blocks of the datasets that a function makes of the elements, in turn; flat_map with one dataset at a time."""
@@ -275,12 +288,16 @@ class Interleave(Op):
     block_length: int = 1
     parallel: int = 0
     deterministic: bool | None = None
+    instead: ClassVar[str] = ", or give it cycle_length=1"
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC
+
+    def per_split(self) -> Fraction | None:
+        return None if self.cycle_length == 1 else super().per_split()
 
     def infer(self, dataset: Tree) -> Any:
         for x in dataset.inputs[0].probe():
@@ -398,6 +415,9 @@ class Selector(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return inputs[0] if inputs else INFINITE_CARDINALITY
+
+    def stateful(self) -> bool:
+        return self.seed is None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         from zmqdist.specs import TensorSpec

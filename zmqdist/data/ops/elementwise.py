@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.background import ParallelMapNode
 from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.parallel import ParallelMapNode
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, spec_of
 from zmqdist.specs import TensorSpec
 
@@ -29,16 +30,20 @@ class _MapNode(Node):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """A function of each element; in `parallel` threads where that is not 0."""
+    """A function of each element; in `parallel` threads or processes where that is not 0."""
 
     function: Function
     output_signature: Any = None
     parallel: int = 0
     deterministic: bool | None = None
+    executor: str = "thread"
 
     def open(self, dataset: Tree, context: Context) -> Node:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
@@ -128,6 +133,9 @@ class WithOptions(Op):
     """Nothing happens to the elements; `Tree.options` reads it."""
 
     options: Any
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
 
 def truth(value: Any, what: str) -> bool:

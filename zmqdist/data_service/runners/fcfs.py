@@ -19,6 +19,7 @@ from collections.abc import Callable, MutableSequence
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
+from zmqdist.data_service.dealing import Drained
 from zmqdist.data_service.elements import weigh
 from zmqdist.data_service.failing import Failed
 from zmqdist.data_service.runners.base import TAKEN, Reply, Wanted
@@ -120,6 +121,8 @@ class FirstCome:
                             break
                     else:
                         break
+                except Drained:
+                    break
                 except BaseException as error:
                     with self._lock:
                         buffer.append(Failure(self._named(error, self._progress[TAKEN] + len(buffer))))
