@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -219,15 +218,14 @@ def test_dropping_an_iterator_does_not_wait_for_user_code(ahead: int, processes:
     goes_on = tmp_path / "goes on"
 
     def slow(x: Any) -> Any:
-        begun.touch()
-        while not goes_on.exists():
+        while x > 0 and not goes_on.exists():
+            begun.touch()
             time.sleep(0.01)
         return x
 
     with serving(processes=processes) as service:
         iterator = iter(service.whole(Dataset.range(10).map(slow)).prefetch(ahead))
-        if ahead:
-            threading.Thread(target=lambda: next(iterator, None), daemon=True).start()
+        assert int(next(iterator)) == 0
         until(begun.exists, "the user's function")
         iterator.close()
         goes_on.touch()  # a thread of this process has to end

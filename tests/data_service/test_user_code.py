@@ -15,8 +15,6 @@ from tests.data_service.serving import Service, serving, until
 from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset
 from zmqdist.data_service.client import distribute, from_dataset_id, register_dataset
 from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.dispatch.config import WorkerConfig
-from zmqdist.dispatch.worker import WorkerServer
 from zmqdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -248,7 +246,9 @@ def test_a_stuck_task_in_a_process_goes_with_its_worker(tmp_path: Path) -> None:
         time.sleep(1000)
         return x
 
-    with serving() as service, WorkerServer(WorkerConfig(service.dispatcher.address, processes=True)) as other:
+    with serving() as service:
+        (worker,) = service.workers
         with iter(service.dealt(Dataset.range(10).map(hangs))):
             until(begun.exists, "the user's function")
-            other.stop(grace_s=0.1)
+            worker.stop(grace_s=0.1)
+            assert worker.join(0)

@@ -98,7 +98,7 @@ def register_dataset(
 def _description_of(dataset: Dataset) -> str:
     try:
         return dataset.serialize()
-    except InvalidArgumentError as error:
+    except (InvalidArgumentError, FailedPreconditionError) as error:
         text = f"Serialization error while trying to register a dataset with tf.data service: {error.message}"
         raise FailedPreconditionError(None, None, text) from error
 
