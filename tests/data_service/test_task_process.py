@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from zmqdist.dispatch.server import DispatchServer
 from zmqdist.errors import UnknownError
 from zmqdist.net.loop import Loop
 from zmqdist.net.processes import is_alive
+
+READ_ALL = 60_000
 
 
 def process_of(x: Any) -> int:
@@ -117,7 +121,7 @@ def test_a_task_has_no_process_before_somebody_connects() -> None:
     tasks = TaskProcesses(loop, spawn, 256, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
     tasks.address = "127.0.0.1:2"
     loop.start()
-    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, "job"]
+    told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job"]
     loop.run(lambda: tasks.begin(Task(told)))
     host, port = tasks.where(4000).split(":")
     assert not spawned
@@ -198,6 +202,29 @@ def test_no_process_of_a_task_outlives_its_worker() -> None:
         worker.kill()
         until(lambda: not is_alive(child), "the end of the child")
         iterator.close()
+
+
+def test_a_worker_that_leaves_in_good_order_loses_nothing_of_its_tasks() -> None:
+    with serving(workers=2) as service, iter(service.dealt(Dataset.range(READ_ALL).map(lambda x: x))) as iterator:
+        found = [int(next(iterator)) for _ in range(10)]
+        leaving = threading.Thread(target=service.workers[0].stop, args=(60.0,))
+        leaving.start()
+        found += [int(x) for x in iterator]
+        leaving.join()
+        assert Counter(found) == Counter(range(READ_ALL))
+
+
+def test_a_worker_that_was_stopped_and_goes_on_has_new_processes_and_tells_no_crash() -> None:
+    with DispatchServer(DispatcherConfig(lease_s=1.0)) as dispatcher, worker_process(dispatcher) as worker:
+        service = Service(dispatcher, [])
+        with iter(service.dealt(Dataset.range(READ_ALL).repeat().map(process_of))) as iterator:
+            child = int(next(iterator))
+            worker.send_signal(signal.SIGSTOP)
+            until(lambda: not is_alive(child), "the end of the child")
+            worker.send_signal(signal.SIGCONT)
+            while (later := int(next(iterator))) == child:
+                pass
+            assert is_alive(later)
 
 
 def test_stopping_a_worker_does_not_wait_for_user_code() -> None:

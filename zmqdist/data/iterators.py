@@ -101,10 +101,17 @@ class Context:
 
     def open_inputs(self, dataset: Tree) -> list[Node]:
         """The nodes of a dataset's inputs; those that are not split have their sources whole."""
-        if self._splits is None:
-            return [self.open(each) for each in dataset.inputs]
-        split = dataset.op.split_inputs(len(dataset.inputs))
-        return [(self if number in split else self.inner()).open(each) for number, each in enumerate(dataset.inputs)]
+        split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
+        nodes: list[Node] = []
+        try:
+            for number, each in enumerate(dataset.inputs):
+                context = self if split is None or number in split else self.inner()
+                nodes.append(context.open(each))
+        except BaseException:  # a reader of a data service, say, that was refused
+            for node in nodes:
+                node.close()
+            raise
+        return nodes
 
     def place(self) -> int:
         """The number of the source that is opened next."""
@@ -240,7 +247,11 @@ class _Reading:
     def close(self) -> None:
         """Nothing comes any more, whether this is the end of the data or not."""
         self.closed = True
-        self._leave()
+        self.node.abandon()
+        try:
+            self._leave()
+        except ValueError:
+            pass  # another thread is in it, and on its way out
         self._again = False
         self.node.close()
 
@@ -335,7 +346,10 @@ class DatasetIterator(chain[Any]):
         return found
 
     def close(self) -> None:
-        """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
+        """End the pipeline's threads now. Harmless when called twice; nothing comes after it.
+
+        A thread that waits here for a data service gets the end; one that computes an element computes it first.
+        """
         self._reading.close()
 
     def __enter__(self) -> DatasetIterator:

@@ -65,7 +65,6 @@ class DataDispatcher:
         """
         self._loop = loop
         self._rules = rules
-        self.deployment_mode = ""
         self._due = inf
         self._store = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...] | OpError] = {}
@@ -141,7 +140,7 @@ class DataDispatcher:
         return {
             "register": self._register,
             "metadata": self._metadata,
-            "config": lambda asked: asked.answer({"deployment_mode": self.deployment_mode}),
+            "config": lambda asked: asked.answer({"deployment_mode": self._rules.deployment_mode}),
             "definition": self._definition,
             "open": self._open,
             "watch": self._watch,

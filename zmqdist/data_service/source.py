@@ -11,7 +11,7 @@ from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.reading import Reader, Wish
-from zmqdist.errors import UnimplementedError
+from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.net.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _ReadingNode(Node):
             yield from self._batch
 
     def abandon(self) -> None:
-        self._reader.close()
+        self._reader.interrupt()
 
     def close(self) -> None:
         super().close()
@@ -85,6 +85,10 @@ class Distributed(Op):
     count: int
     refresh_ms: int = 0
 
+    @property
+    def is_shared(self) -> bool:
+        return self.job_name is not None
+
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count
 
@@ -94,7 +98,13 @@ class Distributed(Op):
     def infer(self, dataset: Tree) -> Any:
         """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
         upstream = self.__dict__.get("upstream")
-        return UNKNOWN_SPEC if upstream is None else upstream.element_spec
+        if upstream is None:
+            text = (
+                f"the element_spec of dataset {self.dataset} is not known to the service: give it to `from_dataset_id`,"
+                " or `output_signature` to the function that makes the elements"
+            )
+            raise FailedPreconditionError(None, None, text)
+        return upstream.element_spec
 
     def split_count(self) -> int:
         raise UnimplementedError(None, None, "Cannot create split providers for dataset of type DataServiceDataset")

@@ -21,12 +21,14 @@ from typing import Any, Final, Protocol
 
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.failing import Failed, named
+from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.runners.base import PROGRESS, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
@@ -66,9 +68,8 @@ class Task:
 
     def __init__(self, told: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
         self.told = told
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, self.job = (
-            told
-        )
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
+        self.num_workers, self.index, self.job = place
         self.terms = Terms(*terms)
         self.progress = [0] * PROGRESS if progress is None else progress
         self.failed: Failed | None = None
@@ -394,7 +395,9 @@ class Tasks:
         dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
-        return iter(dataset)
+        policy = ShardingPolicy(task.terms.mode).name
+        # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
+        return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: Task) -> None:
         try:

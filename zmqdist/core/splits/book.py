@@ -10,6 +10,7 @@ from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
+from zmqdist.core.splits.hosts import HostList
 from zmqdist.core.splits.state import State
 
 RETURN_S: Final = 10.0
@@ -26,6 +27,8 @@ class Rules:
     gc_timeout_s: float = 300.0
     gc_dynamic: bool = False
     fault_tolerant: bool = False
+    worker_addresses: tuple[str, ...] = ()
+    deployment_mode: str = ""
 
 
 class Refusal(Exception):
@@ -43,6 +46,7 @@ class Book:
     Attributes:
       state: what a restart brings back.
       members: workers that are connected, by their lives: the membership knows them, whatever the state says.
+      hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       leaving: lives of workers that go for good when they have done what they have.
@@ -91,10 +95,19 @@ class Book:
             if not each.collected
         }
         self.jobs = {job.name: number for number, job in self.state.jobs.items()}
+        self.hosts = HostList(self.rules.worker_addresses)
+        self.hosts.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
             if not task.finished:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
+
+    def _holders(self) -> list[tuple[str, bool]]:
+        held = {worker.index: worker for worker in self.state.workers.values()}
+        return [
+            (held[place].address, held[place].life in self.members) if place in held else ("", False)
+            for place in range(len(self.rules.worker_addresses))
+        ]
 
     def change(self, record: r.Change) -> None:
         """Change the state, and have the journal know."""

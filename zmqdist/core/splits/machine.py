@@ -21,6 +21,7 @@ Not here: sockets, files, what a pipeline is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from math import inf
 from typing import Final
@@ -31,6 +32,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -84,6 +86,10 @@ class Splits:
         """Tasks that wait for this life of a worker, or another in its place."""
         number = self._book.places.get(life)
         return 0 if number is None else len(self._book.tasks_of.get(number, ()))
+
+    def admit(self, address: str) -> None:
+        """Whether a worker that is at this address can have a place. Raises FailedPreconditionError."""
+        self._book.hosts.admit(address)
 
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
@@ -163,7 +169,7 @@ class Splits:
 
     def _conflict(self, known: r.Dataset, asked: q.Register) -> bool:
         """Whether the pipeline under the id is another; the first is kept."""
-        if known.metadata != asked.metadata:
+        if not _fit(known.metadata, asked.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
                 f"Dataset with ID {known.id} is registered already, with other metadata: {known.metadata}, now "
@@ -187,6 +193,9 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
+            worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
+            raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         job = self._job(asked)
         iteration = self._iteration(job, asked)
         client = r.Client(self._book.state.next_client, iteration.id, asked.request)
@@ -204,25 +213,29 @@ class Splits:
             self._book.jobs[name] = job.id
             return job
         job = self._book.state.jobs[number]
-        if job.terms.cache != asked.terms.cache:
-            words = {True: "<enabled>", False: "<disabled>"}
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                f"Existing cross-trainer cache: {words[job.terms.cache]}; got {words[asked.terms.cache]}",
-            )
         different = [
-            f"{field}: existing {getattr(job.terms, field)!r}, got {getattr(asked.terms, field)!r}"
-            for field in asked.terms.__struct_fields__
-            if field != "dataset" and getattr(job.terms, field) != getattr(asked.terms, field)
+            f"Existing {what}: <{have}>; got <{got}>."
+            for (what, have), (_, got) in zip(self._told(job.terms), self._told(asked.terms), strict=True)
+            if have != got
         ]
+        datasets = self._book.state.datasets
+        if not _fit(datasets[job.terms.dataset].metadata, datasets[asked.terms.dataset].metadata, "element_spec"):
+            different.append("The elements have another structure.")
         if different:
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                + "; ".join(different),
-            )
+            text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
+            raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
+
+    def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
+        """What all that read a job have to agree on, as a user knows it."""
+        return [
+            ("processing mode", r.MODES[terms.mode]),
+            ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
+            ("target workers", terms.target_workers),
+            ("number of consumers", terms.num_consumers),
+            ("delivery", terms.delivery),
+            ("ordered", terms.ordered),
+        ]
 
     def _iteration(self, job: r.Job, asked: q.Open) -> r.Iteration:
         key = (job.name, asked.repetition)
@@ -237,6 +250,15 @@ class Splits:
         for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration
+
+
+def _fit(metadata: str, other: str, *names: str) -> bool:
+    """Whether two datasets are alike in what is known of both; `names`: in this alone."""
+    one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
+    keys = names or one.keys() | two.keys()
+    return all(
+        one.get(key) == two.get(key) or (None in (one.get(key), two.get(key)) and key == "element_spec") for key in keys
+    )
 
 
 def not_registered(dataset: str) -> str:

@@ -21,6 +21,9 @@ FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000
 OFF, DYNAMIC = 0, 1
 """Numbers of two processing modes; the others share statically."""
 
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+"""Names by number."""
+
 INFINITE = -1
 
 
@@ -118,13 +121,14 @@ class Client(Row):
 
 
 class Worker(Row):
-    """A place for a worker; `life` is the process that has it or had it last."""
+    """A place for a worker; `life` is the process that has it or had it last, `index` its place in the fixed list, -1 without one."""
 
     number: int
     name: str
     address: str
     life: int
     tags: tuple[str, ...] = ()
+    index: int = -1
 
 
 # -- changes ------------------------------------------------------------------------------------------------------------

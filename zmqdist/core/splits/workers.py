@@ -21,6 +21,9 @@ class Workers:
     def joined(self, event: q.WorkerJoined) -> None:
         self._book.members[event.life] = event
         worker = self._place_for(event)
+        if self._book.hosts.entries:
+            self._book.hosts.join(worker.address)
+            worker.index = self._book.hosts.index_of(worker.address)
         self._book.places = {life: number for life, number in self._book.places.items() if number != worker.number}
         self._book.places[event.life] = worker.number
         self._book.missing.pop(worker.number, None)
@@ -60,6 +63,7 @@ class Workers:
         self._book.working.pop(event.life, None)
         self._book.missing[number] = now
         self._book.gone.add(number)
+        self._book.hosts.leave(self._book.state.workers[number].address)
         if left:
             self._remove_worker(number)
             return
@@ -171,7 +175,8 @@ class Workers:
             self._book.answer(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
-        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round, job's name)."""
+        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
+        workers in the fixed list, this one's place there, the job's name)."""
         iteration = self._book.state.iterations[task.iteration]
         job = self._book.state.jobs[iteration.job]
         terms = job.terms
@@ -185,6 +190,8 @@ class Workers:
             fields,
             len(iteration.cursors),
             task.starting_round,
+            len(self._book.hosts.entries),
+            self._book.state.workers[task.worker].index,
             job.name,
         )
 

@@ -104,6 +104,11 @@ class Op:
     instead: ClassVar[str] = ""
     in_background: ClassVar[bool] = False
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other programs take elements of it, so that a pass may be empty and the next one not."""
+        return False
+
     def open(self, dataset: Tree, context: Context) -> Node:
         """Put it to work."""
         return self.node(dataset, context)

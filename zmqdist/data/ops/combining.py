@@ -117,13 +117,18 @@ class _RepeatNode(Node):
             for x in self.source():
                 self.empty = False
                 yield x
-            if self.empty and not (self.context.dealt and self.dataset.inputs[0].cardinality()):
-                return  # it would be for ever; only of what is dealt out, others may have had all of this pass
+            if self.empty and not self._others_read():
+                return  # it would be for ever
             self.epoch += 1
             if self.epoch != count:
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.place)
             self.empty = True
+
+    def _others_read(self) -> bool:
+        """Whether others may have had all of this pass."""
+        below = self.dataset.inputs[0]
+        return below.cardinality() != 0 and (self.context.dealt or any(each.op.is_shared for each in below.walk()))
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "empty": self.empty}
