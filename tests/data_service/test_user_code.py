@@ -242,13 +242,15 @@ def test_a_stuck_task_in_a_process_goes_with_its_worker(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
 
     def hangs(x: Any) -> Any:
-        begun.touch()
-        time.sleep(1000)
+        if x > 0:
+            begun.touch()
+            time.sleep(1000)
         return x
 
     with serving() as service:
         (worker,) = service.workers
-        with iter(service.dealt(Dataset.range(10).map(hangs))):
+        with iter(service.dealt(Dataset.range(10).map(hangs))) as iterator:
+            assert int(next(iterator)) == 0
             until(begun.exists, "the user's function")
             worker.stop(grace_s=0.1)
             assert worker.join(0)

@@ -9,10 +9,10 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms)                   -> (client, iteration, state)
-    watch(state, client, version)                                -> (version, tasks, finished), None when asked again
+    open(request, job_name, repetition, terms, consumer)         -> (client, iteration, state)
+    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended), None when asked again
     release(state, client)                                       -> None
-    work(state, life, has, done)                                 -> (state, new tasks, tasks to drop), None when asked again
+    work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
     hand_back(state, task, life, source, request, repetition, runs) -> None
     leave(life)                                                  -> None
@@ -166,6 +166,11 @@ class DataDispatcher:
                 self._rules.worker_timeout_s,
             )
 
+    def status(self) -> dict[str, Any]:
+        """What `zmqdist status` shows of it: iterations that are read, and how many workers would be enough for them."""
+        figures = self.splits.figures
+        return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
+
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""
         self._perform(self.splits.handle(event, self._loop.now()))
@@ -237,11 +242,19 @@ class DataDispatcher:
         except BaseException as error:
             asked.fail(error)
 
-    def _open(self, asked: Asked, request: int, job_name: str | None, repetition: int, terms: tuple[Any, ...]) -> None:
+    def _open(
+        self,
+        asked: Asked,
+        request: int,
+        job_name: str | None,
+        repetition: int,
+        terms: tuple[Any, ...],
+        consumer: int = -1,
+    ) -> None:
         told = msgspec.convert(list(terms), r.Terms)
         sources = self._sources_of(self._dataset(told.dataset).fingerprint) if told.mode == r.DYNAMIC else ()
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
-        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed))
+        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
@@ -255,14 +268,26 @@ class DataDispatcher:
             raise from_code(found.error_code, found.message)
         return found
 
-    def _watch(self, asked: Asked, state: int, client: int, version: int) -> None:
-        self._ask(asked, q.Watch(asked, state, client, version))
+    def _watch(
+        self,
+        asked: Asked,
+        state: int,
+        client: int,
+        version: int,
+        target_s: float = 0.0,
+        stopped: int = -1,
+        lost: dict[int, int] | None = None,
+    ) -> None:
+        question = q.Watch(asked, state, client, version, float(target_s), int(stopped), dict(lost or {}))
+        self._ask(asked, question)
 
     def _release(self, asked: Asked, state: int, client: int) -> None:
         self._ask(asked, q.Release(asked, state, client))
 
-    def _work(self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...]) -> None:
-        self._ask(asked, q.Work(asked, state, life, dict(has), tuple(done)))
+    def _work(
+        self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...], figures: dict[int, Any]
+    ) -> None:
+        self._ask(asked, q.Work(asked, state, life, dict(has), tuple(done), dict(figures)))
 
     def _splits(
         self, asked: Asked, state: int, task: int, life: int, source: int, request: int, repetition: int, count: int

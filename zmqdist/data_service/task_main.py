@@ -2,7 +2,7 @@
 
 It is forked from the worker's template, and has a loop and a router of its own over the listening socket that its worker has made:
 elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
-    a pipe      the worker says Begin, perhaps HAND_BACK and, by closing its end, that this is over; here FINISHED is said
+    a pipe      the worker says Begin, perhaps HAND_BACK and, by closing its end, that this is over; here figures are said, and FINISHED
     a page      of numbers, written here: what the task is at (runners/base.py), for the error that tells how it died
 """
 
@@ -31,6 +31,11 @@ PAGE_BYTES: Final = 4096
 HAND_BACK: Final = b"hand back"
 FINISHED: Final = b"finished"
 
+SAID_BYTES_MAX: Final = 4096
+
+FIGURES_S: Final = 1.0
+"""How often the worker is told how the task does."""
+
 BEGIN_BYTES_MAX: Final = 128 << 10
 
 ANSWERS_S: Final = 2.0
@@ -55,6 +60,7 @@ class Begin(msgspec.Struct, array_like=True):
     dispatcher_timeout_s: float
     worker: str
     host: str
+    cache_bytes: int = 0
     failure: tuple[int, str] | None = None
     for_good: bool = False
     done: bool = False
@@ -83,8 +89,16 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     tasks = Tasks(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
     tasks.finished = lambda number: pipe.sendall(FINISHED)
     tasks.address = begin.worker
+    tasks.cache_bytes = begin.cache_bytes
     tasks.state = begin.state
     tasks.begin(task)
+
+    def report() -> None:
+        for figures in tasks.figures().values():
+            pipe.sendall(msgspec.msgpack.encode(figures))
+        loop.set_timer("report", loop.now() + FIGURES_S, report)
+
+    tasks.began = report
     service.attach(router, loop, incarnation)
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)

@@ -31,7 +31,7 @@ import msgspec
 
 from zmqdist.core.splits.records import DYNAMIC
 from zmqdist.data_service.failing import died
-from zmqdist.data_service.task_main import ANSWERS_S, FINISHED, HAND_BACK, PAGE_BYTES, Begin
+from zmqdist.data_service.task_main import ANSWERS_S, FINISHED, HAND_BACK, PAGE_BYTES, SAID_BYTES_MAX, Begin
 from zmqdist.data_service.worker import Task
 from zmqdist.errors import OpError
 from zmqdist.net.address import join, split
@@ -84,6 +84,8 @@ class TaskProcesses:
     ) -> None:
         self.state = 0
         self.address = ""
+        self.cache_bytes = 0
+        self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
         self.loop = loop
         self.spawn = spawn
@@ -107,6 +109,10 @@ class TaskProcesses:
     def hand_back(self, number: int) -> bool:
         return self._tasks[number].hand_back()
 
+    def figures(self) -> dict[int, tuple[Any, ...]]:
+        """As each process told last."""
+        return {number: process.figures for number, process in self._tasks.items() if process.figures}
+
     @property
     def unsent(self) -> bool:
         """Whoever has a process may have: it ends when its task is dropped."""
@@ -123,7 +129,9 @@ class TaskProcesses:
         """What a new process of a task is told."""
         failure = None if error is None else (error.error_code, error.message)
         told: list[Any] = list(task.told)
-        return Begin(told, self.state, *self._about, self.address, self.bind, failure, for_good, task.done)
+        return Begin(
+            told, self.state, *self._about, self.address, self.bind, self.cache_bytes, failure, for_good, task.done
+        )
 
 
 class _TaskProcess:
@@ -138,6 +146,7 @@ class _TaskProcess:
         self._child: Child | None = None
         self._pipe: socket.socket | None = None
         self._page: mmap.mmap | None = None
+        self.figures: tuple[Any, ...] = ()
         self._crashes = 0
         self._error: OpError | None = None
         self._for_good = False
@@ -161,23 +170,29 @@ class _TaskProcess:
         self._page = mmap.mmap(page_fd, PAGE_BYTES)
         given = [theirs.detach(), page_fd, os.dup(self._listener.fileno())]
         self._child = self._owner.spawn(given, self._exited)
+        self._owner.began()
 
     def _hear(self) -> None:
-        assert self._pipe is not None
-        try:
-            said = self._pipe.recv(len(FINISHED))
-        except BlockingIOError:
-            return
-        except OSError:
-            said = b""
-        if said:
-            self._finish()
-        else:
-            self._loop.remove_fd(self._pipe.fileno())  # its end comes through _exited
+        """All that it has said."""
+        while self._pipe is not None:
+            try:
+                said = self._pipe.recv(SAID_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                said = b""
+            if not said:
+                self._loop.remove_fd(self._pipe.fileno())  # its end comes through _exited
+                return
+            if said == FINISHED:
+                self._finish()
+            else:
+                self.figures = tuple(msgspec.msgpack.decode(said))
 
     def _finish(self) -> None:
         if not self._task.done:
             self._task.done = True
+            self.figures = ()
             self._owner.finished(self._task.id)
 
     def _exited(self, code: int) -> None:
@@ -197,7 +212,8 @@ class _TaskProcess:
     def _crashed(self, code: int, tail: str) -> None:
         assert self._page is not None
         self._crashes += 1
-        if self._task.terms.mode != DYNAMIC:
+        terms = self._task.terms
+        if terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
             goes_on = "The iteration cannot go on: another process would begin again with its first element."
             self._for_good = True
         elif self._crashes >= CRASHES_MAX:

@@ -9,6 +9,7 @@ Rules
 
 Methods (after "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
+    profile()                                    -> {task: its figures}
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.failing import Failed, named
 from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.data_service.runners.base import PROGRESS, Reply, Runner, Wanted
+from zmqdist.data_service.runners import rounds, shared
+from zmqdist.data_service.runners.base import PROGRESS, Packed, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
+from zmqdist.limits import TRAINER_CACHE_BYTES
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
@@ -43,6 +46,8 @@ from zmqdist.wire.hello import host_identity
 
 log = logging.getLogger("zmqdist.data")
 
+PROFILE: Final = "zmqdist.data.profile"
+
 ELEMENTS: Final = "zmqdist.data.elements"
 
 SOME, END, SKIP = 0, 1, 2
@@ -50,6 +55,9 @@ SOME, END, SKIP = 0, 1, 2
 
 AGAIN_S: Final = 0.05
 """After a refused question for work."""
+
+REPORT_S: Final = 5.0
+"""How often a worker that has tasks tells how they do."""
 
 FLUSH_S: Final = 0.1
 """What was answered last has so long to leave before a worker goes."""
@@ -88,11 +96,15 @@ class Host(Protocol):
     Attributes:
       state: number of the dispatcher's state that they belong to.
       address: of the worker.
+      cache_bytes: what the window of a task that trainers share may take.
+      began: called in the loop when a task has got its first reader.
       finished: called in the loop with the number of a task whose last element was taken.
     """
 
     state: int
     address: str
+    cache_bytes: int
+    began: Callable[[], None]
     finished: Callable[[int], None]
 
     def begin(self, task: Task) -> None:
@@ -106,6 +118,9 @@ class Host(Protocol):
 
     def hand_back(self, number: int) -> bool:
         """Have a task give back the positions that it has not begun, and take no more. False: it has begun nothing."""
+
+    def figures(self) -> dict[int, tuple[Any, ...]]:
+        """What the tasks at work tell of themselves (core/splits/figures.py)."""
 
     @property
     def unsent(self) -> bool:
@@ -139,11 +154,13 @@ class DataWorker:
         self._life = life
         self._host = host or Tasks(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
         self._host.finished = self._note_finished
+        self._host.began = self._report_later
         self._tasks: dict[int, Task] = {}
         self._asking = 0
         self._drained: Callable[[], None] | None = None
         """The worker leaves: to be called when nothing is left to do."""
         self._left = False
+        service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
 
     @property
@@ -156,6 +173,15 @@ class DataWorker:
         self._host.address = address
 
     @property
+    def cache_bytes(self) -> int:
+        """What the window of a task that trainers share may take."""
+        return self._host.cache_bytes
+
+    @cache_bytes.setter
+    def cache_bytes(self, cache_bytes: int) -> None:
+        self._host.cache_bytes = cache_bytes
+
+    @property
     def left(self) -> bool:
         """Whether it was drained, and all answers are on their way."""
         return self._left
@@ -163,7 +189,7 @@ class DataWorker:
     @property
     def num_tasks(self) -> int:
         """Tasks that the dispatcher wants from this worker and that have not ended."""
-        return sum(not task.done for task in self._tasks.values())
+        return sum(not (task.done or task.deleted) for task in self._tasks.values())
 
     # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
 
@@ -179,9 +205,14 @@ class DataWorker:
         self._asking += 1
         has = {number: self._host.where(number) for number in self._tasks}
         done = tuple(number for number, task in self._tasks.items() if task.done)
-        self._calls.ask(
-            "zmqdist.data.work", (self._host.state, self._life, has, done), partial(self._told, self._asking)
-        )
+        figures = self._host.figures()
+        question = (self._host.state, self._life, has, done, figures)
+        self._calls.ask("zmqdist.data.work", question, partial(self._told, self._asking))
+        if figures:
+            self._report_later()
+
+    def _report_later(self) -> None:
+        self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _told(self, asking: int, value: Any, error: OpError | None) -> None:
         if asking != self._asking:
@@ -211,10 +242,26 @@ class DataWorker:
 
     def _note_finished(self, number: int) -> None:
         task = self._tasks.get(number)
+        if task is not None and task.deleted:
+            return  # who asks for it is told so; the dispatcher collects what nobody reads
         if task is not None:
             task.done = True
             self._ask()
         self._end_if_drained()
+
+    def _profile(self, asked: Asked) -> None:
+        found = self._host.figures()
+        if not found:
+            raise UnavailableError(
+                None, None, f"No trace event was collected: no task of worker {self.address} is at work"
+            )
+        names = ("elements", "bytes", "buffered", "room", "element_s")
+        asked.answer(
+            {
+                number: {"dataset": self._tasks[number].dataset, **dict(zip(names, told, strict=True))}
+                for number, told in found.items()
+            }
+        )
 
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
@@ -237,14 +284,14 @@ class DataWorker:
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks:
             if self._tasks:
-                self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+                self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
             else:
                 self._end_if_sent()
 
     def _end_if_sent(self) -> None:
         assert self._drained is not None
         if self._host.unsent:
-            self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+            self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
         else:
             self._left = True
             self._drained()
@@ -270,6 +317,8 @@ class Tasks:
         """Before the service is attached."""
         self.state = 0
         self.address = ""
+        self.cache_bytes = TRAINER_CACHE_BYTES
+        self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
         self._loop = loop
         self._service = service
@@ -308,6 +357,14 @@ class Tasks:
             dealer.drain()
         except OpError as error:
             log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
+
+    def figures(self) -> dict[int, tuple[Any, ...]]:
+        found = {}
+        for number, task in self._tasks.items():
+            figures = getattr(task.runner, "figures", None)
+            if figures is not None and not task.done:
+                found[number] = figures()
+        return found
 
     @property
     def unsent(self) -> bool:
@@ -363,6 +420,7 @@ class Tasks:
                 reply.end()
                 return
             task.runner = self._run(task)
+            self.began()
         task.runner.ask(wanted, reply)
         if wanted.wait_s is not None and not reply.answered:
             runner = task.runner
@@ -375,9 +433,15 @@ class Tasks:
         dealer = self._dealers[task.id] = Dealer(
             self._client, self.state, task.id, self._life, self._timeout_s, task.progress
         )
+        opened = partial(self._open, task, dealer)
+        if not task.failed:
+            if task.terms.num_consumers:
+                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+            if task.terms.cache:
+                return shared.Shared(str(task.id), opened, self.cache_bytes)
         return FirstCome(
             str(task.id),
-            partial(self._open, task, dealer),
+            opened,
             partial(self._finished, task),
             partial(named, where=task.where(self.address)),
             task.progress,
@@ -393,6 +457,10 @@ class Tasks:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
         dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        if task.terms.num_consumers:
+            rounds.require_infinite(dataset.cardinality())
+        if task.terms.cache:
+            shared.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         policy = ShardingPolicy(task.terms.mode).name
@@ -425,9 +493,15 @@ class RemoteReply:
             pass  # the worker has ended: so has the connection
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self._answer(lambda: squeeze(pack(elements), self._codec), tag)
+
+    def packed(self, batch: Packed) -> None:
+        self._answer(lambda: batch.form(self._codec), None)
+
+    def _answer(self, batch: Callable[[], Any], tag: Any) -> None:
         self.answered = True
         try:
-            value = (SOME, squeeze(pack(elements), self._codec), tag)
+            value = (SOME, batch(), tag)
         except BaseException as error:
             self._asked.fail(error)
         else:
@@ -437,9 +511,9 @@ class RemoteReply:
         self.answered = True
         self._asked.answer((END, None, None))
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((SKIP, None, None))
+        self._asked.answer((SKIP, None, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

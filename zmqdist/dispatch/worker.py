@@ -257,6 +257,7 @@ class _Shell:
             about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
             host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
             self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks)
+            self.data.cache_bytes = config.cache_bytes
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self.address = self._store.address = router.bind(join(host, config.port))
@@ -326,7 +327,7 @@ class _Shell:
             self._note_bulk(event)
         machine.serving = not self.data.left
         self._perform(machine.handle(event, self._loop_now()))
-        if not self._draining and machine.leaves_at is not None and machine.leaves_at > self._loop_now():
+        if not self._draining and machine.leave_at is not None and machine.leave_at > self._loop_now():
             self._draining = True
             self.data.drain(lambda: self._handle(Ticked()))
         if not machine.running:
