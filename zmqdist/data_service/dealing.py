@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from math import inf
 from typing import Any, Final
 
+from zmqdist.data_service.runners.base import POSITION, SOURCE
 from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -61,7 +62,10 @@ class Drained(CancelledError):
 class Dealer:
     """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
 
-    def __init__(self, client: ZmqClient, state: int, task: int, life: int, timeout_s: float) -> None:
+    def __init__(
+        self, client: ZmqClient, state: int, task: int, life: int, timeout_s: float, progress: MutableSequence[int]
+    ) -> None:
+        self._progress = progress
         self._client = client
         self._who = (state, task, life)
         self._timeout_s = timeout_s
@@ -89,8 +93,10 @@ class Dealer:
                 run.next, run.stop = start, start + length
                 if not length:
                     return None
-            run.next += 1
-            return run.next - 1
+            position = run.next
+            run.next = position + 1
+            self._progress[SOURCE], self._progress[POSITION] = source + 1, position
+            return position
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
         request = random.getrandbits(62)

@@ -7,13 +7,13 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zmqdist.data_service.worker import DataWorker
+    from zmqdist.data_service.worker import Tasks
 
-_workers: dict[int, DataWorker] = {}
+_workers: dict[int, Tasks] = {}
 _lock = threading.Lock()
 
 
-def add(life: int, worker: DataWorker) -> None:
+def add(life: int, worker: Tasks) -> None:
     """From now on readers of this process find this worker."""
     with _lock:
         _workers[life] = worker
@@ -25,7 +25,7 @@ def remove(life: int) -> None:
         _workers.pop(life, None)
 
 
-def find(life: int) -> DataWorker | None:
+def find(life: int) -> Tasks | None:
     """The worker with this life, if it is one of this process."""
     with _lock:
         return _workers.get(life)

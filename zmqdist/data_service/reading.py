@@ -208,7 +208,8 @@ class Reader:
     def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
         if self._wish.spec is not UNKNOWN_SPEC:
-            check_spec(elements[:1], self._wish.spec)
+            for one in elements if len(set(map(type, elements))) > 1 else elements[:1]:
+                check_spec([one], self._wish.spec)
         return elements
 
     def _waits_for(self, waited_s: float) -> str:
@@ -388,7 +389,7 @@ class Reader:
                 self._loop.set_timer(source, self._loop.now() + source.pause_s, partial(self._again, source))
             elif error is not None:
                 self._held += 1
-                self._put(error)
+                self._put(_from_worker(source.address, error))
         self._top_up()
 
     def _begin(self) -> None:
@@ -409,3 +410,11 @@ class Reader:
         with self._ready:
             self._queue.append(value)
             self._ready.notify_all()
+
+
+def _from_worker(address: str, error: OpError) -> OpError:
+    """A permanent error of a task, as tf.data service words it."""
+    text = f"Failed to get element from worker {address}: Failed to get an element, with a nonretryable error: "
+    made = from_code(error.error_code, text + error.message)
+    made.__cause__ = error.__cause__
+    return made

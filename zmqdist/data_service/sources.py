@@ -14,7 +14,7 @@ from typing import Any, Final
 from zmqdist.data_service import squeezing
 from zmqdist.data_service.elements import unpack
 from zmqdist.data_service.runners.base import Packed, Wanted
-from zmqdist.data_service.worker import ELEMENTS, END, SKIP, SOME, DataWorker
+from zmqdist.data_service.worker import ELEMENTS, END, SKIP, SOME, Tasks
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -57,7 +57,7 @@ class Remote:
 class Local:
     """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
 
-    def __init__(self, worker: DataWorker, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
+    def __init__(self, worker: Tasks, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
         self._worker = worker
         self._address = address
         self._state = state

@@ -4,6 +4,8 @@ Rules
     All but the tasks themselves runs in the worker's loop. One question, "work", is always with the dispatcher; its answer says which
     tasks to begin and which to drop. A task's pipeline is made when somebody reads it first.
     A dispatcher that has lost its state (another state number) has none of our tasks: they are dropped.
+    Tasks run in threads of the worker's process (`Tasks`), or each in a process of its own (task_process.py), which has a `Tasks` with that
+    one in it: then no user code runs in the worker's.
 
 Methods (after "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
@@ -14,9 +16,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.iterators import DatasetIterator
@@ -26,9 +28,10 @@ from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
+from zmqdist.data_service.failing import Failed, named
 from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.runners import rounds, shared
-from zmqdist.data_service.runners.base import Packed, Reply, Runner, Wanted
+from zmqdist.data_service.runners.base import PROGRESS, Packed, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.snapshots.worker import SnapshotWorker
 from zmqdist.data_service.squeezing import codec_for, squeeze
@@ -64,15 +67,68 @@ READERS: Final = frozenset({"submit", "worker"})
 
 
 class Task:
-    """One task as the dispatcher defined it."""
+    """One task as the dispatcher defined it.
 
-    def __init__(self, told: tuple[Any, ...]) -> None:
+    Attributes:
+      told: the definition as it came.
+      progress: what it is at, for whoever names its errors (runners/base.py).
+      failed: it goes on from, or has ended with, the death of its process.
+    """
+
+    def __init__(self, told: Sequence[Any], progress: MutableSequence[int] | None = None) -> None:
+        self.told = told
         self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
-        self.num_workers, self.index = place
+        self.num_workers, self.index, self.job = place
         self.terms = Terms(*terms)
+        self.progress = [0] * PROGRESS if progress is None else progress
+        self.failed: Failed | None = None
         self.runner: Runner | None = None
         self.done = False
         self.deleted = False
+
+    def where(self, worker: str) -> str:
+        """For errors."""
+        return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
+
+
+class Host(Protocol):
+    """Where a worker's tasks run.
+
+    Attributes:
+      state: number of the dispatcher's state that they belong to.
+      address: of the worker.
+      cache_bytes: what the window of a task that trainers share may take.
+      began: called in the loop when a task has got its first reader.
+      finished: called in the loop with the number of a task whose last element was taken.
+    """
+
+    state: int
+    address: str
+    cache_bytes: int
+    began: Callable[[], None]
+    finished: Callable[[int], None]
+
+    def begin(self, task: Task) -> None:
+        """Serve it from now on."""
+
+    def where(self, number: int) -> str:
+        """The address at which it is read."""
+
+    def drop(self, number: int) -> None:
+        """End it. Waits for nothing; one that is not there is fine."""
+
+    def hand_back(self, number: int) -> bool:
+        """Have a task give back the positions that it has not begun, and take no more. False: it has begun nothing."""
+
+    def figures(self) -> dict[int, tuple[Any, ...]]:
+        """What the tasks at work tell of themselves (core/splits/figures.py)."""
+
+    @property
+    def unsent(self) -> bool:
+        """Whether answers are on their way to readers."""
+
+    def close(self) -> None:
+        """End all."""
 
 
 class DataWorker:
@@ -87,32 +143,48 @@ class DataWorker:
         credentials: Credentials,
         life: int,
         dispatcher_timeout_s: float,
+        host: Host | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
     ) -> None:
-        """Before the service is attached."""
+        """Before the service is attached.
+
+        Args:
+          host: where tasks run; None: in threads of this process.
+          chunk_bytes_max: of the files of a snapshot.
+        """
         self._loop = loop
-        self._service = service
         self._calls = calls
-        self._dispatcher = dispatcher
-        self._credentials = credentials
         self._life = life
-        self._timeout_s = dispatcher_timeout_s
-        self.address = ""
-        self.cache_bytes = TRAINER_CACHE_BYTES
-        self._state = 0
+        self._host = host or Tasks(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
+        self._host.finished = self._note_finished
+        self._host.began = self._report_later
+        about = dispatcher, credentials, life, dispatcher_timeout_s
+        self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
         self._tasks: dict[int, Task] = {}
         self._asking = 0
-        self._client: ZmqClient | None = None
-        self._dealers: dict[int, Dealer] = {}
-        self.snapshots = SnapshotWorker(
-            loop, calls, dispatcher, credentials, life, dispatcher_timeout_s, chunk_bytes_max
-        )
         self._drained: Callable[[], None] | None = None
         """The worker leaves: to be called when nothing is left to do."""
         self._left = False
-        service.register_later(ELEMENTS, self._elements, roles=READERS)
         service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
+
+    @property
+    def address(self) -> str:
+        """Of the worker."""
+        return self._host.address
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._host.address = address
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the window of a task that trainers share may take."""
+        return self._host.cache_bytes
+
+    @cache_bytes.setter
+    def cache_bytes(self, cache_bytes: int) -> None:
+        self._host.cache_bytes = cache_bytes
 
     @property
     def left(self) -> bool:
@@ -128,7 +200,8 @@ class DataWorker:
 
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
-        local.add(self._life, self)
+        if isinstance(self._host, Tasks):
+            local.add(self._life, self._host)
         self.snapshots.registered()
         self._ask()
         if self._drained is not None:
@@ -136,21 +209,16 @@ class DataWorker:
 
     def _ask(self) -> None:
         self._asking += 1
-        has = dict.fromkeys(self._tasks, self.address)
+        has = {number: self._host.where(number) for number in self._tasks}
         done = tuple(number for number, task in self._tasks.items() if task.done)
-        question = (self._state, self._life, has, done, self._figures())
+        figures = self._host.figures()
+        question = (self._host.state, self._life, has, done, figures)
         self._calls.ask("zmqdist.data.work", question, partial(self._told, self._asking))
-        at_work = any(task.runner is not None and not task.done for task in self._tasks.values())
-        self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S if at_work else None, self._ask_again)
+        if figures:
+            self._report_later()
 
-    def _figures(self) -> dict[int, tuple[Any, ...]]:
-        """What the tasks at work tell of themselves."""
-        found = {}
-        for number, task in self._tasks.items():
-            figures = getattr(task.runner, "figures", None)
-            if figures is not None and not task.done:
-                found[number] = figures()
-        return found
+    def _report_later(self) -> None:
+        self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
 
     def _told(self, asking: int, value: Any, error: OpError | None) -> None:
         if asking != self._asking:
@@ -163,11 +231,13 @@ class DataWorker:
             return
         state, new, drop = value
         for number in drop:
-            self._drop(number)
-        self._state = state
+            self._tasks.pop(number, None)
+            self._host.drop(number)
+        self._host.state = state
         for told in new:
             task = Task(told)
             self._tasks[task.id] = task
+            self._host.begin(task)
         self._ask()
         self._end_if_drained()
 
@@ -176,13 +246,28 @@ class DataWorker:
         if self._calls.connected:
             self._ask()
 
-    def _drop(self, number: int) -> None:
-        task = self._tasks.pop(number, None)
-        dealer = self._dealers.pop(number, None)
-        if dealer is not None:
-            dealer.close()
-        if task is not None and task.runner is not None:
-            task.runner.close()
+    def _note_finished(self, number: int) -> None:
+        task = self._tasks.get(number)
+        if task is not None and task.deleted:
+            return  # who asks for it is told so; the dispatcher collects what nobody reads
+        if task is not None:
+            task.done = True
+            self._ask()
+        self._end_if_drained()
+
+    def _profile(self, asked: Asked) -> None:
+        found = self._host.figures()
+        if not found:
+            raise UnavailableError(
+                None, None, f"No trace event was collected: no task of worker {self.address} is at work"
+            )
+        names = ("elements", "bytes", "buffered", "room", "element_s")
+        asked.answer(
+            {
+                number: {"dataset": self._tasks[number].dataset, **dict(zip(names, told, strict=True))}
+                for number, told in found.items()
+            }
+        )
 
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
@@ -195,24 +280,13 @@ class DataWorker:
         self._say_leaving()
         self.snapshots.drain(self._end_if_drained)
         for task in self._tasks.values():
-            dealer = self._dealers.get(task.id)
-            if task.terms.mode == DYNAMIC and not task.done:
-                if dealer is None:  # nobody reads it
-                    task.done = True
-                else:
-                    name = f"zmqdist-drain-{task.id}"
-                    threading.Thread(target=self._hand_back, args=(dealer,), name=name, daemon=True).start()
+            if task.terms.mode == DYNAMIC and not task.done and not self._host.hand_back(task.id):
+                task.done = True  # nobody reads it
         self._ask()
         self._end_if_drained()
 
     def _say_leaving(self) -> None:
         self._calls.ask("zmqdist.data.leave", (self._life,), lambda value, error: None)
-
-    def _hand_back(self, dealer: Dealer) -> None:
-        try:
-            dealer.drain()
-        except OpError as error:
-            log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
 
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks and self.snapshots.idle:
@@ -223,7 +297,7 @@ class DataWorker:
 
     def _end_if_sent(self) -> None:
         assert self._drained is not None
-        if self._service.unsent:
+        if self._host.unsent:
             self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
         else:
             self._left = True
@@ -232,26 +306,84 @@ class DataWorker:
     def close(self) -> None:
         """In the loop, when it ends."""
         local.remove(self._life)
+        self._host.close()
+
+
+class Tasks:
+    """Tasks in threads of this process, and the method that answers their readers."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        service: RpcService,
+        dispatcher: str,
+        credentials: Credentials,
+        life: int,
+        dispatcher_timeout_s: float,
+    ) -> None:
+        """Before the service is attached."""
+        self.state = 0
+        self.address = ""
+        self.cache_bytes = TRAINER_CACHE_BYTES
+        self.began: Callable[[], None] = lambda: None
+        self.finished: Callable[[int], None] = lambda number: None
+        self._loop = loop
+        self._service = service
+        self._dispatcher = dispatcher
+        self._credentials = credentials
+        self._life = life
+        self._timeout_s = dispatcher_timeout_s
+        self._tasks: dict[int, Task] = {}
+        self._client: ZmqClient | None = None
+        self._dealers: dict[int, Dealer] = {}
+        service.register_later(ELEMENTS, self._elements, roles=READERS)
+
+    def begin(self, task: Task) -> None:
+        self._tasks[task.id] = task
+
+    def where(self, number: int) -> str:
+        return self.address
+
+    def drop(self, number: int) -> None:
+        task = self._tasks.pop(number, None)
+        dealer = self._dealers.pop(number, None)
+        if dealer is not None:
+            dealer.close()
+        if task is not None and task.runner is not None:
+            task.runner.close()
+
+    def hand_back(self, number: int) -> bool:
+        dealer = self._dealers.get(number)
+        if dealer is None:
+            return False
+        threading.Thread(target=self._hand_back, args=(dealer,), name=f"zmqdist-drain-{number}", daemon=True).start()
+        return True
+
+    def _hand_back(self, dealer: Dealer) -> None:
+        try:
+            dealer.drain()
+        except OpError as error:
+            log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
+
+    def figures(self) -> dict[int, tuple[Any, ...]]:
+        found = {}
+        for number, task in self._tasks.items():
+            figures = getattr(task.runner, "figures", None)
+            if figures is not None and not task.done:
+                found[number] = figures()
+        return found
+
+    @property
+    def unsent(self) -> bool:
+        return bool(self._service.unsent)
+
+    def close(self) -> None:
         for number in list(self._tasks):
-            self._drop(number)
+            self.drop(number)
         if self._client is not None:
             self._client.close()
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
-
-    def _profile(self, asked: Asked) -> None:
-        found = self._figures()
-        if not found:
-            raise UnavailableError(
-                None, None, f"No trace event was collected: no task of worker {self.address} is at work"
-            )
-        names = ("elements", "bytes", "buffered", "room", "element_s")
-        asked.answer(
-            {
-                number: {"dataset": self._tasks[number].dataset, **dict(zip(names, told, strict=True))}
-                for number, told in found.items()
-            }
-        )
 
     def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
@@ -287,12 +419,15 @@ class DataWorker:
             text = f"Got a request for local task {number}, which has been deleted."
             reply.fail(FailedPreconditionError(None, None, text))
             return
-        if task is None or state != self._state:
+        if task is None or state != self.state:
             reply.fail(UnavailableError(None, None, f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
+            if task.done:  # in a process before this one
+                reply.end()
+                return
             task.runner = self._run(task)
-            self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
+            self.began()
         task.runner.ask(wanted, reply)
         if wanted.wait_s is not None and not reply.answered:
             runner = task.runner
@@ -302,13 +437,23 @@ class DataWorker:
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
-        dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
+        dealer = self._dealers[task.id] = Dealer(
+            self._client, self.state, task.id, self._life, self._timeout_s, task.progress
+        )
         opened = partial(self._open, task, dealer)
-        if task.terms.num_consumers:
-            return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
-        if task.terms.cache:
-            return shared.Shared(str(task.id), opened, self.cache_bytes)
-        return FirstCome(str(task.id), opened, partial(self._finished, task))
+        if not task.failed:
+            if task.terms.num_consumers:
+                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+            if task.terms.cache:
+                return shared.Shared(str(task.id), opened, self.cache_bytes)
+        return FirstCome(
+            str(task.id),
+            opened,
+            partial(self._finished, task),
+            partial(named, where=task.where(self.address)),
+            task.progress,
+            task.failed,
+        )
 
     def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
@@ -331,17 +476,9 @@ class DataWorker:
 
     def _finished(self, task: Task) -> None:
         try:
-            self._loop.call_soon(self._note_finished, task)
+            self._loop.call_soon(self.finished, task.id)
         except OpError:
             pass  # the worker has ended
-
-    def _note_finished(self, task: Task) -> None:
-        if task.deleted:
-            return  # who asks for it is told so; the dispatcher collects what nobody reads
-        task.done = True
-        if task.id in self._tasks:
-            self._ask()
-        self._end_if_drained()
 
 
 class RemoteReply:

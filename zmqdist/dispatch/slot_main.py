@@ -14,10 +14,8 @@ Outcomes are reported when the batch ends, or after FLUSH_S; a second thread see
 
 from __future__ import annotations
 
-import faulthandler
 import mmap
 import os
-import signal
 import socket
 import sys
 import threading
@@ -113,11 +111,11 @@ class _Reporter:
                 return
 
 
-def main(sock: socket.socket, page: mmap.mmap) -> None:
+def main(pipe_fd: int, page_fd: int) -> None:
     """Serve until the worker is gone. Does not return."""
-    _settle_in()
-    cells = memoryview(page).cast("Q")
-    pipe = BlockingPipe(sock)
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
+    cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
+    pipe = BlockingPipe(socket.socket(fileno=pipe_fd))
     reporter = _Reporter(pipe)
     running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0)
     try:
@@ -176,17 +174,6 @@ def _claim(position: int, cells: memoryview) -> bool:
         cells[POSITION] = before
         return False
     return True
-
-
-def _settle_in() -> None:
-    """What a forked child needs before user code runs in it."""
-    os.register_at_fork(after_in_child=lambda: _forked.append(True))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)
 
 
 def _flush_output() -> None:

@@ -1,19 +1,18 @@
 """Slots as child processes, from the worker's side.
 
-Each slot has a pipe for work and outcomes, a page of memory for what must not wait for a message (slot_main.py), and a pipe for
-standard error, whose lines are passed on and whose last ones are kept for the error that names the slot's death.
+Each slot has a pipe for work and outcomes, and a page of memory for what must not wait for a message (slot_main.py). How it is forked,
+and what it writes to standard error, is the business of forks.py.
 
 Everything here runs in the loop's thread.
 """
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import resource
+import signal
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +28,11 @@ from zmqdist.core.worker_events import (
     SlotReclaimed,
     SlotSeen,
 )
+from zmqdist.dispatch.forks import Fork, Forks
 from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
 from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES, POSITION
-from zmqdist.dispatch.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
+from zmqdist.dispatch.template import SILENT, SLOT
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError
-from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.messages import BULK, ERROR
 from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
@@ -41,13 +40,8 @@ from zmqdist.net.loop import Loop
 from zmqdist.net.processes import is_alive
 from zmqdist.wire import trusted
 
-log = logging.getLogger("zmqdist.dispatch")
-
 LOOK_S = 0.02
 """How often the positions of busy slots are looked at: a function that runs for longer than this is known to have started."""
-
-SPAWNS_AT_ONCE = 32
-"""Slots that the template is asked for before it has answered: its socket holds a few hundred messages."""
 
 SLOT_FDS = 3
 """Descriptors of this process for one slot: work, page, standard error."""
@@ -67,32 +61,21 @@ class ProcessSlots:
       feed: gets what happens to the slots.
       hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
       address: of this worker, for its slots.
-      template: what they are forked from; ended with them.
+      forks: what they are forked by.
     """
 
     can_kill = True
 
-    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, template: TemplateProcess) -> None:
+    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, forks: Forks) -> None:
         self._loop = loop
         self.address = address
         self._feed = feed
         self._hold = hold
-        self._unasked: deque[_SlotProcess] = deque()
-        self._unborn = 0
         self._slots: list[_SlotProcess | None] = [None] * slots
-        self._by_pid: dict[int, _SlotProcess] = {}
-        self._watch_s = LEASE_S / 2
-        self._template = template
-        self._control = template.control
-        self._control.setblocking(False)
-        self._closed = False
+        self._forks = forks
+        forks.on_lost.append(self._template_died)
         self._looking = False
         self._template_lost = False
-        loop.call_soon(self._open)
-
-    def _open(self) -> None:
-        self._loop.add_fd(self._control.fileno(), self._hear)
-        self._beat()
 
     # -- what the machine asks for --------------------------------------------------------------------------------
 
@@ -101,20 +84,7 @@ class ProcessSlots:
             return  # the machine is being told that nothing starts any more
         process = _SlotProcess(self, slot)
         self._slots[slot] = process
-        self._unasked.append(process)
-        self._ask()
-
-    def _ask(self) -> None:
-        """Ask the template for the next slots."""
-        while self._unasked and self._unborn < SPAWNS_AT_ONCE:
-            process = self._unasked.popleft()
-            self._unborn += 1
-            try:
-                socket.send_fds(self._control, [COMMAND.pack(SPAWN, process.slot, 0)], process.theirs)
-            except ConnectionError:
-                pass  # the template's end comes through _hear
-            finally:
-                process.hand_over()
+        process.fork = self._forks.spawn(SLOT, process.theirs(), lambda code: self._exited(process, code))
 
     def give(self, give: Give) -> None:
         process = self._slots[give.slot]
@@ -148,74 +118,27 @@ class ProcessSlots:
 
     def kill(self, slot: int) -> None:
         process = self._slots[slot]
-        if process is None:
-            return
-        if process.pid:
-            self._tell(KILL, process.pid)
-        else:
-            process.kill_when_born = True
+        if process is not None:
+            process.fork.kill()
 
     def close(self) -> None:
-        """End all slots and the template."""
-        if self._closed:
-            return
-        self._closed = True
+        """Leave the slots to their end, which is that of the template."""
         self._loop.set_timer((self, "look"), None, self._look)
-        self._loop.set_timer((self, "beat"), None, self._beat)
-        self._loop.remove_fd(self._control.fileno())
-        for process in self._unasked:
-            process.hand_over()
-        self._unasked.clear()
-        for process in (*self._by_pid.values(), *filter(None, self._slots)):
+        for process in filter(None, self._slots):
             process.close()
-        self._template.close()
 
-    # -- what the template and the slots tell ----------------------------------------------------------------------
+    # -- what the slots tell ---------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
-        while not self._closed:
-            try:
-                data = self._control.recv(COMMAND.size)
-            except BlockingIOError:
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._template_died()
-                return
-            verb, first, second = COMMAND.unpack(data)
-            if verb == PID:
-                self._born(first, second)
-            elif verb == EXIT:
-                self._exited(first, second)
-
-    def _born(self, slot: int, pid: int) -> None:
-        process = self._slots[slot]
-        assert process is not None
-        process.pid = pid
-        self._by_pid[pid] = process
-        self._unborn -= 1
-        self._ask()
-        if process.kill_when_born:
-            self._tell(KILL, pid)
-
-    def _exited(self, pid: int, code: int) -> None:
-        process = self._by_pid.pop(pid)
-        process.exit_code = code
-        process.drain()
+    def _exited(self, process: _SlotProcess, code: int) -> None:
+        process.pipe.drain()
         self._slots[process.slot] = None
         position = process.cells[POSITION] if process.running else 0
         process.close()
-        self._feed(SlotDied(process.slot, position, code, process.tail()))
+        code = -int(signal.SIGKILL) if code == SILENT else code
+        self._feed(SlotDied(process.slot, position, code, process.fork.tail()))
 
-    def _template_died(self) -> None:
-        """Somebody killed it, and all slots with it."""
+    def _template_died(self, code: int | None) -> None:
         self._template_lost = True
-        code = self._template.wait(1.0)
-        self._loop.remove_fd(self._control.fileno())
-        log.error("the template process of the slots ended with %s; this worker cannot go on", code)
-        for process in list(self._by_pid.values()):
-            self._exited(process.pid, -9)
         for slot in range(len(self._slots)):
             for _ in range(3):
                 self._feed(SlotDied(slot, 0, code, "the template process that slots are forked from has ended"))
@@ -231,7 +154,7 @@ class ProcessSlots:
                 try:
                     outcomes = [(position, BULK, self._hold(kind, process.taken_over(message, parts)))]
                 except OpError as error:
-                    if not is_alive(process.pid):
+                    if not is_alive(process.fork.pid):
                         return  # with its memory; its end is about to be told
                     outcomes = [(position, ERROR, trusted.pack_error(error))]
             process.finished_to = outcomes[-1][0]
@@ -253,24 +176,6 @@ class ProcessSlots:
             self._looking = True
             self._loop.set_timer((self, "look"), self._loop.now() + LOOK_S, self._look)
 
-    def _beat(self) -> None:
-        """Tell the template that this process runs."""
-        self._tell(BEAT, round(self._watch_s * 1000))
-        self._loop.set_timer((self, "beat"), self._loop.now() + self._watch_s / 4, self._beat)
-
-    def watch(self, watch_s: float) -> None:
-        """From now on slots are ended when this process does not run for so long."""
-        self._watch_s = watch_s
-        self._beat()
-
-    def _tell(self, verb: bytes, number: int) -> None:
-        try:
-            self._control.send(COMMAND.pack(verb, number, 0))
-        except BlockingIOError:
-            pass
-        except OSError:
-            pass  # its end comes through _hear
-
 
 def check_descriptors(slots: int) -> None:
     """Before anything is made: raises ResourceExhaustedError when this process may not have the descriptors for so many slots."""
@@ -289,26 +194,18 @@ class _SlotProcess:
 
     def __init__(self, owner: ProcessSlots, slot: int) -> None:
         self.slot = slot
-        self.pid = 0
-        self.exit_code: int | None = None
-        self.kill_when_born = False
+        self.fork: Fork
         self.given_to = 0
         self.finished_to = 0
         self.seen_at = 0
         self.arena: PeerArena | None = None
-        self._loop = owner._loop
         ours, self._their_pipe = socket.socketpair()
         self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
         os.ftruncate(self._page_fd, PAGE_BYTES)
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
         self.cells = memoryview(self._page).cast("Q")
-        self._errors, self._their_errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(self._their_errors, True)
-        self._lines: deque[bytes] = deque(maxlen=LOG_TAIL_LINES)
-        self._line = b""
         self._closed = False
-        self.pipe = LoopPipe(self._loop, ours, lambda message, parts: owner.finished(self, message, parts))
-        self._loop.add_fd(self._errors, self._read_errors)
+        self.pipe = LoopPipe(owner._loop, ours, lambda message, parts: owner.finished(self, message, parts))
         self.pipe.send(Welcome(owner.address))
 
     def taken_over(self, report: Report, piped: list[bytearray]) -> list[Any]:
@@ -319,57 +216,24 @@ class _SlotProcess:
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
         arena = this_arena()
         if arena is None or self.arena is None:
-            raise UnavailableError(None, None, f"shared memory of slot process {self.pid} cannot be opened here")
+            raise UnavailableError(None, None, f"shared memory of slot process {self.fork.pid} cannot be opened here")
         if handle[-1] == FROZEN:
             return self.arena.attach(handle)
         segment, lease = self.arena.adopt(handle)
         return arena.adopt(segment, handle[3], handle[4], lease)
 
-    @property
     def theirs(self) -> list[int]:
-        return [self._their_pipe.fileno(), self._page_fd, self._their_errors]
-
-    def hand_over(self) -> None:
-        """The child has its descriptors: ours of the same things are closed, so that its end is seen."""
-        self._their_pipe.close()
-        os.close(self._page_fd)
-        os.close(self._their_errors)
+        """The descriptors that its process is given."""
+        return [self._their_pipe.detach(), self._page_fd]
 
     @property
     def running(self) -> bool:
         """Whether it has work that it did not report."""
         return self.given_to > self.finished_to
 
-    def drain(self) -> None:
-        """It has ended: read what it still said."""
-        self.pipe.drain()
-        self._read_errors()
-
-    def tail(self) -> str:
-        """Its last lines."""
-        lines = [*self._lines, self._line] if self._line else list(self._lines)
-        return b"\n".join(lines)[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
-
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.pipe.close()
-        self._loop.remove_fd(self._errors)
-        os.close(self._errors)
-        self.cells.release()
-        self._page.close()
-
-    def _read_errors(self) -> None:
-        while not self._closed:
-            try:
-                data = os.read(self._errors, 65536)
-            except BlockingIOError:
-                return
-            if not data:
-                self._loop.remove_fd(self._errors)
-                return
-            os.write(2, data)
-            *lines, self._line = (self._line + data).split(b"\n")
-            self._lines.extend(line for line in lines if line)
-            self._line = self._line[-LOG_TAIL_BYTES:]
+        if not self._closed:
+            self._closed = True
+            self.pipe.close()
+            self.cells.release()
+            self._page.close()

@@ -1,23 +1,23 @@
-"""The process that slot processes are forked from.
+"""The process that slots and tasks of the data service are forked from.
 
-It has one thread, no ZeroMQ context and everything imported that a slot needs, so that a fork is safe and takes milliseconds. A
+It has one thread, no ZeroMQ context and everything imported that its children need, so that a fork is safe and takes milliseconds. A
 worker starts it by command, which works from scripts and notebooks without a `__main__` guard, or forks it off itself before it has
 any thread.
 
 On its control socket (a SOCK_SEQPACKET pair) it is asked to
-    spawn <slot>   with three descriptors: pipe, page, standard error; answered by: pid <slot> <pid>
-    kill <pid>     ended with SIGKILL, if it is still ours and alive
-    beat <ms>      the worker is alive; the next word comes within so many milliseconds, or it was stopped
-and it tells: exit <pid> <code>. When the control socket closes, or the worker has been silent for longer than its watch allows, it
-ends its children and, in the first case, itself: slots never outlive their worker, and a worker that was stopped (SIGSTOP) has no slot
-that goes on with work that others have taken over.
+    spawn <ticket> <kind>   with descriptors, the last one for standard error; answered by: pid <ticket> <pid>
+    kill <pid>              ended with SIGKILL, if it is still ours and alive
+    beat <ms>               the worker is alive; the next word comes within so many milliseconds, or it was stopped
+and it tells: exit <pid> <code>, where SILENT stands for a child that it has ended because the worker was silent. When the control socket
+closes, or the worker has been silent for longer than its watch allows, it ends its children and, in the first case, itself: they never
+outlive their worker, and a worker that was stopped (SIGSTOP) has no child that goes on with work that others have taken over.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
-import mmap
 import os
 import select
 import signal
@@ -28,10 +28,20 @@ import sys
 import threading
 from collections.abc import Mapping
 
+import numpy as np
+
 COMMAND = struct.Struct("<4sqq")
 """A verb and two numbers."""
 
 SPAWN, KILL, BEAT, PID, EXIT = b"spwn", b"kill", b"beat", b"pid ", b"exit"
+
+SLOT, TASK = 0, 1
+"""Kinds of children."""
+
+SILENT = 256
+"""No exit code that a process can have."""
+
+DESCRIPTORS_MAX = 4
 
 _PR_SET_PDEATHSIG = 1
 
@@ -44,6 +54,7 @@ class Template:
         self._watch_ms: int | None = None
         self._children: dict[int, int] = {}
         """pidfd -> pid."""
+        self._silenced: set[int] = set()
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
@@ -52,6 +63,7 @@ class Template:
         while True:
             ready = self._poll.poll(self._watch_ms if self._children else None)
             if not ready:
+                self._silenced.update(self._children.values())
                 self._end_children()
             for fd, _ in ready:
                 if fd == self._control.fileno():
@@ -63,46 +75,52 @@ class Template:
 
     def _command(self) -> bool:
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._control, COMMAND.size, 3)
+            message, descriptors, _, _ = socket.recv_fds(self._control, COMMAND.size, DESCRIPTORS_MAX)
         except OSError:
             return False
         if not message:
             return False
-        verb, number, _ = COMMAND.unpack(message)
+        verb, number, kind = COMMAND.unpack(message)
         if verb == SPAWN:
-            self._spawn(number, descriptors)
+            self._spawn(number, kind, descriptors)
         elif verb == KILL and number in self._children.values():
             os.killpg(number, signal.SIGKILL)
         elif verb == BEAT:
             self._watch_ms = number
         return True
 
-    def _spawn(self, slot: int, descriptors: list[int]) -> None:
+    def _spawn(self, ticket: int, kind: int, descriptors: list[int]) -> None:
         pid = os.fork()
         if pid == 0:
-            self._become_slot(descriptors)
+            self._become(kind, descriptors)
         os.setpgid(pid, pid)  # a group of its own: what user code starts there ends with the slot
         for descriptor in descriptors:
             os.close(descriptor)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid
         self._poll.register(pidfd, select.POLLIN)
-        self._tell(PID, slot, pid)
+        self._tell(PID, ticket, pid)
 
-    def _become_slot(self, descriptors: list[int]) -> None:
+    def _become(self, kind: int, descriptors: list[int]) -> None:
         """In the child; does not return."""
         try:
-            # The template's death must be the slots' death, also when it is killed.
+            # The template's death must be the child's death, also when it is killed.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             self._control.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            pipe, page, errors = descriptors
+            *given, errors = descriptors
             os.dup2(errors, 2)
             os.close(errors)
-            from zmqdist.dispatch.slot_main import PAGE_BYTES, main
+            _settle_in()
+            if kind == SLOT:
+                from zmqdist.dispatch import slot_main
 
-            main(socket.socket(fileno=pipe), mmap.mmap(page, PAGE_BYTES))
+                slot_main.main(*given)
+            else:
+                from zmqdist.data_service import task_main
+
+                task_main.main(*given)
         except BaseException:
             import traceback
 
@@ -116,7 +134,9 @@ class Template:
         os.close(pidfd)
         os.killpg(pid, signal.SIGKILL)  # before it is waited for: until then the number is not given to another
         _, status = os.waitpid(pid, 0)
-        self._tell(EXIT, pid, os.waitstatus_to_exitcode(status))
+        code = SILENT if pid in self._silenced else os.waitstatus_to_exitcode(status)
+        self._silenced.discard(pid)
+        self._tell(EXIT, pid, code)
 
     def _end_children(self) -> None:
         for pid in self._children.values():
@@ -127,6 +147,24 @@ class Template:
             self._control.send(COMMAND.pack(verb, first, second))
         except OSError:  # the worker is gone; the next poll says so, too
             pass
+
+
+def _settle_in() -> None:
+    """What a forked child needs before user code runs in it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the worker's to decide about
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.enable(all_threads=False)  # a segfault in user code leaves a traceback for the error that names it
+    np.random.seed()  # else all children would draw the same numbers
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(line_buffering=True)
+
+
+def _import_all() -> None:
+    """Before any fork, so that children share it."""
+
+    import zmqdist.data_service.task_main
+    import zmqdist.dispatch.slot_main  # noqa: F401
 
 
 class TemplateProcess:
@@ -149,7 +187,7 @@ class TemplateProcess:
         return self._ended
 
     def close(self) -> None:
-        """End it, and with it all slots."""
+        """End it, and with it all children."""
         self.control.close()
         if self.wait(5.0) is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -174,8 +212,7 @@ def start_template(environment: Mapping[str, str]) -> TemplateProcess:
 
 def fork_template(environment: Mapping[str, str]) -> TemplateProcess:
     """Fork one off this process: saves it the imports. Only while this process has one thread and no ZeroMQ context."""
-    import zmqdist.dispatch.slot_main  # noqa: F401  before the fork, so that it is shared
-
+    _import_all()
     assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gc.collect()
@@ -197,14 +234,13 @@ def _serve(control: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends with its worker, which the signal is for
     gc.collect()
-    gc.freeze()  # the collector must not write into pages that the slots share
+    gc.freeze()  # the collector must not write into pages that the children share
     Template(control).serve()
 
 
 def main() -> None:
     """`python -m zmqdist.dispatch.template FD`."""
-    import zmqdist.dispatch.slot_main  # noqa: F401  what slots need is imported once, here
-
+    _import_all()
     _serve(socket.socket(fileno=int(sys.argv[1])))
 
 

@@ -54,9 +54,6 @@ class ThreadSlots:
     def kill(self, slot: int) -> None:
         raise AssertionError("a thread cannot be killed, and the machine knows")
 
-    def watch(self, watch_s: float) -> None:
-        """Threads stop together with the process."""
-
     def close(self) -> None:
         """Let idle threads end; a running function goes on, as a daemon thread, and its outcome is dropped."""
         for slot in self._slots:

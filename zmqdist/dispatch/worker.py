@@ -13,6 +13,7 @@ import secrets
 import socket
 import sys
 import threading
+from functools import partial
 from typing import Any
 
 from zmqdist import errors, limits
@@ -34,14 +35,16 @@ from zmqdist.core.worker_events import (
     SlotFinished,
     Spawn,
 )
+from zmqdist.data_service.task_process import TaskProcesses
 from zmqdist.data_service.worker import DataWorker
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.dispatch.fetch import Fetcher
+from zmqdist.dispatch.forks import Forks
 from zmqdist.dispatch.pulled import PULL, Pulled
 from zmqdist.dispatch.references import decode_reference, encode_reference
 from zmqdist.dispatch.slots import ProcessSlots, check_descriptors
 from zmqdist.dispatch.store import BulkStore
-from zmqdist.dispatch.template import TemplateProcess, start_template
+from zmqdist.dispatch.template import SILENT, TASK, TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.net.address import join, split
@@ -196,6 +199,7 @@ class _Shell:
         self.ended: Exit | None = None
         self.machine: Worker | None = None
         self.loop: Loop | None = None
+        self._forks: Forks | None = None
         self.address = self.advertised = ""
         self._bulk_leases: dict[int, list[int]] = {}
         self._due: float | None = None
@@ -234,6 +238,10 @@ class _Shell:
         name = f"{config.job}:{'?' if config.index is None else config.index}"
         loop = self.loop = Loop(f"zmqdist-{name}")
         try:
+            if config.processes:
+                check_descriptors(config.slots)
+                self._forks = Forks(loop, self._template or start_template(credentials.environment()))
+                loop.on_stop(self._forks.close)
             router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
             service = RpcService("worker")
             self._store = BulkStore(service, READERS, incarnation)
@@ -251,26 +259,17 @@ class _Shell:
                 on_refused=self._refused,
             )
             self._calls = LoopCalls(self._dealer)
-            self.data = DataWorker(
-                loop,
-                service,
-                self._calls,
-                self._dispatcher,
-                credentials,
-                incarnation,
-                config.dispatcher_timeout_s,
-                config.chunk_bytes_max,
-            )
+            about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
+            host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
+            self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
             self.data.cache_bytes = config.cache_bytes
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self.address = self._store.address = router.bind(join(host, config.port))
             self.advertised = self.data.address = config.advertised(self.address)
             self._slots: ProcessSlots | ThreadSlots
-            if config.processes:
-                check_descriptors(config.slots)
-                template = self._template or start_template(credentials.environment())
-                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self.address, template)
+            if self._forks is not None:
+                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self.address, self._forks)
             else:
                 self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._pulled)
             self.machine = Worker(
@@ -293,6 +292,14 @@ class _Shell:
         loop.on_stop(self._close)
         loop.call_soon(self._begin)
         loop.start()
+
+    def _task_processes(self, host: str, life: int, timeout_s: float) -> TaskProcesses | None:
+        """Where tasks of the data service run, if not in threads."""
+        if self._forks is None:
+            return None
+        assert self.loop is not None
+        spawn = partial(self._forks.spawn, TASK)
+        return TaskProcesses(self.loop, spawn, SILENT, host, self._dispatcher, life, timeout_s)
 
     def _begin(self) -> None:
         assert self.machine is not None
@@ -332,7 +339,8 @@ class _Shell:
             self._pulled.drop()
         if machine.registered and not self._registered.is_set():
             self._registered.set()
-            self._slots.watch(machine.lease_s / 2)
+            if self._forks is not None:
+                self._forks.watch(machine.lease_s / 2)
         if machine.registered != self._in_contact:
             self._in_contact = machine.registered
             if self._in_contact:
@@ -411,6 +419,8 @@ class _Shell:
     def _close(self) -> None:
         self._dealer.close(linger_s=0.5)
         self._slots.close()
+        if self._forks is not None:
+            self._forks.close()
         self._fetcher.close()
         self._store.close()
         self._registered.set()

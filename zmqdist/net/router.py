@@ -468,6 +468,24 @@ class Router:
                     self._loop.call_soon(fn, peer)
 
 
+def listen(host: str) -> sockets.socket:
+    """A TCP socket at a free port, for `Router.bind_fd` here or in a child. Connections wait in it until somebody serves them.
+
+    Raises:
+      UnknownError: not an address of this machine.
+    """
+    number = _look_up(host)
+    made = sockets.socket(sockets.AF_INET6 if is_ipv6(number) else sockets.AF_INET, sockets.SOCK_STREAM)
+    try:
+        made.setblocking(False)
+        made.bind((number, 0))
+        made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
+        raise UnknownError(None, None, f"could not bind {join(host, 0)}: {error.strerror}") from None
+    return made
+
+
 def _look_up(host: str) -> str:
     """The number of a host name, IPv4 first; what cannot be looked up is left to ZeroMQ, which knows interface names."""
     try:

@@ -201,9 +201,10 @@ class Workers:
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
         """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
-        workers in the fixed list, this one's place there)."""
+        workers in the fixed list, this one's place there, the job's name)."""
         iteration = self._book.state.iterations[task.iteration]
-        terms = self._book.state.jobs[iteration.job].terms
+        job = self._book.state.jobs[iteration.job]
+        terms = job.terms
         dataset = self._book.state.datasets[terms.dataset]
         fields = tuple(getattr(terms, name) for name in terms.__struct_fields__)
         return (
@@ -216,6 +217,7 @@ class Workers:
             task.starting_round,
             len(self._book.hosts.entries),
             self._book.state.workers[task.worker].index,
+            job.name,
         )
 
     def gone(self, token: q.Token) -> None:

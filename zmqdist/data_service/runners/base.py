@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from zmqdist.data_service.squeezing import squeeze
+
+PROGRESS: Final = 3
+TAKEN, SOURCE, POSITION = range(PROGRESS)
+"""What a task is at, in numbers: elements that readers have taken; 1 + the source, and its position, that it was given last."""
 
 
 @dataclass(frozen=True, slots=True)

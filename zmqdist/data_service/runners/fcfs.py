@@ -5,8 +5,10 @@ Theory
     finds nothing waits, and the thread has the waiting ones served a little later, so that a fast pipeline is not answered one by one.
 
 Rules
-    An error costs its element: one reader gets it, and the next question goes on behind it.
-    At the end every question is answered so, and `finished` is called when the last element has been taken.
+    An error costs its element: one reader gets it, and the next question goes on behind it. Nothing is computed ahead of a failure that
+    nobody has taken: a pipeline that cannot work at all fails as often as it is asked, and no more.
+    At the end every question is answered so, and `finished` is called when the last element has been taken. A pipeline that could not be
+    opened, or that died for good, has no end: everybody is told why.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from itertools import islice
 from math import inf
 from typing import Any, Final
@@ -22,7 +24,9 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.dealing import Drained
 from zmqdist.data_service.elements import fits, is_scalar, weigh
-from zmqdist.data_service.runners.base import Reply, Wanted
+from zmqdist.data_service.failing import Failed
+from zmqdist.data_service.runners.base import TAKEN, Reply, Wanted
+from zmqdist.errors import CancelledError
 
 BUFFER_BYTES: Final = 32 << 20
 BUFFER_ELEMENTS_MAX: Final = 4096
@@ -32,29 +36,46 @@ BUFFER_ELEMENTS_MIN: Final = 2
 class FirstCome:
     """See the module's docstring."""
 
-    def __init__(self, name: str, open: Callable[[], DatasetIterator], finished: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        open: Callable[[], DatasetIterator],
+        finished: Callable[[], None],
+        named: Callable[[BaseException, int], BaseException],
+        progress: MutableSequence[int],
+        failed: Failed | None = None,
+    ) -> None:
         """
         Args:
           open: called in the thread.
           finished: called once, in any thread.
+          named: what readers are told of an error, given the number of the element.
+          progress: kept, see base.py.
+          failed: comes first.
         """
+        self._named = named
+        self._progress = progress
         self._open = open
         self._finished = finished
         self._buffer: deque[Any] = deque()
         self._failures = 0
         self._limit = BUFFER_ELEMENTS_MIN
         self._bytes = 1
-        self._taken = 0
         self._began = inf
         self._idle_s = 0.0
         self._waiting: deque[tuple[Wanted, Reply]] = deque()
-        self._woken = False
+        self._woken = self._serving = False
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._ended = False
         self._told = False
         self._closed = False
         self._dead: BaseException | None = None
+        if failed is not None and failed.for_good:
+            self._dead = failed.error
+        elif failed is not None:
+            self._buffer.append(Failure(failed.error))
+            self._failures = 1
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
     def ask(self, wanted: Wanted, reply: Reply) -> None:
@@ -66,10 +87,11 @@ class FirstCome:
 
     def figures(self) -> tuple[Any, ...]:
         """The fields of a Report (core/splits/figures.py); what is not known exactly is taken from the last element that was weighed."""
-        made = self._taken + len(self._buffer)
+        taken = self._progress[TAKEN]
+        made = taken + len(self._buffer)
         busy_s = max(0.0, time.monotonic() - self._began - self._idle_s)
         element_s = busy_s / made if made and not self._ended else 0.0
-        return self._taken, self._taken * self._bytes, len(self._buffer), self._limit, element_s
+        return taken, taken * self._bytes, len(self._buffer), self._limit, element_s
 
     def expire(self, reply: Reply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
@@ -91,6 +113,9 @@ class FirstCome:
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        if self._dead is not None:
+            self._end()
+            return
         self._began = time.monotonic()
         try:
             iterator = self._open()
@@ -114,9 +139,10 @@ class FirstCome:
                     break
                 except BaseException as error:
                     with self._lock:
+                        buffer.append(Failure(self._named(error, self._progress[TAKEN] + len(buffer))))
                         self._failures += 1
-                        buffer.append(Failure(error))
                     self._wake()
+                    self._wait_for_nothing_failed()
         self._end()
 
     def _wake(self) -> None:
@@ -139,6 +165,11 @@ class FirstCome:
             self._idle_s += time.monotonic() - since
             return not self._closed
 
+    def _wait_for_nothing_failed(self) -> None:
+        with self._lock:
+            while self._failures and not self._closed:
+                self._room.wait()
+
     def _end(self) -> None:
         with self._lock:
             self._ended = True
@@ -148,25 +179,33 @@ class FirstCome:
     # -- answers, in any thread -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        """One thread at a time: answers leave in the order in which elements were taken."""
+        with self._lock:
+            if self._serving:
+                return  # it looks again
+            self._serving = True
         while True:
             with self._lock:
                 self._woken = False
                 while self._waiting and not self._waiting[0][1].wanted():
                     self._waiting.popleft()
                 if not self._waiting or not (self._buffer or self._ended):
+                    self._serving = False
                     break
                 wanted, reply = self._waiting.popleft()
                 taken = self._take(wanted) if self._buffer else None
             if taken is None:
                 if self._dead is not None:
                     reply.fail(self._dead)
+                elif self._closed:
+                    reply.fail(CancelledError(None, None, "the task was stopped"))
                 else:
                     reply.end()
             elif type(taken) is Failure:
                 reply.fail(taken.error)
             else:
                 reply.elements(taken)
-        if self._ended and not self._buffer and not self._told:
+        if self._ended and not self._buffer and not self._told and self._dead is None:
             self._told = True
             self._finished()
 
@@ -186,6 +225,9 @@ class FirstCome:
             if not taken:
                 self._failures -= 1
                 taken = buffer.popleft()
-        self._taken += len(taken) if type(taken) is list else 0
+                count = 1
+            else:
+                count = len(taken)
+        self._progress[TAKEN] += count
         self._room.notify()
         return taken
