@@ -9,8 +9,8 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms)                   -> (client, iteration, state)
-    watch(state, client, version, target_s)                             -> (version, tasks, finished), None when asked again
+    open(request, job_name, repetition, terms, consumer)         -> (client, iteration, state)
+    watch(state, client, version, target_s, stopped, lost)        -> (version, tasks, finished, hold, ended), None when asked again
     release(state, client)                                       -> None
     work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
@@ -242,11 +242,19 @@ class DataDispatcher:
         except BaseException as error:
             asked.fail(error)
 
-    def _open(self, asked: Asked, request: int, job_name: str | None, repetition: int, terms: tuple[Any, ...]) -> None:
+    def _open(
+        self,
+        asked: Asked,
+        request: int,
+        job_name: str | None,
+        repetition: int,
+        terms: tuple[Any, ...],
+        consumer: int = -1,
+    ) -> None:
         told = msgspec.convert(list(terms), r.Terms)
         sources = self._sources_of(self._dataset(told.dataset).fingerprint) if told.mode == r.DYNAMIC else ()
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
-        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed))
+        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
@@ -260,8 +268,17 @@ class DataDispatcher:
             raise from_code(found.error_code, found.message)
         return found
 
-    def _watch(self, asked: Asked, state: int, client: int, version: int, target_s: float = 0.0) -> None:
-        self._ask(asked, q.Watch(asked, state, client, version, float(target_s)))
+    def _watch(
+        self,
+        asked: Asked,
+        state: int,
+        client: int,
+        version: int,
+        target_s: float = 0.0,
+        stopped: int = -1,
+        lost: dict[int, int] | None = None,
+    ) -> None:
+        self._ask(asked, q.Watch(asked, state, client, version, int(stopped), dict(lost or {}), float(target_s)))
 
     def _release(self, asked: Asked, state: int, client: int) -> None:
         self._ask(asked, q.Release(asked, state, client))

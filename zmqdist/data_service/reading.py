@@ -34,7 +34,7 @@ from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
 from zmqdist.data_service.elements import check_spec
-from zmqdist.data_service.policy import STATIC, ShardingPolicy
+from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
 from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
@@ -116,6 +116,8 @@ class Reader:
         Raises:
           OpError: what the dispatcher says.
         """
+        if wish.terms.cache:
+            check_shared(wish.job_name, wish.repetition, wish.terms.num_consumers)
         self._wish = wish
         self._credentials = credentials
         self._stopped = threading.Event()
@@ -136,6 +138,7 @@ class Reader:
         """There are tasks that this reader leaves to others."""
         self._finished = False
         self._version = 0
+        self._watching = 0
         self._watch_pause_s = FIRST_PAUSE_S
         self._dispatcher = self._connect(wish.dispatcher)
         self._opened: tuple[int, int] | None = None
@@ -144,7 +147,13 @@ class Reader:
 
         def question() -> Any:
             return asking.start(
-                self._dispatcher, "zmqdist.data.open", request, wish.job_name, wish.repetition, terms
+                self._dispatcher,
+                "zmqdist.data.open",
+                request,
+                wish.job_name,
+                wish.repetition,
+                terms,
+                wish.consumer_index,
             ).get_value()
 
         self._loop = Loop("zmqdist-reader")
@@ -258,9 +267,17 @@ class Reader:
 
     def _watch(self) -> None:
         assert self._opened is not None
-        self._start(self._dispatcher, self._watched, WATCH, *self._opened, self._version, self._target_s)
+        self._watching += 1
+        then = partial(self._watched, self._watching)
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._target_s, *self._standing())
 
-    def _watched(self, call: StatusOrResult) -> None:
+    def _standing(self) -> tuple[Any, ...]:
+        """What else the dispatcher is told with a question for news."""
+        return ()
+
+    def _watched(self, asking: int, call: StatusOrResult) -> None:
+        if asking != self._watching:
+            return  # there is a later question
         code, message = call.get_error()
         if code in RETRIABLE:
             pause_s, self._watch_pause_s = self._watch_pause_s, min(PAUSE_S_MAX, self._watch_pause_s * PAUSE_GROWS)
@@ -272,8 +289,8 @@ class Reader:
         self._watch_pause_s = FIRST_PAUSE_S
         told = call.get_value()
         if told is not None:
-            self._version, tasks, self._finished = told
-            self._note(tasks)
+            self._version, tasks, self._finished, *more = told
+            self._note(tasks, *more)
             self._top_up()
         if not self._finished:
             if self._wish.refresh_s:
@@ -281,8 +298,8 @@ class Reader:
             else:
                 self._watch()
 
-    def _note(self, tasks: list[tuple[Any, ...]]) -> None:
-        """Which tasks there are now."""
+    def _note(self, tasks: list[tuple[Any, ...]], hold: bool, ended: dict[int, int]) -> None:
+        """Which tasks there are now. The rest is of coordinated reads."""
         random.shuffle(tasks)
         there = set()
         coordinated = bool(self._wish.terms.num_consumers)
@@ -301,11 +318,12 @@ class Reader:
     def _at(self, task: int, address: str, life: int) -> Local | Remote:
         assert self._opened is not None
         state = self._opened[0]
-        protocol = self._wish.protocol
-        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) else None
+        protocol, shared = self._wish.protocol, bool(self._wish.trainer)
+        # What others get, too, is not handed over as it is.
+        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
             return Local(worker, address, state, task, self._soon)
-        if protocol and protocol not in PROTOCOLS:
+        if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
             self._end(
                 NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
@@ -336,7 +354,7 @@ class Reader:
             for source in sources:
                 if room > 0 and source.asked < AHEAD:
                     room -= 1
-                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s))
+                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, trainer=self._wish.trainer))
         mine = self._sources.values()
         if not any(source.asked for source in mine) and (
             self._finished or (self._subset and mine and all(source.ended for source in mine))

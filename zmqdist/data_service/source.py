@@ -11,6 +11,7 @@ from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.reading import Reader, Wish
+from zmqdist.data_service.rounds_reading import RoundsReader
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.net.credentials import Credentials
 
@@ -31,7 +32,8 @@ class _ReadingNode(Node):
             op.delivery,
             op.ordered,
         )
-        self._reader = Reader(
+        kind = RoundsReader if op.num_consumers else Reader
+        self._reader = kind(
             Wish(
                 op.service,
                 terms,

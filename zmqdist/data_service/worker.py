@@ -27,10 +27,12 @@ from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.data_service.runners.base import Reply, Runner, Wanted
+from zmqdist.data_service.runners import rounds, shared
+from zmqdist.data_service.runners.base import Packed, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
+from zmqdist.limits import TRAINER_CACHE_BYTES
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
@@ -94,6 +96,7 @@ class DataWorker:
         self._life = life
         self._timeout_s = dispatcher_timeout_s
         self.address = ""
+        self.cache_bytes = TRAINER_CACHE_BYTES
         self._state = 0
         self._tasks: dict[int, Task] = {}
         self._asking = 0
@@ -293,7 +296,12 @@ class DataWorker:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
-        return FirstCome(str(task.id), partial(self._open, task, dealer), partial(self._finished, task))
+        opened = partial(self._open, task, dealer)
+        if task.terms.num_consumers:
+            return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+        if task.terms.cache:
+            return shared.Shared(str(task.id), opened, self.cache_bytes)
+        return FirstCome(str(task.id), opened, partial(self._finished, task))
 
     def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
@@ -304,6 +312,10 @@ class DataWorker:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
         dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        if task.terms.num_consumers:
+            rounds.require_infinite(dataset.cardinality())
+        if task.terms.cache:
+            shared.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         policy = ShardingPolicy(task.terms.mode).name
@@ -344,9 +356,15 @@ class RemoteReply:
             pass  # the worker has ended: so has the connection
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self._answer(lambda: squeeze(pack(elements), self._codec), tag)
+
+    def packed(self, batch: Packed) -> None:
+        self._answer(lambda: batch.form(self._codec), None)
+
+    def _answer(self, batch: Callable[[], Any], tag: Any) -> None:
         self.answered = True
         try:
-            value = (SOME, squeeze(pack(elements), self._codec), tag)
+            value = (SOME, batch(), tag)
         except BaseException as error:
             self._asked.fail(error)
         else:
@@ -356,9 +374,9 @@ class RemoteReply:
         self.answered = True
         self._asked.answer((END, None, None))
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((SKIP, None, None))
+        self._asked.answer((SKIP, None, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

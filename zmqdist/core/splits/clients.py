@@ -9,6 +9,7 @@ from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal
+from zmqdist.core.splits.coordinated import is_coordinated, told
 
 WATCH_S_MAX: Final = 10.0
 """A client's question for news is answered after so long, news or not: asking again shows that it lives."""
@@ -49,7 +50,7 @@ class Clients:
         self._book.heard[client.id] = now
         self._forget_watch(client.id)
         if asked.version != self.version(iteration.id):
-            self._book.tell(asked.token, self._told(iteration))
+            self._book.tell(asked.token, self._told(iteration, asked))
         else:
             self._book.watching[client.id] = (asked, now)
 
@@ -61,7 +62,10 @@ class Clients:
     def version(self, iteration: int) -> int:
         return self._book.versions.setdefault(iteration, self._book.first_version)
 
-    def _told(self, iteration: r.Iteration) -> tuple[int, list[Any], bool]:
+    def _told(self, iteration: r.Iteration, asked: q.Watch) -> tuple[int, list[Any], bool, bool, dict[int, int]]:
+        if is_coordinated(self._book, iteration):
+            tasks, hold, ended = told(self._book, iteration, asked)
+            return self.version(iteration.id), tasks, iteration.finished, hold, ended
         tasks = []
         for number in iteration.tasks:
             task = self._book.state.tasks[number]
@@ -70,7 +74,7 @@ class Clients:
             if task.finished or worker is None or not address or worker.life != life:
                 continue
             tasks.append((number, worker.address, address, life, worker.tags, task.starting_round))
-        return self.version(iteration.id), tasks, iteration.finished
+        return self.version(iteration.id), tasks, iteration.finished, False, {}
 
     def news(self, iteration_id: int) -> None:
         self._book.versions[iteration_id] = self.version(iteration_id) + 1
@@ -79,7 +83,7 @@ class Clients:
             watch = self._book.watching.pop(number, None)
             if watch is not None:
                 self._book.heard[number] = self._book.now
-                self._book.tell(watch[0].token, self._told(iteration))
+                self._book.tell(watch[0].token, self._told(iteration, watch[0]))
 
     def release(self, asked: q.Release, now: float, end: Callable[[r.Iteration], None]) -> None:
         """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
@@ -117,9 +121,8 @@ class Clients:
                 break
             del self._book.watching[number]
             self._book.heard[number] = now
-            self._book.tell(
-                watch.token, self._told(self._book.state.iterations[self._book.state.clients[number].iteration])
-            )
+            iteration = self._book.state.iterations[self._book.state.clients[number].iteration]
+            self._book.tell(watch.token, self._told(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
         """Release clients that are silent, and end iterations that nobody reads."""

@@ -15,7 +15,8 @@ Promises, checked by tests/core/splits and tests/sim
     D5  numbers only grow, also over restarts
     D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, all over one book.py.
+Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py, dealing.py,
+rounds.py.
 Not here: sockets, files, what a pipeline is.
 """
 
@@ -34,6 +35,7 @@ from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
 from zmqdist.core.splits.figures import Figures
 from zmqdist.core.splits.hosts import not_in_list
+from zmqdist.core.splits.rounds import Rounds
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -51,6 +53,7 @@ class Splits:
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
         self.figures = Figures(self._book)
+        self._rounds = Rounds(self._book, self._clients, self._workers)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
 
@@ -124,8 +127,10 @@ class Splits:
             case q.Open():
                 self._open(question, now)
             case q.Watch():
+                self._rounds.check(question)
                 self._clients.watch(question, now)
                 self.figures.heard_reader(question.client, question.target_s)
+                self._rounds.decide(question.client)
             case q.Release():
                 self._clients.release(question, now, self._collect)
             case q.Work():
@@ -200,12 +205,19 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        consumers = asked.terms.num_consumers
+        if consumers and not 0 <= asked.consumer < consumers:
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"Requesting data for consumer index {asked.consumer}, but the job has only {consumers} consumers",
+            )
         if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
             worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         job = self._job(asked)
+        self._check_compression(job, asked.terms)
         iteration = self._iteration(job, asked)
-        client = r.Client(self._book.state.next_client, iteration.id, asked.request)
+        client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
         self._book.released.pop(iteration.id, None)
@@ -232,6 +244,15 @@ class Splits:
             text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
             raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
+
+    def _check_compression(self, job: r.Job, terms: r.Terms) -> None:
+        """Elements come as the job's dataset says, not as this reader's does."""
+        used, expected = (self._book.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
+        if not _fit(used, expected, "compression"):
+            raise Refusal(
+                errors.INVALID_ARGUMENT,
+                f"Data type mismatch: job {job.name} has elements of a dataset with another `compression` than this reader's",
+            )
 
     def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
         """What all that read a job have to agree on, as a user knows it."""

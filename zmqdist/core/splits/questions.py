@@ -80,6 +80,7 @@ class Open:
     Args:
       request: repeated after a lost answer.
       sources: positions of each source in a repetition, for a job that is dealt out.
+      consumer: which one of a coordinated read.
     """
 
     token: Token
@@ -90,19 +91,27 @@ class Open:
     sources: tuple[int, ...] = ()
     unnamed: str = ""
     """A name that nobody has, for a job without one."""
+    consumer: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What a client reads from, when that is not what it knows, else when it changes or after a while.
 
-    -> (version, tasks, finished); a task is (id, worker's address, where it serves, life, tags, starting round).
+    -> (version, tasks, finished, hold, ended); a task is (id, worker's address, where it serves, life, tags, starting round).
+    The last two are of coordinated reads: whether to stop, and task -> the first round that it is not in. See rounds.py.
+
+    Args:
+      stopped: the round that it does not begin before this is answered.
+      lost: tasks that do not answer -> the first round that it has not received.
     """
 
     token: Token
     state: int
     client: int
     version: int
+    stopped: int = -1
+    lost: dict[int, int] = field(default_factory=dict)
     target_s: float = 0.0
     """It could take an element each so many seconds; 0: not known."""
 

@@ -26,6 +26,8 @@ MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 
 INFINITE = -1
 
+PENDING = -1
+
 
 class Row(msgspec.Struct, array_like=True):
     """Part of the state."""
@@ -102,9 +104,12 @@ class Task(Row):
     """One worker's part of an iteration.
 
     Attributes:
+      starting_round: of coordinated reads; PENDING: a new worker's, which no round has yet.
       cut: its worker has left before its end: what was to come of it others do.
       handed: questions that handed positions back, for one that is repeated.
       given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
+      life: of the worker that it belongs to, in coordinated reads.
+      end_round: the first round of coordinated reads that it is not in any more, once it has ended.
     """
 
     id: int
@@ -115,12 +120,15 @@ class Task(Row):
     given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
     cut: bool = False
     handed: list[int] = msgspec.field(default_factory=list)
+    life: int = 0
+    end_round: int = 0
 
 
 class Client(Row):
     id: int
     iteration: int
     request: int
+    consumer: int = -1
 
 
 class Worker(Row):
@@ -166,6 +174,7 @@ class CreateTask(Record, tag=6):
 class FinishTask(Record, tag=7):
     task: int
     cut: bool = False
+    end_round: int = 0
 
 
 class FinishIteration(Record, tag=8):
@@ -207,6 +216,13 @@ class ReturnSplits(Record, tag=13):
     request: int = 0
 
 
+class StartTask(Record, tag=40):
+    """All consumers have agreed at which round a pending task begins."""
+
+    task: int
+    round: int
+
+
 class DecideCompression(Record, tag=14):
     """Whether compression "AUTO" is off for a dataset: the first who asked decided."""
 
@@ -229,6 +245,7 @@ Change: TypeAlias = (
     | GiveSplits
     | ReturnSplits
     | DecideCompression
+    | StartTask
 )
 
 
