@@ -57,7 +57,7 @@ def test_coordinated_read() -> None:
     pytest.importorskip("zmqdist.data_service.runners.rounds")
     with MultiProcessCluster(1, 1, TAGS) as cluster:
         options: dict[str, Any] = {"job_name": "rounds", "num_consumers": 1}
-        dataset = Dataset.range(1 << 55)
+        dataset = Dataset.range(1 << 55).repeat()
         with iter(cluster.distribute(dataset, OFF, consumer_index=0, **options)) as iterator:
             read = [int(next(iterator)) for _ in range(20)]
         assert sorted(read) == sorted(2 * TEN)

@@ -136,6 +136,8 @@ class Reader:
         """The consumer needs so long for an element."""
         self._subset = False
         """There are tasks that this reader leaves to others."""
+        self._awaits = False
+        """There are tasks for it that do not serve yet."""
         self._finished = False
         self._version = 0
         self._watching = 0
@@ -304,10 +306,13 @@ class Reader:
         random.shuffle(tasks)
         there = set()
         coordinated = bool(self._wish.terms.num_consumers)
-        self._subset = False
+        self._subset = self._awaits = False
         for task, _worker, address, life, tags, _starting_round in tasks:
             if not reads_from(self._target, coordinated, life, tags):
                 self._subset = True
+                continue
+            if not address:
+                self._awaits = True
                 continue
             there.add(task)
             known = self._sources.get(task)
@@ -358,7 +363,7 @@ class Reader:
                     self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, trainer=self._wish.trainer))
         mine = self._sources.values()
         if not any(source.asked for source in mine) and (
-            self._finished or (self._subset and mine and all(source.ended for source in mine))
+            self._finished or (self._subset and not self._awaits and mine and all(source.ended for source in mine))
         ):
             self._end(None)
 

@@ -203,3 +203,21 @@ def test_workers_have_time_to_come_back_after_a_restart() -> None:
 
 def test_a_state_begins_empty() -> None:
     assert decode_state(r.encode(State(number=3))) == State(number=3)
+
+
+def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
+    """Else one that reads from some workers alone would take the end of those it knows for the end of all."""
+    driven = Driven()
+    for life in (11, 12):
+        driven(q.WorkerJoined(f"worker:{life}", f"host:{life}", life))
+    driven(q.Register("t", 1, None, "print", "{}"))
+    client = opened(driven, "job", 5)[0]
+    driven(q.Work("first", STATE, 11, {4000: "host:11"}, ()))
+    version, tasks, *_ = driven(q.Watch("news", STATE, client, 0))
+    assert [(task[0], task[2], task[3]) for task in tasks] == [(4000, "host:11", 11), (4001, "", 12)]
+    driven(q.Work("second", STATE, 12, {4001: "host:12"}, ()))
+    _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
+    assert [task[2] for task in tasks] == ["host:11", "host:12"]
+    driven(q.WorkerLost(12))
+    _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
+    assert [task[0] for task in tasks] == [4000], "one that has gone is waited for by the dispatcher"

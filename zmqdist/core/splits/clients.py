@@ -71,9 +71,13 @@ class Clients:
             task = self._book.state.tasks[number]
             life, address = self._book.serving.get(number, (0, ""))
             worker = self._book.state.workers.get(task.worker)
-            if task.finished or worker is None or not address or worker.life != life:
+            if task.finished or worker is None:
                 continue
-            tasks.append((number, worker.address, address, life, worker.tags, task.starting_round))
+            if not address or worker.life != life:
+                if task.worker in self._book.missing:
+                    continue
+                address = ""  # it is about to serve: who reads from this worker is not at the end before
+            tasks.append((number, worker.address, address, worker.life, worker.tags, task.starting_round))
         return self.version(iteration.id), tasks, iteration.finished, False, {}
 
     def news(self, iteration_id: int) -> None:

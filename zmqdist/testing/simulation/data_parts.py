@@ -412,8 +412,8 @@ class SimReader:
             self.error, self.ended = code, True
             return
         if value is not None:
-            self._version, tasks, self._finished = value[:3]
-            there = {task[0]: task[3] for task in tasks}
+            self._version, tasks, self._finished, *_ = value
+            there = {task[0]: task[3] for task in tasks if task[2]}
             self._sources = {task: life for task, life in there.items() if (task, life) not in self._over}
             for task in self._sources:
                 self._ask(task)
