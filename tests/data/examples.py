@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
+from zmqdist.data.ops.filtering import Shard
 from zmqdist.data.ops.readers import masked_crc32c
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
@@ -107,7 +108,10 @@ EXAMPLES: dict[str, list[Example]] = {
     "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
     "take": [Example(lambda _: Dataset.counter().take(4)), Example(lambda _: Dataset.range(4).take(-1))],
     "skip": [Example(lambda _: Dataset.range(6).skip(4)), Example(lambda _: Dataset.range(6).skip(-1))],
-    "shard": [Example(lambda _: Dataset.range(10).shard(4, 1))],
+    "shard": [
+        Example(lambda _: Dataset.range(10).shard(4, 1)),
+        Example(lambda _: make(Shard(4, 1, full=True), [Dataset.range(10)])),
+    ],
     "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
     "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
     "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
@@ -126,6 +130,7 @@ EXAMPLES: dict[str, list[Example]] = {
     ],
     "zip": [
         Example(lambda _: Dataset.zip(Dataset.range(4), slices())),
+        Example(lambda _: Dataset.zip({"a": slices()})),
         Example(lambda _: Dataset.zip({"a": Dataset.range(4), "b": (Dataset.range(2), Dataset.range(9))})),
     ],
     "concatenate": [Example(lambda _: Dataset.range(3).concatenate(Dataset.range(10, 12)))],

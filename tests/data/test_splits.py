@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from zmqdist.data import INFINITE_CARDINALITY, Dataset
-from zmqdist.data.splits import SplitProvider, open_split, split_providers
-from zmqdist.data.tree import deserialize
-from zmqdist.errors import UnimplementedError
+from zmqdist.data import INFINITE_CARDINALITY, Dataset, TextLineDataset
+from zmqdist.data.iterators import Node
+from zmqdist.data.ops.base import OPERATORS, Op, operator
+from zmqdist.data.splits import SplitProvider, open_split, split_cardinalities, split_providers
+from zmqdist.data.tree import deserialize, make
+from zmqdist.errors import FailedPreconditionError, UnavailableError, UnimplementedError
 
 
 def counts(dataset: Dataset) -> list[int]:
@@ -22,6 +30,7 @@ def counts(dataset: Dataset) -> list[int]:
         (Dataset.range(9).repeat(3).repeat(2), [54]),
         (Dataset.range(9).repeat(0), [0]),
         (Dataset.range(9).repeat(-1), [INFINITE_CARDINALITY]),
+        (Dataset.range(9).repeat(-5), [INFINITE_CARDINALITY]),
         (Dataset.range(0).repeat(-1), [0]),
         (Dataset.from_tensors(1), [1]),
         (Dataset.from_tensor_slices([1, 2]).map(abs).batch(2).shuffle(3), [2]),
@@ -105,3 +114,182 @@ def test_only_who_deals_knows_the_place() -> None:
     assert next(iterator) == 3
     with pytest.raises(UnimplementedError, match="deals out the splits"):
         iterator.state_dict()
+
+
+ENDLESS = INFINITE_CARDINALITY
+THREE = [Dataset.range(5)] * 3
+
+
+@pytest.mark.parametrize(
+    ("dataset", "wanted"),
+    [
+        (Dataset.range(9), [9]),
+        (Dataset.range(9).repeat(9), [81]),
+        (Dataset.range(9).repeat(0), [0]),
+        (Dataset.range(9).repeat(-1), [ENDLESS]),
+        (Dataset.range(0).repeat(-1), [0]),
+        (Dataset.range(9).map(abs).repeat(3).batch(2).repeat(2), [54]),
+        (Dataset.range(9).enumerate(), [9, ENDLESS]),
+        (Dataset.range(9).enumerate().repeat(2), [18, ENDLESS]),
+        (Dataset.choose_from_datasets(THREE, Dataset.range(3).repeat()), [5, 5, 5, ENDLESS]),
+        (Dataset.choose_from_datasets(THREE, Dataset.range(3)), [5, 5, 5, 3]),
+        (Dataset.sample_from_datasets(THREE), [5, 5, 5, ENDLESS]),
+        (Dataset.zip(Dataset.range(2).enumerate(), Dataset.range(3)), [2, ENDLESS, 3]),
+        (Dataset.from_tensors(1).concatenate(Dataset.from_tensors(2)), [1, 1]),
+        (Dataset.random(), [ENDLESS]),
+        (TextLineDataset(["a", "b", "c"]), [3]),
+    ],
+    ids=lambda value: value.op.told() if isinstance(value, Dataset) else None,
+)
+def test_metadata_count_what_is_whole_everywhere_too(dataset: Dataset, wanted: list[int]) -> None:
+    assert split_cardinalities(dataset) == wanted
+
+
+def test_saved_elements_are_dealt_out_by_files(tmp_path: Path) -> None:
+    Dataset.range(30).save(str(tmp_path), shard_func=lambda x: x % 4)
+    loaded = Dataset.load(str(tmp_path))
+    assert counts(loaded) == split_cardinalities(loaded) == [4]
+    by_hand = Dataset.load(str(tmp_path), reader_func=lambda files: files.flat_map(lambda file: file))
+    assert counts(by_hand) == [4]
+
+
+def test_a_snapshot_cannot_be_dealt_out(tmp_path: Path) -> None:
+    for count in (split_providers, split_cardinalities):
+        with pytest.raises(UnimplementedError, match="Splitting is not implemented for snapshot datasets"):
+            count(Dataset.range(3).snapshot(str(tmp_path)).map(abs))
+
+
+def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
+    try:
+
+        @operator("elsewhere", Node)
+        @dataclass(frozen=True)
+        class Elsewhere(Op):
+            def split_count(self) -> int:
+                raise UnimplementedError(None, None, "Cannot create split providers for dataset of type Elsewhere")
+
+        for count in (split_providers, split_cardinalities):
+            with pytest.raises(UnimplementedError, match="Cannot create split providers for dataset of type Elsewhere"):
+                count(Dataset.zip(Dataset.range(3), make(Elsewhere())))
+    finally:
+        OPERATORS.pop("elsewhere")
+
+
+def test_another_number_of_sources_than_the_dealer_knows_is_an_error() -> None:
+    pair = Dataset.zip(Dataset.range(3), Dataset.range(3))
+    open_split(pair, lambda source, repetition: None, sources=2).close()
+    with pytest.raises(FailedPreconditionError, match="Attempted to feed 1 split providers into a dataset with 2"):
+        open_split(pair, lambda source, repetition: None, sources=1)
+
+
+def test_who_could_not_be_asked_is_asked_again() -> None:
+    answers: list[Any] = [0, UnavailableError(None, None, "away"), 1, None]
+
+    def ask(source: int, repetition: int) -> int | None:
+        answer: int | Exception | None = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    iterator = open_split(Dataset.range(9), ask)
+    assert next(iterator) == 0
+    with pytest.raises(UnavailableError):
+        next(iterator)
+    assert list(iterator) == [1]
+
+
+def dealt(dataset: Dataset, workers: int = 3) -> list[list[Any]]:
+    """What each of several workers reads, who take turns; the dealer gives a position to whoever asks."""
+    providers = split_providers(dataset)
+    iterators = [
+        open_split(dataset, lambda source, repetition: providers[source].next(repetition)) for _ in range(workers)
+    ]
+    found: list[list[Any]] = [[] for _ in iterators]
+    going = list(range(workers))
+    while going:
+        for number in tuple(going):
+            try:
+                found[number].append(np.asarray(next(iterators[number])).tolist())
+            except StopIteration:
+                going.remove(number)
+    return found
+
+
+def test_the_counter_of_enumerate_is_each_workers_own() -> None:
+    found = dealt(Dataset.range(30).enumerate())
+    assert [[number for number, _ in one] for one in found] == [list(range(10))] * 3
+    assert sorted(x for one in found for _, x in one) == list(range(30))
+
+
+def test_the_choices_are_each_workers_own() -> None:
+    wanted = [0, 2, 1, 1, 0]
+    sources = [Dataset.from_tensors(x).repeat() for x in range(3)]
+    found = dealt(Dataset.choose_from_datasets(sources, Dataset.from_tensor_slices(np.array(wanted, np.int64))))
+    assert found == [wanted] * 3
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Dataset.from_tensor_slices([1, 5, 0]).flat_map(Dataset.from_tensors),
+        Dataset.from_tensor_slices([1, 5, 0]).interleave(Dataset.from_tensors, 2),
+        Dataset.from_tensor_slices([1, 5, 0]).interleave(Dataset.from_tensors, 2, num_parallel_calls=2),
+        Dataset.range(20).repeat(5),
+        Dataset.range(20).shuffle(20).repeat(5),
+        Dataset.range(100).concatenate(Dataset.range(100, 200)),
+    ],
+    ids=lambda dataset: str(dataset.op.name),
+)
+def test_workers_together_read_the_whole(dataset: Dataset) -> None:
+    assert sorted(x for one in dealt(dataset) for x in one) == sorted(map(int, dataset))
+
+
+def test_the_windows_of_a_group_are_whole() -> None:
+    grouped = Dataset.range(12).group_by_window(
+        lambda x: x % 2, lambda key, rows: Dataset.zip(rows, Dataset.range(100)), window_size=3
+    )
+    assert sorted(x for one in dealt(grouped) for x, _ in one) == list(range(12))
+
+
+@pytest.mark.parametrize("lengths", [(20, 100), (100, 20)])
+def test_rows_of_unequal_sources_are_as_many_as_the_shorter_has(lengths: tuple[int, int]) -> None:
+    pairs = Dataset.zip(*map(Dataset.range, lengths))
+    assert sum(map(len, dealt(pairs))) == 20
+    assert dealt(pairs.repeat(3), 1) == [[[x, x] for x in range(20)] * 3]
+
+
+def test_sources_of_different_rates_and_repeats_meet() -> None:
+    tenth = Dataset.range(100).filter(lambda x: x % 10 == 0)
+    assert sum(map(len, dealt(Dataset.zip(Dataset.range(100), tenth), 1))) == 10
+    assert sum(map(len, dealt(Dataset.zip(Dataset.range(50), Dataset.range(10).repeat(10))))) == 50
+
+
+@pytest.mark.parametrize(
+    ("build", "needed"),
+    [
+        (lambda below: below, [1, 2, 3]),
+        (lambda below: below.map(abs).ignore_errors(), [1, 2, 3]),
+        (lambda below: below.batch(4), [4, 8, 12]),
+        (lambda below: below.flat_map(lambda x: Dataset.range(2)), [1, 1, 2]),
+        (lambda below: below.repeat(), [1, 2, 3]),
+        (lambda below: below.take(2), [1, 2, 2]),
+        (lambda below: below.shuffle(5), [5, 6, 7]),
+        (lambda below: Dataset.zip(below, Dataset.range(9)), [2, 4, 6]),
+    ],
+)
+def test_a_position_is_asked_for_when_its_element_is_about_to_be_made(
+    build: Callable[[Dataset], Dataset], needed: list[int]
+) -> None:
+    asked = 0
+
+    def ask(source: int, repetition: int) -> int:
+        nonlocal asked
+        asked += 1
+        return asked - 1
+
+    iterator = open_split(build(Dataset.counter()), ask)
+    found = []
+    for _ in needed:
+        next(iterator, None)
+        found.append(asked)
+    assert found == needed

@@ -82,6 +82,13 @@ def test_rewriting_keeps_what_did_not_change() -> None:
     assert [len(x) for x in joined] == [7]
 
 
+def test_a_source_of_one_array_tells_itself_without_all_of_it() -> None:
+    assert (
+        Dataset.from_tensor_slices(np.arange(3)).explain().startswith("from_tensor_slices(value=array([0, 1, 2])): 3")
+    )
+    assert Dataset.from_tensor_slices(np.arange(300)).op.told() == "from_tensor_slices(value=ndarray)"
+
+
 def test_options_travel() -> None:
     options = Options()
     options.deterministic = False

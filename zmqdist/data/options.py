@@ -10,6 +10,7 @@ programs for tf.data run as they are.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 
@@ -32,12 +33,14 @@ class _Group:
         return f"{type(self).__name__.lstrip('_')}({', '.join(f'{k}={v!r}' for k, v in self.told().items())})"
 
     def told(self) -> dict[str, Any]:
-        """What was set, as plain values."""
+        """What was set, as plain values; members of an enum as their names."""
         found: dict[str, Any] = {}
         for name in self._names:
             value = getattr(self, name)
             if isinstance(value, _Group):
                 value = value.told() or None
+            if isinstance(value, Enum):
+                value = value.name
             if value is not None:
                 found[name] = value
         return found
@@ -83,7 +86,9 @@ class Options(_Group):
       deterministic: False lets parallel operators give elements in the order in which they are ready; None means True.
       threading.private_threadpool_size: threads that each parallel operator has at most.
       threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted.
-      experimental_distribute.auto_shard_policy, experimental_external_state_policy: for the data service.
+      experimental_external_state_policy: "WARN" (the default), "IGNORE" or "FAIL": what becomes of a pipeline that a data service shall run
+        and that depends on more than its description holds: see external_state.py.
+      experimental_distribute.auto_shard_policy: for the data service.
       experimental_service.pinned: accepted.
     """
 

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.constants import AUTOTUNE
@@ -154,6 +155,9 @@ class Prefetch(Op):
     """Reads `size` elements ahead."""
 
     size: int
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     @classmethod
     def checked(cls, size: Any) -> int:

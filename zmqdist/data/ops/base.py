@@ -18,6 +18,7 @@ import base64
 import dataclasses
 import importlib
 from collections.abc import Callable
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -58,6 +59,10 @@ class Function:
             self._value = unpack(self._blob)  # type: ignore[arg-type]
         return self._value
 
+    def marked(self, name: str) -> bool:
+        """Whether the function has an attribute that is true. Unpickles nothing: one that nobody has used has no marks."""
+        return bool(getattr(self._value, name, False))
+
     @property
     def blob(self) -> bytes:
         """Its pickle. Raises InvalidArgumentError where something in it has none."""
@@ -89,11 +94,13 @@ class Op:
       name: in the table, in descriptions and in `explain`.
       node: what runs it.
       is_reader: it reads the files that its input names: what FILE sharding looks for.
+      instead: what else can be done where it cannot run on portions: the rest of that error's sentence.
     """
 
     name: ClassVar[str]
     node: ClassVar[type[Node]]
     is_reader: ClassVar[bool] = False
+    instead: ClassVar[str] = ""
 
     def open(self, dataset: Tree, context: Context) -> Node:
         """Put it to work."""
@@ -126,6 +133,24 @@ class Op:
         """Of a source: how many positions it is dealt out by. Raises UnimplementedError where it cannot be."""
         raise UnimplementedError(None, None, f"Splitting is not implemented for {self.told()}: it has no positions")
 
+    def per_split(self) -> Fraction | None:
+        """How many elements it makes of one of its input; None where that depends on the element. A source: of one position.
+
+        Raises:
+          UnimplementedError: it does not look at one element at a time, so that pieces of the input, one after the other, give something
+            else than the whole.
+        """
+        raise UnimplementedError(
+            None,
+            None,
+            f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, which exactly-once"
+            f" delivery and reading in order need: put it behind distribute(){self.instead}",
+        )
+
+    def stateful(self) -> bool:
+        """Whether what it gives depends on something that a description does not hold, so that each process has another."""
+        return False
+
     def describe(self) -> dict[str, Any]:
         """Its arguments, JSON-able."""
         return {field.name: _described(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -140,7 +165,7 @@ class Op:
         parts = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value != field.default:
+            if type(value) not in _PLAIN or value != field.default:  # an array has no truth to compare by
                 text = repr(value)
                 parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
         return f"{self.name}({', '.join(parts)})"

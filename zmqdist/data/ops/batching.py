@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,9 @@ class Gathering(Op):
             return inputs[0]
         return inputs[0] // self.size if self.drop_remainder else -(-inputs[0] // self.size)
 
+    def per_split(self) -> Fraction | None:
+        return Fraction(1, self.size)
+
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return batched(inputs[0], self.size if self.drop_remainder else None)
 
@@ -125,6 +129,9 @@ class Unbatch(Op):
         if self.known is None or inputs[0] == UNKNOWN_CARDINALITY:
             return UNKNOWN_CARDINALITY
         return inputs[0] * self.known if finite(inputs[0]) else inputs[0]
+
+    def per_split(self) -> Fraction | None:
+        return None if self.known is None else Fraction(self.known)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return unbatched(inputs[0])

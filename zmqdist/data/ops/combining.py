@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -62,6 +63,9 @@ class Zip(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return all_of(inputs, min)
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return nest.pack_sequence_as(self.form, list(inputs))
@@ -137,7 +141,10 @@ class Repeat(Op):
 
     @property
     def repetitions(self) -> int:
-        return self.count
+        return max(self.count, INFINITE_CARDINALITY)
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.count == 0 or inputs[0] == 0:
@@ -275,12 +282,16 @@ class Interleave(Op):
     block_length: int = 1
     parallel: int = 0
     deterministic: bool | None = None
+    instead: ClassVar[str] = ", or give it cycle_length=1"
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC
+
+    def per_split(self) -> Fraction | None:
+        return None if self.cycle_length == 1 else super().per_split()
 
     def infer(self, dataset: Tree) -> Any:
         for x in dataset.inputs[0].probe():
@@ -398,6 +409,9 @@ class Selector(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return inputs[0] if inputs else INFINITE_CARDINALITY
+
+    def stateful(self) -> bool:
+        return self.seed is None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         from zmqdist.specs import TensorSpec

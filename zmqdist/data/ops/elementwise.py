@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,9 @@ class Map(Op):
     def open(self, dataset: Tree, context: Context) -> Node:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
@@ -128,6 +132,9 @@ class WithOptions(Op):
     """Nothing happens to the elements; `Tree.options` reads it."""
 
     options: Any
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
 
 def truth(value: Any, what: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.constants import SHARD_HINT, UNKNOWN_CARDINALITY
@@ -40,6 +42,9 @@ class Filter(_Unknown):
     """Elements for which the function says True."""
 
     function: Function
+
+    def per_split(self) -> Fraction | None:
+        return None
 
 
 class _CountingNode(Node):
@@ -132,23 +137,66 @@ class _ShardNode(_CountingNode):
                 yield x
 
 
+class _FullShardNode(_ShardNode):
+    """Reads the first element of every shard before it gives its own, so that each of them knows when there are too few.
+
+    `first` holds its own of that round, once it has come; `round` says what it is at: 0 the first, 1 the others, 2 an error was told.
+    """
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.first: list[Any] = []
+        self.round = 0
+
+    def run(self) -> Iterator[Any]:
+        count, index = self.op.count, self.op.index
+        if self.round == 0:
+            for x in islice(self.source(), count - self.position):
+                if self.position == index:
+                    self.first = [x]
+                self.position += 1
+            if 0 < self.position < count:
+                self.round = 2  # an error is told once: what ignores errors ends here
+                raise invalid(
+                    f"Could not apply sharding: the dataset only has {self.position} file(s) or element(s), which is not enough"
+                    f" for the required {count} shards/workers. Split your files into more, smaller ones,"
+                    " or use ShardingPolicy.DATA or DYNAMIC."
+                )
+            self.position, self.round = 0, 1
+        if self.round == 1:
+            if self.first:
+                yield self.first.pop()
+            yield from super().run()
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"first": save_elements(self.first), "round": self.round}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.first, self.round = load_elements(state["first"]), state["round"]
+
+
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
 class Shard(Op):
-    """Every `count`-th element."""
+    """Every `count`-th element. Where a data service has put it in place, `full`: too few for all shards are an error."""
 
     count: int
     index: int
+    full: bool = False
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        return _FullShardNode(dataset, context) if self.full else _ShardNode(dataset, context)
 
     @classmethod
-    def build(cls, count: int, index: int) -> Shard:
+    def build(cls, count: int, index: int, full: bool = False) -> Shard:
         """Raises InvalidArgumentError for numbers that make no shard."""
         if count != SHARD_HINT:
             if count < 1:
                 raise invalid(f"Number of shards must be greater than zero (currently num_shards = {count}).")
             if not 0 <= index < count:
                 raise invalid(f"Index must be between 0 and {count - 1} (currently index = {index}).")
-        return cls(count, index)
+        return cls(count, index, full)
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if self.count == SHARD_HINT:
@@ -226,3 +274,6 @@ class IgnoreErrors(_Unknown):
     """Elements that could be computed."""
 
     log_warning: bool = False
+
+    def per_split(self) -> Fraction | None:
+        return None

@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
@@ -105,6 +106,9 @@ class Reader(Op):
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
+
+    def per_split(self) -> Fraction | None:
+        return None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.bytes_)

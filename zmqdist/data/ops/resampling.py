@@ -67,6 +67,9 @@ class RejectionResample(Op):
     initial: tuple[float, ...] | None
     seed: tuple[int, int] | None
 
+    def stateful(self) -> bool:
+        return self.seed is None
+
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY
 

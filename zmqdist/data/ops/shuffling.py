@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
@@ -59,6 +59,7 @@ class Shuffle(Op):
     size: int
     seed: tuple[int, int] | None
     reshuffle: bool = True
+    instead: ClassVar[str] = ", or shuffle the file names or indices beforehand, and give them to from_tensor_slices"
 
     @classmethod
     def checked(cls, size: Any) -> int:

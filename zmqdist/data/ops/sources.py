@@ -13,6 +13,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import count as counting
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,9 @@ class Indexed(Op):
 
     def split_count(self) -> int:
         return self.count()
+
+    def per_split(self) -> Fraction | None:
+        return Fraction(1)
 
 
 class _IndexedNode(Node):
@@ -356,6 +360,9 @@ class Random(Op):
 
     def split_count(self) -> int:
         return INFINITE_CARDINALITY
+
+    def stateful(self) -> bool:
+        return self.seed is None
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), np.int64)
