@@ -2,25 +2,27 @@
 
     OpError                     has a code (0 to 16, the numbers of TensorFlow and gRPC) and a message
       CancelledError        1   somebody asked for the end of it
-      UnknownError          2   user code raised, or a port could not be bound
-      InvalidArgumentError  3   the caller's mistake, whatever the state of the system
+      UnknownError          2   user code raised, or a port could not be bound (also a RuntimeError)
+      InvalidArgumentError  3   the caller's mistake, whatever the state of the system (also a ValueError)
         WireError               bytes that are not a zmqdist message; names the peer
       DeadlineExceededError 4   the caller's own deadline passed (also a TimeoutError)
       NotFoundError         5
       AlreadyExistsError    6
       PermissionDeniedError 7   known, but not allowed to do this
       ResourceExhaustedError 8  a bound of limits.py was reached
-      FailedPreconditionError 9 right call, wrong moment
+      FailedPreconditionError 9 right call, wrong moment (also a RuntimeError)
         ProtocolMismatchError   the two ends speak different major versions of the protocol
       AbortedError          10
       OutOfRangeError       11
       UnimplementedError    12
-      InternalError         13
+      InternalError         13  (also a RuntimeError)
       UnavailableError      14  the other side is gone or not there yet; trying again may help
         WorkerLost              every worker that started this piece of work died with it
-      DataLossError         15
+      DataLossError         15  (also a RuntimeError)
       UnauthenticatedError  16  refused key or token
     ConfigError                 a file that the user wrote is wrong: file, line, key, hint
+
+Those that are also an error of Python's own are what TensorFlow raises as that one, from its servers and functions.
 
 Which to catch: try again after an UnavailableError; show an UnknownError; mend the program for the rest.
 A bug in zmqdist itself is an AssertionError and is never caught here.
@@ -108,13 +110,13 @@ class CancelledError(_Coded):
     code = CANCELLED
 
 
-class UnknownError(_Coded):
+class UnknownError(_Coded, RuntimeError):
     """User code raised something that has no closer class, or the system gave no reason."""
 
     code = UNKNOWN
 
 
-class InvalidArgumentError(_Coded):
+class InvalidArgumentError(_Coded, ValueError):
     """The caller gave something that can never work, whatever the state of the system."""
 
     code = INVALID_ARGUMENT
@@ -150,7 +152,7 @@ class ResourceExhaustedError(_Coded):
     code = RESOURCE_EXHAUSTED
 
 
-class FailedPreconditionError(_Coded):
+class FailedPreconditionError(_Coded, RuntimeError):
     """A right call at the wrong moment."""
 
     code = FAILED_PRECONDITION
@@ -174,7 +176,7 @@ class UnimplementedError(_Coded):
     code = UNIMPLEMENTED
 
 
-class InternalError(_Coded):
+class InternalError(_Coded, RuntimeError):
     """A rule inside zmqdist was broken. Please report it."""
 
     code = INTERNAL
@@ -186,7 +188,7 @@ class UnavailableError(_Coded):
     code = UNAVAILABLE
 
 
-class DataLossError(_Coded):
+class DataLossError(_Coded, RuntimeError):
     """Stored or received data is damaged beyond repair."""
 
     code = DATA_LOSS

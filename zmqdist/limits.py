@@ -265,8 +265,35 @@ COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
 COLLECTIVE_WIDTH: Final = 3
 """Pieces of a ring that a member has under way at a time: one is reduced while another travels."""
 
-# -- the data service -----------------------------------------------------------------------------------------------
+# -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
+
+GC_CHECK_S: Final = 600.0
+"""How often a dispatcher looks for readers and iterations to let go: nobody waits for it."""
+
+GC_TIMEOUT_S: Final = 300.0
+"""An iteration that nobody has read for so long is dropped: longer than a program takes to be started again."""
+
+WORKER_TIMEOUT_S: Final = 600.0
+"""A worker that has gone is given up after so long: longer than a machine takes to be started again."""
+
+CLIENT_TIMEOUT_S: Final = 300.0
+"""A reader that is silent is let go after so long."""
+
+DISPATCHER_TIMEOUT_S: Final = 3600.0
+"""A task waits so long for a dispatcher that does not answer."""
+
+TRAINER_CACHE_BYTES: Final = 10 * 2**30
+"""Elements that trainers share, of each worker; they are there only as far as they are read."""
+
+SNAPSHOT_CHUNK_BYTES_MAX: Final = 6 * 10**9
+"""A file of a snapshot: few files, and still parts of it can be read."""
+
+WORKER_SNAPSHOTS_MAX: Final = 3
+"""Streams of snapshots that one worker writes at a time: each has a pipeline of its own."""
 
 JOURNAL_LOG_BYTES_MAX: Final = 16 * 2**20
 """Bytes that the journal's write-ahead log keeps on the disk; a larger commit lengthens it
 for a while only. SQLite moves it into the database every 4 MiB."""
+
+JOURNAL_RECORDS_MAX: Final = 10_000
+"""Records after which a dispatcher writes its state anew in their place: a restart reads them in a fraction of a second."""

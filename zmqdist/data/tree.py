@@ -23,7 +23,7 @@ from zmqdist.data.iterators import Context, DatasetIterator
 from zmqdist.data.ops.base import Function, Op, operator_of
 from zmqdist.data.options import Options
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid, read_only
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError
 
 if TYPE_CHECKING:
     from zmqdist.data.dataset import Dataset
@@ -234,6 +234,8 @@ def deserialize(text: str) -> Dataset:
                 raise invalid(f"a dataset with the operator {node['op']!r}, which this version does not have")
             made.append(make(op.of(node["args"]), [made[number] for number in node["inputs"]]))
         return made[-1]
+    except OpError:
+        raise
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise invalid(f"not the description of a dataset: {error}") from error
 

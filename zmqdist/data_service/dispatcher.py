@@ -22,7 +22,9 @@ Not here: what is decided (core/splits), what is kept in files (journal.py, stor
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -35,12 +37,17 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits, not_registered
+from zmqdist.core.splits.state import State, decode_state
 from zmqdist.data.splits import split_providers
 from zmqdist.data.tree import deserialize
+from zmqdist.data_service.journal import Journal
 from zmqdist.data_service.store import DatasetStore
-from zmqdist.errors import NotFoundError, OpError, from_code
+from zmqdist.errors import DataLossError, NotFoundError, OpError, from_code
+from zmqdist.limits import JOURNAL_RECORDS_MAX
 from zmqdist.net.loop import Loop
 from zmqdist.rpc.service import Asked, RpcService
+
+log = logging.getLogger("zmqdist.data")
 
 PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
@@ -50,21 +57,83 @@ class DataDispatcher:
     """See the module's docstring."""
 
     def __init__(self, service: RpcService, loop: Loop, rules: Rules, work_dir: str | None) -> None:
-        """Before the service is attached. Reads the journal, if there is to be one.
+        """Before the service is attached. With fault tolerance: goes on from the journal in `work_dir`.
 
         Raises:
           DataLossError, FailedPreconditionError, ...: see journal.py.
         """
         self._loop = loop
         self.deployment_mode = ""
+        self._rules = rules
         self._due = inf
         self._store = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...] | OpError] = {}
         self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
         self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
+        self._journal: Journal | None = None
+        self._journaled = 0
+        if rules.fault_tolerant:
+            assert work_dir is not None
+            self._journal = Journal(work_dir)
+            try:
+                self._begin(self._journal)
+            except BaseException:
+                self._journal.close()
+                raise
+        elif work_dir is not None:
+            log.info("%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir)
         for name, fn in self._methods().items():
             service.register_later(PREFIX + name, fn, roles=ROLES)
         loop.on_stop(self._close)
+
+    # -- the journal ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, journal: Journal) -> None:
+        """Be where the journal is. A new one begins with the number of its state, which tells it from others."""
+        if self._read(journal):
+            log.info("recovered from %s: %d jobs", journal.path, len(self.splits.state.jobs))
+            self._set_timer()
+            return
+        written = threading.Event()
+        failed: list[OpError | None] = []
+        journal.compact(r.encode(self.splits.state), lambda error: (failed.append(error), written.set()))
+        written.wait()
+        if failed[0] is not None:
+            raise failed[0]
+
+    def _read(self, journal: Journal) -> bool:
+        """Take the state from the journal; False: it has none."""
+        snapshot, records = journal.load()
+        self._journaled = len(records)
+        try:
+            state = None if snapshot is None else decode_state(snapshot)
+            changes = [r.decode(record) for record in records]
+        except msgspec.DecodeError as error:
+            raise DataLossError(
+                None, None, f"{journal.path}: corrupted record: Failed to parse journal record: {error}"
+            ) from error
+        self.splits.restore(state, changes, self._loop.now())
+        return state is not None
+
+    def _write(self, records: tuple[bytes, ...]) -> None:
+        """Have a group of records written: by themselves, or as part of the whole state, which has them already."""
+        assert self._journal is not None
+        self._journaled += len(records)
+        if self._journaled < JOURNAL_RECORDS_MAX:
+            self._journal.append(records, self._written)
+        else:
+            self._journaled = 0
+            self._journal.compact(r.encode(self.splits.state), self._written)
+
+    def _written(self, error: OpError | None) -> None:
+        """In the journal's thread."""
+        told = q.JournalCommitted() if error is None else q.JournalFailed(error.error_code, error.message)
+        try:
+            self._loop.call_soon(self.handle, told)
+        except OpError:
+            pass  # the dispatcher has ended: nobody waits for the answers
+
+    # -- events and effects ---------------------------------------------------------------------------------------------------
 
     def _methods(self) -> dict[str, Callable[..., None]]:
         return {
@@ -88,6 +157,12 @@ class DataDispatcher:
     def lost(self, life: int, left: bool) -> None:
         """A worker has gone; `left`: in good order and for good."""
         self.handle(q.WorkerLost(life, left))
+        if not left and (count := self.splits.waiting_for(life)):
+            log.warning(
+                "a worker has gone and may come back: %d tasks wait for it, for %g s (worker_timeout_ms)",
+                count,
+                self._rules.worker_timeout_s,
+            )
 
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""
@@ -100,6 +175,14 @@ class DataDispatcher:
                     token.answer(value)  # type: ignore[attr-defined]
                 case q.Fail(token, code, message):
                     token.fail(from_code(code, message))  # type: ignore[attr-defined]
+                case q.Journal(records):
+                    self._write(records)
+                case q.Reload():
+                    assert self._journal is not None
+                    self._read(self._journal)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
         due = self.splits.deadline
         if due != self._due:
             self._due = due
@@ -144,9 +227,9 @@ class DataDispatcher:
         return dataset
 
     def _definition(self, asked: Asked, fingerprint: str) -> None:
-        self._writer.submit(self._read, asked, fingerprint)
+        self._writer.submit(self._describe, asked, fingerprint)
 
-    def _read(self, asked: Asked, fingerprint: str) -> None:
+    def _describe(self, asked: Asked, fingerprint: str) -> None:
         try:
             asked.answer(self._store.get(fingerprint))
         except BaseException as error:
@@ -198,3 +281,5 @@ class DataDispatcher:
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)
+        if self._journal is not None:
+            self._journal.close()

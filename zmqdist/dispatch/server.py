@@ -70,7 +70,8 @@ class DispatchServer:
 
     Raises (from `start`):
       UnknownError: the port could not be bound (in use, not an address of this machine).
-      FailedPreconditionError: the address needs keys; or it was stopped before.
+      FailedPreconditionError: the address needs keys; or it was stopped before; or another dispatcher has its work_dir.
+      DataLossError: the journal in its work_dir is damaged. Nothing is overwritten.
     """
 
     def __init__(
@@ -106,9 +107,14 @@ class DispatchServer:
         return self._shell.address
 
     @property
+    def _address(self) -> str:
+        """As tf.data service has it: "localhost" for the loopback."""
+        return self.address.replace("127.0.0.1:", "localhost:")
+
+    @property
     def target(self) -> str:
         """ "zmq://host:port", what coordinators and workers are given."""
-        return f"zmq://{self._shell.address}"
+        return f"{self._shell.config.protocol or 'zmq'}://{self._address}"
 
     @property
     def credentials(self) -> Credentials:
@@ -119,6 +125,10 @@ class DispatchServer:
     def num_workers(self) -> int:
         """Workers that are registered and not lost."""
         return self._shell.num_workers
+
+    def _num_workers(self) -> int:
+        """As tf.data service has it."""
+        return self.num_workers
 
     def snapshot(self) -> BrokerSnapshot:
         """An immutable record of workers, coordinators and queues; what `zmqdist status` shows."""
@@ -176,7 +186,7 @@ class _Shell:
     """
 
     def __init__(self, config: DispatcherConfig, listener: int | None) -> None:
-        self._config = config
+        self.config = config
         self._listener = listener
         self._pid = os.getpid()
         self.stopped = threading.Event()
@@ -198,11 +208,11 @@ class _Shell:
 
     @property
     def credentials(self) -> Credentials:
-        return Credentials(self._config.token_file, self._config.keys_dir, self._config.insecure)
+        return Credentials(self.config.token_file, self.config.keys_dir, self.config.insecure)
 
     @property
     def num_workers(self) -> int:
-        return len(self.broker.membership.members)
+        return 0 if self.stopped.is_set() else len(self.broker.membership.members)
 
     @property
     def abandoned(self) -> bool:
@@ -211,11 +221,14 @@ class _Shell:
 
     def open(self) -> None:
         """Bind and serve."""
-        config = self._config
+        config = self.config
         loop = Loop("zmqdist-dispatcher")
+        service = self._service()
         try:
             hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
             router = self._router = Router(loop, self.credentials.server(config.host), hello)
+            # What a journal has is there before anybody can ask for it.
+            self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir)
             if self._listener is None:
                 self.address = router.bind(join(config.host, config.port))
             else:
@@ -229,9 +242,8 @@ class _Shell:
         router.on(Goodbye, self._heard)
         router.on_gone.append(self._gone)
         self._relay = Relay(loop, router, self.broker.holder)
-        service = self._service()
+        service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         CoordinationService(service, router, loop, self._incarnation, None)
-        self.data = DataDispatcher(service, loop, Rules(), None)
         service.attach(router, loop, self._incarnation)
         loop.on_stop(service.close)
         self.loop = loop
@@ -310,7 +322,6 @@ class _Shell:
         service.register("status", self._status, inline=True)
         service.register("shutdown", self._shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("drain", self._drain, inline=True, roles=frozenset({"submit"}))
-        service.register(RELAY, self._relay.read, roles=frozenset({"submit", "worker"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
 
@@ -364,6 +375,18 @@ class _Shell:
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:
         self.handle(ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index))
+
+
+def data_rules(config: DispatcherConfig) -> Rules:
+    """The figures of the data service."""
+    return Rules(
+        worker_timeout_s=config.worker_timeout_s,
+        client_timeout_s=config.client_timeout_s,
+        gc_check_s=config.gc_check_s,
+        gc_timeout_s=config.gc_timeout_s,
+        gc_dynamic=config.gc_dynamic_sharding_jobs,
+        fault_tolerant=config.fault_tolerant_mode,
+    )
 
 
 def _row(row: Any) -> dict[str, Any]:

@@ -130,6 +130,11 @@ class WorkerServer:
         return self._shell.address
 
     @property
+    def _address(self) -> str:
+        """As tf.data service has it: what others are told."""
+        return self._shell.advertised
+
+    @property
     def target(self) -> str:
         return f"zmq://{self._shell.address}"
 
@@ -142,9 +147,13 @@ class WorkerServer:
 
     @property
     def num_tasks(self) -> int:
-        """Functions that it runs or has waiting."""
+        """Functions that it runs or has waiting, and tasks of the data service that have not ended."""
         machine = self._shell.machine
-        return 0 if machine is None else machine.running
+        return 0 if machine is None else machine.running + self._num_tasks()
+
+    def _num_tasks(self) -> int:
+        """As tf.data service has it: those of the data service."""
+        return 0 if self._shell.machine is None else self._shell.data.num_tasks
 
     def __enter__(self) -> WorkerServer:
         self.start()
@@ -182,7 +191,7 @@ class _Shell:
         self.ended: Exit | None = None
         self.machine: Worker | None = None
         self.loop: Loop | None = None
-        self.address = ""
+        self.address = self.advertised = ""
         self._bulk_leases: dict[int, list[int]] = {}
         self._due: float | None = None
         self._in_contact = False
@@ -236,10 +245,13 @@ class _Shell:
                 on_refused=self._refused,
             )
             self._calls = LoopCalls(self._dealer)
-            self.data = DataWorker(loop, service, self._calls, self._dispatcher, credentials, incarnation, 3600.0)
+            self.data = DataWorker(
+                loop, service, self._calls, self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
+            )
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
-            self.address = self._store.address = self.data.address = router.bind(join(host, config.port))
+            self.address = self._store.address = router.bind(join(host, config.port))
+            self.advertised = self.data.address = config.advertised(self.address)
             self._slots: ProcessSlots | ThreadSlots
             if config.processes:
                 check_descriptors(config.slots)
@@ -257,7 +269,8 @@ class _Shell:
                 orphan_limit_s=config.orphan_limit_s,
                 can_kill=self._slots.can_kill,
                 now=loop.now(),
-                address=self.address,
+                address=self.advertised,
+                tags=tuple(config.worker_tags or ()),
             )
         except BaseException:
             loop.stop()

@@ -69,7 +69,7 @@ def run_dispatcher(
             server = DispatchServer(config)
         except errors.OpError as error:
             return _failed("dispatcher", error)
-        announce(f"dispatcher at {server.target}")
+        announce(f"dispatcher at zmq://{server.address}")
         _serve(server, signals, lifeline, grace_s=0.0)
     return OK
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
@@ -38,6 +39,7 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
+      joined: life -> a worker that is connected.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       places: life -> number of its worker.
@@ -59,6 +61,7 @@ class Book:
         self.state = State(number=number)
         self._fresh = number
         self.first_version = number & 0xFFFFFF
+        self.joined: dict[int, q.WorkerJoined] = {}
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -93,18 +96,19 @@ class Book:
         """Answer a question, when all that was changed before is durable."""
         self.commits.effect(q.Answer(token, value))
 
+    def ask_again(self) -> list[q.Effect]:
+        """End all questions that wait for news."""
+        tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
+        self.working, self.watching = {}, {}
+        return [q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens]
+
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
-        present = set(self.places) - {
-            self.state.workers[number].life for number in self.missing if number in self.state.workers
-        }
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
-        working, watching = self.working, self.watching
         self._live_tables()
-        self.working, self.watching = working, watching
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in present}
+        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.joined}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

@@ -5,7 +5,8 @@ Theory
     changes of the meantime make the next group, so that a slow disk makes groups larger and not the queue longer. An effect of an event
     that changed nothing waits, too, while a group is on its way: it may tell of it.
 
-    When the journal fails, all that waited is refused and the state is read back from the journal.
+    When the journal fails, all that waited is refused and the state is read back from the journal. Who has a question outstanding asks it
+    again: what it said with it may be among what was lost.
 
 Without a journal nothing waits.
 """

@@ -66,13 +66,18 @@ class Splits:
         """Tasks that have not ended."""
         return sum(map(len, self._book.tasks_of.values()))
 
+    def waiting_for(self, life: int) -> int:
+        """Tasks that wait for this life of a worker, or another in its place."""
+        number = self._book.places.get(life)
+        return 0 if number is None else len(self._book.tasks_of.get(number, ()))
+
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
         match event:
             case q.JournalCommitted():
                 return self._book.commits.committed()
             case q.JournalFailed(code, message):
-                return self._book.commits.failed(code, message)
+                return self._book.commits.failed(code, message) + self._book.ask_again()
             case q.Ticked():
                 self._tick(now)
             case q.WorkerJoined():

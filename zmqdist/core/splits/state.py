@@ -95,3 +95,11 @@ class State(msgspec.Struct):
                 _, length = cursor.returned.pop(0)
                 if length > record.length:
                     cursor.returned.insert(0, (record.start + record.length, length - record.length))
+
+
+_states = msgspec.msgpack.Decoder(State)
+
+
+def decode_state(data: bytes) -> State:
+    """A whole state, as `records.encode` made it. Raises msgspec.DecodeError."""
+    return _states.decode(data)

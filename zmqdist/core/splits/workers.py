@@ -19,6 +19,7 @@ class Workers:
         self._clients = clients
 
     def joined(self, event: q.WorkerJoined) -> None:
+        self._book.joined[event.life] = event
         worker = self._place_for(event)
         self._book.places = {life: number for life, number in self._book.places.items() if number != worker.number}
         self._book.places[event.life] = worker.number
@@ -32,15 +33,16 @@ class Workers:
             self.create_task(iteration, worker.number)
 
     def _place_for(self, event: q.WorkerJoined) -> r.Worker:
-        """The place of a worker that is missing at this address, else of one with this name, else a new one."""
-        for same in ("address", "name"):
-            for number in self._book.missing:
-                worker = self._book.state.workers[number]
-                if getattr(worker, same) == getattr(event, same):
-                    return r.Worker(number, event.name, event.address, event.life, event.tags)
+        """The place of the worker at this address, else of a missing one with this name, else a new one."""
+        workers = self._book.state.workers
+        same = [number for number, worker in workers.items() if worker.address == event.address and event.address]
+        same += [number for number in self._book.missing if workers[number].name == event.name]
+        if same:
+            return r.Worker(same[0], event.name, event.address, event.life, event.tags)
         return r.Worker(self._book.state.next_worker, event.name, event.address, event.life, event.tags)
 
     def lost(self, event: q.WorkerLost, now: float) -> None:
+        self._book.joined.pop(event.life, None)
         number = self._book.places.get(event.life)
         if number is None or self._book.state.workers[number].life != event.life:
             return
@@ -102,6 +104,9 @@ class Workers:
 
     def work(self, asked: q.Work) -> None:
         number = self._book.places.get(asked.life)
+        if number is None and asked.life in self._book.joined:  # its place was lost with what the journal did not take
+            self.joined(self._book.joined[asked.life])
+            number = self._book.places[asked.life]
         if number is None or self._book.state.workers[number].life != asked.life or number in self._book.missing:
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
         if asked.state == self._book.state.number:

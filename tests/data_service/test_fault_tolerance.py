@@ -1,0 +1,316 @@
+"""What reading goes through when dispatchers and workers go and come back: the rows of tf.data service's own tests, and kill -9."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.data_service.clusters import (
+    READ_AHEAD,
+    ServerProcess,
+    TestCluster,
+    TestWorker,
+    free_port,
+    process_cluster,
+    until,
+    values,
+)
+from zmqdist.data import Dataset
+from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolicy, distribute
+from zmqdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
+
+DYNAMIC = ShardingPolicy.DYNAMIC
+LONG = 4 * READ_AHEAD
+"""More elements than are buffered of two workers."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[TestCluster]:
+    with TestCluster(num_workers=1) as made:
+        yield made
+
+
+def take(iterator: Iterator[Any], count: int) -> list[int]:
+    return [int(next(iterator)) for _ in range(count)]
+
+
+def test_dispatcher_stop(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(100)))
+    assert take(iterator, 1) == [0]
+    cluster.stop_dispatcher()
+    assert take(iterator, 99) == list(range(1, 100))
+    cluster.restart_dispatcher()
+    iterator.close()
+
+
+def test_dispatcher_restart_before_reading(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(100))
+    cluster.restart_dispatcher()
+    assert values(dataset) == list(range(100))
+
+
+@pytest.mark.parametrize("mode", [ShardingPolicy.OFF, DYNAMIC])
+def test_dispatcher_restart_during_reading(cluster: TestCluster, mode: ShardingPolicy) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(LONG), mode))
+    assert take(iterator, 50) == list(range(50))
+    cluster.restart_dispatcher()
+    assert [int(each) for each in iterator] == list(range(50, LONG))
+
+
+def test_dispatcher_restart_during_distributed_epoch_repeat(cluster: TestCluster) -> None:
+    count, epochs = READ_AHEAD, 5
+    iterator = iter(cluster.distribute(Dataset.range(count).repeat(epochs), DYNAMIC))
+    found: list[int] = []
+    for stop in (count // 2, 2 * count + count // 2, 4 * count + count // 2, 5 * count):
+        found += take(iterator, stop - len(found))
+        cluster.restart_dispatcher()
+    found += [int(each) for each in iterator]
+    assert Counter(found) == Counter(list(range(count)) * epochs)
+
+
+def test_dispatcher_restart_between_iterations(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(100))
+    assert values(dataset) == list(range(100))
+    cluster.restart_dispatcher()
+    assert values(dataset) == list(range(100))
+
+
+def test_dispatcher_restart_with_multiple_datasets(cluster: TestCluster) -> None:
+    datasets = []
+    for _ in range(10):
+        datasets.append(cluster.distribute(Dataset.range(100)))
+        cluster.restart_dispatcher()
+    assert [values(dataset) for dataset in datasets] == [list(range(100))] * 10
+
+
+def test_dispatcher_many_restarts(cluster: TestCluster) -> None:
+    datasets = []
+    for count in range(10, 15):
+        datasets.append(cluster.distribute(Dataset.range(count)))
+        cluster.restart_dispatcher()
+    assert [values(dataset) for dataset in datasets] == [list(range(count)) for count in range(10, 15)]
+
+
+def test_dispatcher_and_worker_restart(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(100).map(lambda x: x + 1))
+    cluster.restart_dispatcher()
+    cluster.restart_worker(0)
+    assert values(dataset) == list(range(1, 101))
+    cluster.restart_dispatcher()
+    cluster.restart_worker(0)
+    assert values(dataset) == list(range(1, 101))
+
+
+def test_dispatcher_and_multi_worker_restart() -> None:
+    with TestCluster(num_workers=2) as cluster:
+        iterator = iter(cluster.distribute(Dataset.range(100)))
+        for _ in range(2):
+            cluster.restart_dispatcher()
+            for index in range(2):
+                cluster.restart_worker(index)
+        found = [int(each) for each in iterator]
+        assert Counter(found) == Counter(list(range(100)) * 2)
+        cluster.restart_dispatcher()
+        for index in range(2):
+            cluster.restart_worker(index)
+        assert list(iterator) == []
+
+
+def test_start_servers_late() -> None:
+    port = free_port()
+    found: list[int] = []
+
+    def read() -> None:
+        dataset = Dataset.range(20).apply(distribute(ShardingPolicy.OFF, f"localhost:{port}"))
+        found.extend(values(dataset))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    with TestCluster(num_workers=0, dispatcher_port=port) as cluster:
+        cluster.add_worker()
+        reading.join()
+    assert found == list(range(20))
+
+
+def test_add_worker_mid_job(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(LONG)))
+    found = take(iterator, LONG // 2)
+    cluster.add_worker()
+    until(lambda: cluster.num_registered_workers() == 2)
+    found += [int(each) for each in iterator]
+    assert Counter(found) == Counter(list(range(LONG)) * 2)
+
+
+def test_remove_more_workers_than_max_outstanding_requests() -> None:
+    with TestCluster(num_workers=5, worker_timeout_ms=None) as cluster:
+        iterator = iter(cluster.distribute(Dataset.range(2**55), max_outstanding_requests=1))
+        zeros = 0
+        while zeros < 5:
+            zeros += next(iterator) == 0
+        for index in range(4):
+            cluster.stop_worker(index)
+        assert len(take(iterator, 10)) == 10
+        iterator.close()
+
+
+CLUSTERS = [{}, {"fault_tolerant_mode": False}, {"fault_tolerant_mode": False, "work_dir": ""}]
+
+
+@pytest.mark.parametrize("options", CLUSTERS, ids=["journal", "work_dir", "memory"])
+@pytest.mark.parametrize("use_same_port", [True, False])
+def test_restart_worker(options: dict[str, Any], use_same_port: bool) -> None:
+    with TestCluster(num_workers=1, worker_timeout_ms=None, **options) as cluster:
+        iterator = iter(cluster.distribute(Dataset.range(LONG)))
+        assert take(iterator, 100) == list(range(100))
+        cluster.restart_worker(0, use_same_port)
+        for expected in itertools.count(100):
+            value = next(iterator)
+            if value == 0:
+                break
+            assert value == expected
+        assert take(iterator, LONG - 1) == list(range(1, LONG))
+        assert next(iterator, None) is None
+
+
+def test_change_processing_mode_after_restart(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(100), job_name="test"))
+    assert take(iterator, 50) == list(range(50))
+    cluster.restart_dispatcher()
+    other = cluster.distribute(Dataset.range(100), DYNAMIC, job_name="test")
+    problem = "Tried to create job with name test, but found an existing job with different parameters"
+    with pytest.raises(InvalidArgumentError, match=problem):
+        next(iter(other))
+    assert [int(each) for each in iterator] == list(range(50, 100))
+
+
+@pytest.mark.parametrize("work_dir", [None, ""])
+def test_distribute_large_graph_then_register_worker(work_dir: str | None) -> None:
+    import numpy as np
+
+    with TestCluster(num_workers=0, work_dir=work_dir, fault_tolerant_mode=work_dir is None) as cluster:
+        large = Dataset.from_tensors(np.zeros((1 << 23,), np.uint8))
+        iterator = iter(cluster.distribute(large))
+        cluster.add_worker()
+        assert next(iterator).nbytes == 1 << 23
+        iterator.close()
+
+
+# -- what a restart without a journal means ---------------------------------------------------------------------------------
+
+
+def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back() -> None:
+    with TestCluster(num_workers=1, fault_tolerant_mode=False) as cluster:
+        iterator = iter(cluster.distribute(Dataset.range(2**40)))
+        assert take(iterator, 3) == [0, 1, 2]
+        cluster.restart_dispatcher()
+        with pytest.raises(NotFoundError, match=r"Unknown iteration client id 3000\.(.|\n)*lost its state"):
+            for _ in iterator:
+                pass
+        until(lambda: cluster.num_registered_workers() == 1)
+        assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
+        until(lambda: cluster.num_tasks_on_workers() == 0)
+
+
+# -- numbers, names and what has ended --------------------------------------------------------------------------------------
+
+
+def test_numbers_grow_over_restarts_and_what_has_ended_stays_ended(cluster: TestCluster) -> None:
+    def ids() -> tuple[int, ...]:
+        state = cluster.dispatcher._shell.data.splits.state
+        return state.next_dataset, state.next_job, state.next_iteration, state.next_task, state.next_client
+
+    dataset = cluster.distribute(Dataset.range(10), job_name="once")
+    other = cluster.distribute(Dataset.range(10), job_name="once")
+    assert values(dataset) == list(range(10))
+    before = ids()
+    cluster.restart_dispatcher()
+    assert ids() == before
+    assert values(other) == []
+    assert all(new >= old for new, old in zip(ids(), before, strict=True))
+
+
+# -- kill -9 ----------------------------------------------------------------------------------------------------------------
+
+
+def test_killed_dispatchers_lose_nothing_and_give_nothing_twice() -> None:
+    count = 4 * LONG
+    with process_cluster(2) as (dispatcher, _workers):
+        dataset = Dataset.range(count).apply(distribute(DYNAMIC, dispatcher.address))
+        iterator = iter(dataset)
+        found: list[int] = []
+        for _ in range(3):
+            found += take(iterator, count // 5)
+            dispatcher.restart()
+        found += [int(each) for each in iterator]
+        assert sorted(found) == list(range(count))
+
+
+def test_a_killed_worker_costs_at_most_what_it_had_and_a_dynamic_epoch_ends() -> None:
+    with process_cluster(2) as (dispatcher, workers):
+        iterator = iter(Dataset.range(4 * LONG).apply(distribute(DYNAMIC, dispatcher.address)))
+        found = take(iterator, 10)
+        workers[0].kill()
+        found += [int(each) for each in iterator]
+        assert len(set(found)) == len(found) <= 4 * LONG
+        workers[0].start()
+
+
+def test_a_worker_that_was_killed_begins_its_whole_dataset_again() -> None:
+    with process_cluster(1, worker_timeout_ms=60_000) as (dispatcher, workers):
+        iterator = iter(Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address)))
+        assert take(iterator, 10) == list(range(10))
+        workers[0].restart()
+        rest = [int(each) for each in iterator]
+        again = rest.index(0)
+        assert rest[:again] == list(range(10, 10 + again))
+        assert rest[again:] == list(range(LONG))
+
+
+def test_a_worker_that_stays_away_is_given_up_and_the_iteration_ends() -> None:
+    with process_cluster(2) as (dispatcher, workers):
+        iterator = iter(Dataset.range(LONG).apply(distribute(ShardingPolicy.OFF, dispatcher.address)))
+        found = take(iterator, 10)
+        workers[1].kill()
+        found += [int(each) for each in iterator]
+        assert all(times in (1, 2) for times in Counter(found).values())
+        assert set(found) == set(range(LONG))
+        workers[1].start()
+
+
+def test_a_second_dispatcher_in_the_same_folder_is_refused_and_the_first_goes_on(cluster: TestCluster) -> None:
+    config = DispatcherConfig(work_dir=cluster.work_dir, fault_tolerant_mode=True)
+    with pytest.raises(RuntimeError, match="has this journal"):
+        DispatchServer(config)
+    assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
+
+
+def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
+    with TestCluster(num_workers=1, work_dir=str(tmp_path)) as cluster:
+        assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
+    path = tmp_path / "journal.sqlite"
+    path.write_bytes(path.read_bytes()[:5000])
+    damaged = path.read_bytes()
+    with pytest.raises(RuntimeError, match="corrupted record"):
+        DispatchServer(DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True))
+    assert path.read_bytes() == damaged
+
+
+def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any) -> None:
+    from zmqdist.data_service.journal import Journal
+
+    done = threading.Event()
+    journal = Journal(str(tmp_path))
+    journal.append([b"text garbage"], lambda error: done.set())
+    done.wait()
+    journal.close()
+    with pytest.raises(RuntimeError, match="Failed to parse journal record"):
+        DispatchServer(DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True))
+
+
+__all__ = ["ServerProcess", "TestWorker", "UnavailableError", "signal"]
