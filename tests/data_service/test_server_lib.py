@@ -77,7 +77,9 @@ def test_the_address_of_a_worker_has_the_port_of_its_config() -> None:
 def test_a_stopped_server_can_be_stopped_and_joined_but_not_started(kind: str) -> None:
     with DispatchServer() as dispatcher:
         server: Any = (
-            DispatchServer() if kind == "dispatcher" else WorkerServer(WorkerConfig(dispatcher_address=dispatcher._address))
+            DispatchServer()
+            if kind == "dispatcher"
+            else WorkerServer(WorkerConfig(dispatcher_address=dispatcher._address))
         )
         server.stop()
         server.stop()

@@ -42,6 +42,8 @@ class Book:
       joined: life -> a worker that is connected.
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
+      wanting: (client, life) -> the question for portions that waits.
+      freed: iterations in portions in which there may be something to give out, or that may be over.
       places: life -> number of its worker.
       missing: workers without a connection, and since when.
       heard: when a client was heard last.
@@ -68,6 +70,8 @@ class Book:
         """What is known of the moment only, and what follows from the state."""
         self.working: dict[int, q.Work] = {}
         self.watching: dict[int, tuple[q.Watch, float]] = {}
+        self.wanting: dict[tuple[int, int], q.AskPortions] = {}
+        self.freed: set[int] = set()
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
         self.heard: dict[int, float] = {}
@@ -99,8 +103,11 @@ class Book:
     def ask_again(self) -> list[q.Effect]:
         """End all questions that wait for news."""
         tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
-        self.working, self.watching = {}, {}
-        return [q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens]
+        tokens += [asked.token for asked in self.wanting.values()]
+        self.working, self.watching, self.wanting = {}, {}, {}
+        return [
+            q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
+        ]
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""

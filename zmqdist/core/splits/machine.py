@@ -13,7 +13,10 @@ Promises, checked by tests/core/splits and tests/sim
     D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
     D5  numbers only grow, also over restarts
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, all over one book.py.
+For what is read in portions, exactly once or in order, see portions.py.
+
+Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, portions.py, all over
+one book.py.
 Not here: sockets, files, what a pipeline is.
 """
 
@@ -22,11 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zmqdist import errors
+from zmqdist.core.splits import cutting
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.portions import Portioning, is_portioned
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -40,6 +45,7 @@ class Splits:
         self._clients = Clients(self._book)
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
+        self._portions = Portioning(self._book, self._clients, self._workers)
         self._next_check = now + rules.gc_check_s
 
     @property
@@ -82,17 +88,23 @@ class Splits:
                 self._tick(now)
             case q.WorkerJoined():
                 self._workers.joined(event)
+                self._portions.look_for_dead()
             case q.WorkerLost():
+                self._portions.lost(event)
                 self._workers.lost(event, now)
             case q.AskerGone(token):
-                if not self._clients.gone(token):
-                    self._workers.gone(token)
+                self._gone(token)
             case _:
                 try:
                     self._answer_to(event, now)
                 except Refusal as refusal:
                     self._book.commits.effect(q.Fail(event.token, refusal.code, refusal.message))
+        self._portions.serve()
         return self._book.commits.flush()
+
+    def _gone(self, token: q.Token) -> None:
+        if not (self._clients.gone(token) or self._portions.gone(token)):
+            self._workers.gone(token)
 
     def _answer_to(self, question: q.Question, now: float) -> None:
         match question:
@@ -104,6 +116,12 @@ class Splits:
                 self._clients.watch(question, now)
             case q.Release():
                 self._clients.release(question, now)
+            case q.Acknowledge():
+                self._portions.acknowledge(question, now)
+            case q.Missed():
+                self._portions.missed(question)
+            case q.AskPortions():
+                self._portions.ask(question)
             case q.Work():
                 self._workers.work(question)
             case q.Splits():
@@ -117,6 +135,7 @@ class Splits:
 
     def _tick(self, now: float) -> None:
         self._workers.tick(now)
+        self._portions.look_for_dead()
         self._clients.tick(now)
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s
@@ -163,17 +182,31 @@ class Splits:
     def _open(self, asked: q.Open, now: float) -> None:
         known = self._book.requests.get(asked.request)
         if known is not None and known in self._book.state.clients:
-            self._book.answer(asked.token, (known, self._book.state.clients[known].iteration, self._book.state.number))
+            self._book.answer(asked.token, self._opened(self._book.state.clients[known]))
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
-        job = self._job(asked)
-        iteration = self._iteration(job, asked)
-        client = r.Client(self._book.state.next_client, iteration.id, asked.request)
+        iteration = None if asked.saved is None else self._portions.saved_iteration(asked.saved, asked.terms.dataset)
+        if iteration is None:
+            iteration = self._iteration(self._job(asked), asked)
+            if asked.saved is not None:
+                self._portions.check(asked.saved, iteration)
+        client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
+        self._book.heard[client.id] = now
         self._book.released.pop(iteration.id, None)
-        self._book.answer(asked.token, (client.id, iteration.id, self._book.state.number))
+        if iteration.portions is not None:
+            self._portions.adopt(asked, client)
+        self._book.answer(asked.token, self._opened(client))
+
+    def _opened(self, client: r.Client) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
+        portions = self._book.state.iterations[client.iteration].portions
+        cut = None
+        if portions is not None:
+            first = cutting.first_open(portions, cutting.lane_of(portions, client))
+            cut = portions.positions, portions.repetitions, portions.length, first
+        return client.id, client.iteration, self._book.state.number, cut
 
     def _job(self, asked: q.Open) -> r.Job:
         name = asked.job_name or asked.unnamed
@@ -212,6 +245,9 @@ class Splits:
         iteration = r.Iteration(
             self._book.state.next_iteration, job.id, asked.repetition, [r.Cursor(count) for count in asked.sources]
         )
+        if is_portioned(job.terms):
+            assert asked.grain is not None, "whoever opens a job in portions says how it can be cut"
+            iteration.portions = cutting.cut(*asked.grain, max(1, job.terms.num_consumers))
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
         for worker in list(self._book.state.workers):

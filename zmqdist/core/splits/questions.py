@@ -74,12 +74,33 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """Where a reader was that reads in portions: `done` steps of its lane, (number, elements) of `open` ones.
+
+    `cut` and `lanes` are those of its iteration; a state of another data set does not fit.
+    """
+
+    state: int
+    iteration: int
+    client: int
+    cut: tuple[int, int, int]
+    lanes: int
+    done: tuple[tuple[int, int], ...]
+    open: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
-    """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks. -> (client, iteration, state number).
+    """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks.
+
+    -> (client, iteration, state number, cut); `cut` is (positions, repetitions, length, lowest open number) where it is read in portions.
 
     Args:
       request: repeated after a lost answer.
       sources: positions of each source in a repetition, for a job that is dealt out.
+      consumer: which of `terms.num_consumers`.
+      grain: (positions, repetitions, grain), for a job that is read in portions.
+      saved: go on there.
     """
 
     token: Token
@@ -90,13 +111,17 @@ class Open:
     sources: tuple[int, ...] = ()
     unnamed: str = ""
     """A name that nobody has, for a job without one."""
+    consumer: int = -1
+    grain: tuple[int, int, int] | None = None
+    saved: Saved | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What a client reads from, when that is not what it knows, else when it changes or after a while.
 
-    -> (version, tasks, finished); a task is (id, worker's address, where it serves, life, tags, starting round).
+    -> (version, tasks, finished, failed); a task is (id, worker's address, where it serves, life, tags, starting round), `failed` why the
+    iteration cannot go on.
     """
 
     token: Token
@@ -110,6 +135,26 @@ class Release:
     token: Token
     state: int
     client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """A client has had so many elements of portions: (number, elements, whether that is all)."""
+
+    token: Token
+    state: int
+    client: int
+    marks: tuple[tuple[int, int, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """An answer of this life of a worker to this client was lost: what is missing must be computed again."""
+
+    token: Token
+    state: int
+    client: int
+    life: int
 
 
 # -- questions of workers ---------------------------------------------------------------------------------------------------
@@ -144,6 +189,22 @@ class Splits:
 
 
 @dataclass(frozen=True, slots=True)
+class AskPortions:
+    """Up to `count` portions to compute for a client; answered when there are some.
+
+    -> [(number, repetition, start, length, elements to leave out)]; empty: there will be none any more.
+    """
+
+    token: Token
+    state: int
+    task: int
+    life: int
+    client: int
+    request: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class HandBack:
     """Positions that a worker which leaves was given and has not used."""
 
@@ -165,7 +226,9 @@ class CompressionAsked:
     off: bool
 
 
-Question: TypeAlias = Register | Open | Watch | Release | Work | Splits | HandBack | CompressionAsked
+Question: TypeAlias = (
+    Register | Open | Watch | Release | Acknowledge | Missed | Work | Splits | AskPortions | HandBack | CompressionAsked
+)
 Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
 
 

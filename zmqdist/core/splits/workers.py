@@ -83,8 +83,8 @@ class Workers:
         self._finish_if_over(task.iteration)
 
     def _finish_if_over(self, number: int) -> None:
-        iteration = self._book.state.iterations[number]
-        if iteration.finished or iteration.collected or not iteration.tasks:
+        iteration = self._book.state.iterations[number]  # one in portions ends with the last acknowledgement
+        if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
         tasks = [self._book.state.tasks[each] for each in iteration.tasks]
         open_ = [task for task in tasks if not task.finished]
