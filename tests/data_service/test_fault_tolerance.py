@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +12,7 @@ import pytest
 
 from tests.data_service.clusters import (
     READ_AHEAD,
-    ServerProcess,
     TestCluster,
-    TestWorker,
     free_port,
     process_cluster,
     until,
@@ -23,7 +20,7 @@ from tests.data_service.clusters import (
 )
 from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolicy, distribute
-from zmqdist.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from zmqdist.errors import InvalidArgumentError, NotFoundError
 
 DYNAMIC = ShardingPolicy.DYNAMIC
 LONG = 4 * READ_AHEAD
@@ -212,6 +209,7 @@ def test_a_dispatcher_that_lost_its_state_is_told_of_and_its_workers_come_back()
         with pytest.raises(NotFoundError, match=r"Unknown iteration client id 3000\.(.|\n)*lost its state"):
             for _ in iterator:
                 pass
+        iterator.close()
         until(lambda: cluster.num_registered_workers() == 1)
         assert values(cluster.distribute(Dataset.range(10))) == list(range(10))
         until(lambda: cluster.num_tasks_on_workers() == 0)
@@ -311,6 +309,3 @@ def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any) -> 
     journal.close()
     with pytest.raises(RuntimeError, match="Failed to parse journal record"):
         DispatchServer(DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True))
-
-
-__all__ = ["ServerProcess", "TestWorker", "UnavailableError", "signal"]

@@ -108,7 +108,7 @@ def test_a_worker_without_an_address_of_a_dispatcher_is_refused() -> None:
 
 
 def test_an_empty_tag_is_refused() -> None:
-    with DispatchServer() as dispatcher, pytest.raises(RuntimeError, match="Worker tags cannot be empty."):
+    with DispatchServer() as dispatcher, pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."):
         WorkerServer(WorkerConfig(dispatcher._address, worker_tags=["a", ""]))
 
 

@@ -55,6 +55,8 @@ PINNED: dict[str, frozenset[str]] = {
             "TFRecordDataset",
             "TextLineDataset",
             "UNKNOWN_CARDINALITY",
+            "experimental",
+            "progress",
             "service",
         }
     ),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 
 if TYPE_CHECKING:
-    from zmqdist.data import service
+    from zmqdist.data import experimental, service
     from zmqdist.data.dataset import Dataset
     from zmqdist.data.options import Options
     from zmqdist.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+    from zmqdist.data.showing import progress
 
 _WHERE = {
     "Dataset": "zmqdist.data.dataset",
@@ -22,14 +23,15 @@ _WHERE = {
     "Options": "zmqdist.data.options",
     "TFRecordDataset": "zmqdist.data.readers",
     "TextLineDataset": "zmqdist.data.readers",
+    "progress": "zmqdist.data.showing",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         value = getattr(importlib.import_module(_WHERE[name]), name)
-    elif name == "service":
-        value = importlib.import_module("zmqdist.data.service")
+    elif name in ("experimental", "service"):
+        value = importlib.import_module(f"zmqdist.data.{name}")
     else:
         raise AttributeError(f"module 'zmqdist.data' has no attribute {name!r}")
     globals()[name] = value
@@ -49,5 +51,7 @@ __all__ = [
     "TFRecordDataset",
     "TextLineDataset",
     "UNKNOWN_CARDINALITY",
+    "experimental",
+    "progress",
     "service",
 ]

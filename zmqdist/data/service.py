@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from zmqdist.dispatch.worker import WorkerServer
 
 _WHERE = {
+    "_distribute": "zmqdist.data_service.client",
+    "_from_dataset_id": "zmqdist.data_service.client",
+    "_register_dataset": "zmqdist.data_service.client",
     "CrossTrainerCache": "zmqdist.data_service.policy",
     "DispatchServer": "zmqdist.dispatch.server",
     "DispatcherConfig": "zmqdist.dispatch.config",

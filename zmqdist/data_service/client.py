@@ -10,14 +10,17 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from zmqdist.core.splits.records import AT_MOST_ONCE, EXACTLY_ONCE
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.dataset import Dataset
+from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
 from zmqdist.data.tree import Tree, make
 from zmqdist.data_service.dealing import insist
-from zmqdist.data_service.policy import CrossTrainerCache, policy_of
+from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy, policy_of
 from zmqdist.data_service.source import Distributed
 from zmqdist.errors import NotFoundError
 from zmqdist.net.credentials import Credentials
@@ -28,6 +31,7 @@ REGISTER_S = 3600.0
 """Registration waits so long for a dispatcher, as tf.data service does."""
 
 COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
+DELIVERIES = (AT_MOST_ONCE, EXACTLY_ONCE)
 TARGET_WORKERS = ("AUTO", "ANY", "LOCAL")
 
 
@@ -62,6 +66,8 @@ def distribute(
     _check_compression(compression)
 
     def apply(dataset: Dataset) -> Dataset:
+        if ordered or delivery == EXACTLY_ONCE:
+            portion_rules(dataset)  # or an error that says what cannot be cut
         id = register_dataset(service, dataset, compression)
         made = _reading(_address(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -174,6 +180,13 @@ def _checked(
         raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
     if max_outstanding_requests not in (None, -1) and max_outstanding_requests < 1:
         raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
+    if delivery not in DELIVERIES:
+        raise ValueError(f"`delivery` is {delivery!r}, wants one of {list(DELIVERIES)}")
+    if (ordered or delivery == EXACTLY_ONCE) and (mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None):
+        raise invalid(
+            'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC ("distributed_epoch") without a cross-trainer cache: '
+            "elsewhere workers give the same elements more than once"
+        )
     target = (target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:
         raise invalid(f"Unrecognized target workers: {target_workers}")
@@ -245,3 +258,27 @@ def _asked(address: str, question: Callable[[ZmqClient], Any], what: str) -> Any
     security = Credentials(None, None, False).client(address, "submit")
     with ZmqClient(address, "data client", security=security) as client:
         return insist(lambda: question(client), REGISTER_S, threading.Event(), what)
+
+
+def _distribute(
+    *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
+) -> Callable[[Dataset], Dataset]:
+    """`distribute` for tests: the reader asks for news only so often."""
+    apply = distribute(*args, **options)
+    return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
+
+
+def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
+    """`from_dataset_id` for tests, as `_distribute`."""
+    return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
+
+
+_register_dataset = register_dataset
+
+
+def _refreshed(dataset: Dataset, hint_ms: int | None) -> Dataset:
+    if hint_ms is None:
+        return dataset
+    made = make(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
+    made.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))
+    return made

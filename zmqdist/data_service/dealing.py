@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
-from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, OpError
+from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
@@ -90,8 +90,23 @@ class Dealer:
                 self._client, "zmqdist.data.splits", *self._who, source, request, repetition, count
             ).get_value()
 
-        start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
+        try:
+            start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
+        except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
+            raise UnavailableError(None, None, error.message) from error
         return int(start), int(length)
+
+    def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
+        """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
+        request = random.getrandbits(62)
+
+        def question() -> Any:
+            return asking.start(self._client, "zmqdist.data.portions", *self._who, client, request, count).get_value()
+
+        try:
+            return [tuple(each) for each in insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")]
+        except (NotFoundError, CancelledError):
+            return []
 
     def close(self) -> None:
         """End what waits."""

@@ -15,15 +15,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from zmqdist.core.splits.portions import is_portioned
 from zmqdist.core.splits.records import DYNAMIC, Terms
+from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator
-from zmqdist.data.splits import open_split
+from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
+from zmqdist.data_service.runners.portions import Portions
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.net.credentials import Credentials
@@ -52,6 +55,8 @@ class Task:
         self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round = told
         self.terms = Terms(*terms)
         self.runner: Runner | None = None
+        self.pipeline: Dataset | None = None
+        """What is run over each portion."""
         self.done = False
         self.deleted = False
 
@@ -190,17 +195,30 @@ class DataWorker:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
+        if is_portioned(task.terms):
+            return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions)
         return FirstCome(str(task.id), partial(self._open, task, dealer), partial(self._finished, task))
 
-    def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
-        """In the task's thread."""
+    def _definition(self, task: Task, dealer: Dealer) -> Dataset:
+        """In a thread of the task."""
         client = self._client
         assert client is not None
 
         def question() -> Any:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
-        dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+        return deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+
+    def _open_portion(self, task: Task, dealer: Dealer, start: int, length: int) -> DatasetIterator:
+        """In a thread of the task."""
+        if task.pipeline is None:
+            task.pipeline = portion_pipeline(self._definition(task, dealer))
+        positions = iter(range(start, start + length))
+        return open_split(task.pipeline, lambda source, repetition: next(positions, None))
+
+    def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
+        """In the task's thread."""
+        dataset = self._definition(task, dealer)
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         return iter(dataset)

@@ -101,7 +101,9 @@ class DispatcherConfig:
     @property
     def gc_timeout_s(self) -> float:
         return (
-            inf if self.job_gc_timeout_ms == NEVER else _seconds(self.job_gc_timeout_ms, limits.GC_TIMEOUT_S, zero=0.001)
+            inf
+            if self.job_gc_timeout_ms == NEVER
+            else _seconds(self.job_gc_timeout_ms, limits.GC_TIMEOUT_S, zero=0.001)
         )
 
     @property

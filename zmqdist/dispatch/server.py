@@ -229,6 +229,7 @@ class _Shell:
             router = self._router = Router(loop, self.credentials.server(config.host), hello)
             # What a journal has is there before anybody can ask for it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir)
+            self.data.deployment_mode = (config.deployment_mode or "").upper()
             if self._listener is None:
                 self.address = router.bind(join(config.host, config.port))
             else:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
 from zmqdist.core.splits.state import State
+
+RETURN_S: Final = 10.0
+"""A worker that lost its dispatcher tries to reach it at least once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,8 @@ class Book:
       freed: iterations in portions in which there may be something to give out, or that may be over.
       places: life -> number of its worker.
       missing: workers without a connection, and since when.
-      heard: when a client was heard last.
+      now: the time of the present event.
+      heard: since when a client has been silent, unless its question waits here.
       released: iterations without clients, and since when.
       versions: of what clients are told of an iteration.
       serving: task -> (life that serves it, where).
@@ -64,6 +68,7 @@ class Book:
         self._fresh = number
         self.first_version = number & 0xFFFFFF
         self.joined: dict[int, q.WorkerJoined] = {}
+        self.now = 0.0
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -110,12 +115,16 @@ class Book:
         ]
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
-        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
+        """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
+
+        They have `RETURN_S` at least: it was the dispatcher that was away.
+        """
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
         self._live_tables()
-        self.missing = {n: now for n, worker in self.state.workers.items() if worker.life not in self.joined}
+        since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.joined}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

@@ -90,6 +90,7 @@ class Clients:
         for number in iteration.clients:
             watch = self._book.watching.pop(number, None)
             if watch is not None:
+                self._book.heard[number] = self._book.now
                 self._book.answer(watch[0].token, self._told(iteration, self._book.state.clients[number]))
 
     def release(self, asked: q.Release, now: float) -> None:
@@ -118,6 +119,7 @@ class Clients:
         for number, (watch, _) in self._book.watching.items():
             if watch.token == token:
                 del self._book.watching[number]
+                self._book.heard[number] = self._book.now
                 return True
         return False
 
@@ -127,6 +129,7 @@ class Clients:
             if since + self.watch_s > now:
                 break
             del self._book.watching[number]
+            self._book.heard[number] = now
             client = self._book.state.clients[number]
             self._book.answer(watch.token, self._told(self._book.state.iterations[client.iteration], client))
 

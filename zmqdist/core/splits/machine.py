@@ -79,6 +79,7 @@ class Splits:
 
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
+        self._book.now = now
         match event:
             case q.JournalCommitted():
                 return self._book.commits.committed()

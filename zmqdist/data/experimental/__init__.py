@@ -1,0 +1,22 @@
+"""The names of tf.data.experimental that the data service has: the same objects as in `zmqdist.data`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
+
+if TYPE_CHECKING:
+    from zmqdist.data.experimental import service
+
+
+def __getattr__(name: str) -> Any:
+    if name == "service":
+        return importlib.import_module("zmqdist.data.experimental.service")
+    if name == "distributed_save":
+        return importlib.import_module("zmqdist.data.service").distributed_save
+    raise AttributeError(f"module 'zmqdist.data.experimental' has no attribute {name!r}")
+
+
+__all__ = ["AUTOTUNE", "INFINITE_CARDINALITY", "SHARD_HINT", "UNKNOWN_CARDINALITY", "service"]

@@ -1,0 +1,50 @@
+"""Datasets for a PyTorch DataLoader. Needs the extra `torch`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+try:
+    import torch.utils.data as torch_data
+except ImportError as error:
+    raise ImportError('zmqdist.integrations.torch needs PyTorch: pip install "zmqdist[torch]"') from error
+
+from zmqdist.data import Dataset
+
+
+class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-arg, unused-ignore]
+    """A `zmqdist.data.Dataset` as PyTorch wants it.
+
+        loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
+
+    The processes of a DataLoader share an epoch: a dataset that is distributed they read as one job, so that each element goes to one
+    of them; of any other each takes every n-th element. Arrays become tensors by the DataLoader's own rules.
+
+    Args:
+      dataset: best batched before, with `batch_size=None` in the DataLoader: then nothing is copied once more.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch_data.get_worker_info()
+        if info is None:
+            return iter(self.dataset)
+        if any(each.op.name == "distribute" for each in self.dataset.walk()):
+            # The same for all processes of one epoch, and another in the next.
+            epoch = info.seed - info.id
+            return iter(self.dataset.rewrite(lambda each: _for_epoch(each, epoch)))
+        return iter(self.dataset.shard(info.num_workers, info.id))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _for_epoch(each: Any, epoch: int) -> Any:
+    if each.op.name != "distribute":
+        return each
+    name = f"{each.op.job_name or 'loader'}-{each.op.dataset}-{epoch}"
+    return type(each)(replace(each.op, job_name=name), each.inputs)
