@@ -396,6 +396,17 @@ def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
     assert all(f"worker:{life}" in failed for life in (1, 2, 3))
 
 
+def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> None:
+    world = World()
+    client = world.open()
+    for life in (1, 2, 3):
+        world.worker(life)
+        assert world.given(life, client) == [0]
+        world.ask(q.Missed, NUMBER, client, life)
+        world.handle(q.WorkerLost(life))
+    assert "positions 0 to 0" in world.portions.failed
+
+
 def test_e7_workers_that_leave_are_not_blamed() -> None:
     world = World()
     client = world.open()

@@ -118,15 +118,13 @@ def _finish(portions: r.Portions, client: int, number: int) -> None:
 
 
 def lose(portions: r.Portions, life: int, client: int, died: str) -> None:
-    """Each client's lowest portion is charged: the one that was computed, or will be alone the next time."""
-    charged: set[int] = set()
-    for number in sorted(portions.open):
-        portion = portions.open[number]
+    """A reader may say that an answer is missing before the worker is known to be dead: that is charged, too."""
+    for portion in portions.open.values():
         if portion.life == life and client in (0, portion.client):
-            portion.life = portion.request = 0
-            if died and portion.client not in charged:
-                charged.add(portion.client)
-                portion.deaths.append(died)
+            portion.life, portion.request, portion.missed = 0, 0, life
+        if portion.missed == life and died:
+            portion.missed = 0
+            portion.deaths.append(died)
 
 
 def leave(portions: r.Portions, client: int) -> None:

@@ -5,6 +5,8 @@ Theory
     because elements are known by (portion, offset): what is computed twice is left out (the task skips what is acknowledged) or
     dropped (the client has seen it), and what is not acknowledged is given out again.
 
+    All that a worker had when it died is charged with it, and given out alone from then on: so the next death finds the cause.
+
     In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
     hold until its turn comes is bounded.
 
@@ -197,7 +199,7 @@ class Portioning:
     def _lose(self, iteration: r.Iteration, life: int, client: int, died: str) -> None:
         portions = iteration.portions
         assert portions is not None
-        if not any(each.life == life and client in (0, each.client) for each in portions.open.values()):
+        if not any(life in (each.life, each.missed) and client in (0, each.client) for each in portions.open.values()):
             return
         self._book.change(r.LosePortions(iteration.id, life, client, died))
         self._book.freed.add(iteration.id)

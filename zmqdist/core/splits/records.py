@@ -92,7 +92,8 @@ class Portion(Row):
       life: of the worker that computes it; 0: nobody, it is to be given out.
       acked: elements of it that the client has acknowledged.
       request: the question that it was the answer to.
-      deaths: workers that died over it.
+      deaths: workers that died while they had it.
+      missed: the life that computed it before, whose answer did not arrive: perhaps because it was about to be lost.
     """
 
     client: int
@@ -100,6 +101,7 @@ class Portion(Row):
     acked: int = 0
     request: int = 0
     deaths: list[str] = msgspec.field(default_factory=list)
+    missed: int = 0
 
 
 class Portions(Row):
@@ -270,7 +272,7 @@ class LosePortions(Record, tag=32):
 
     Attributes:
       client: of this client only; 0: of all.
-      died: the worker's name, where the first portion of each client is charged with its death.
+      died: the worker's name, where they are charged with its death.
     """
 
     iteration: int
