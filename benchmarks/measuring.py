@@ -18,7 +18,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ class Plan:
       queued: tasks that `memory` queues at zmqdist's dispatcher.
       queued_each: tasks that it queues at each system.
       ring_bytes: of the array of `collectives`.
+      element_bytes: of the arrays of `data_arrays`.
       workers, tasks: the axes of `scale`.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     queued: int = 1_000_000
     queued_each: int = 10_000
     ring_bytes: int = 2**26
+    element_bytes: int = 2**22
     workers: tuple[int, ...] = (2, 10, 100, 1000, 10_000)
     tasks: tuple[int, ...] = (1000, 10_000, 100_000, 1_000_000)
 
@@ -109,6 +111,8 @@ class Question:
       cases: the arguments of the systems.
       count: pieces of work of the first block; 0 for a question whose count is in its arguments.
       blocks: counted blocks at most; 0 for as many as the plan has.
+      longer: its blocks take so many times as long as the plan says, and have so many times as many pieces.
+      rests: what a block has left behind is waited for after each.
       each: whether single pieces of work are timed, so that there is a 99th percentile.
       fresh: it is put to a fresh process each time, and where that answers nothing, the figure is the time from its start on.
       own: figures that nothing is compared with.
@@ -122,6 +126,8 @@ class Question:
     cases: Callable[[Plan], list[Case]] = lambda _: [Case()]
     count: int = 0
     blocks: int = 0
+    longer: int = 1
+    rests: bool = False
     each: bool = False
     fresh: bool = False
     own: Callable[[Plan], list[Figure]] | None = None
@@ -166,6 +172,11 @@ class Side:
         except Unusable:
             self.close()
             raise
+
+    def rest(self, question: Question) -> None:
+        """Wait for what was left behind, where the question wants it."""
+        if question.rests and self._session is not None:
+            self._session.ask("rest")
 
     def _open(self) -> Session:
         if self._missing is not None:
@@ -269,16 +280,26 @@ def _pairs(
 ) -> list[tuple[list[float], list[float]]]:
     """So many blocks of each in turn, each first as often as the other."""
     others = _calibrated(other, question, case, plan)
+
+    def mine_s() -> list[float]:
+        with _blaming(mine):
+            answer = mine.block(question, case, count)
+            mine.rest(question)
+        return answer
+
+    def theirs_s() -> list[float]:
+        answer = other.block(question, case, others)
+        other.rest(question)
+        return answer
+
     pairs = []
     for number in range(blocks_of(question, plan)):
         if number % 2:
-            theirs = other.block(question, case, others)
-            with _blaming(mine):
-                pairs.append((mine.block(question, case, count), theirs))
+            theirs = theirs_s()
+            pairs.append((mine_s(), theirs))
         else:
-            with _blaming(mine):
-                own = mine.block(question, case, count)
-            pairs.append((own, other.block(question, case, others)))
+            own = mine_s()
+            pairs.append((own, theirs_s()))
     return pairs
 
 
@@ -296,7 +317,9 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
     key = (question.name, case.label)
     if key not in side.counts:
         if question.count:
-            side.counts[key] = _fitting(lambda count: side.block(question, case, count), question.count, plan)
+            long = replace(plan, block_s=plan.block_s * question.longer, count_max=plan.count_max * question.longer)
+            side.counts[key] = _fitting(lambda count: side.block(question, case, count), question.count, long)
+            side.rest(question)
         else:
             side.counts[key] = 0
             if blocks_of(question, plan) > 1:

@@ -49,6 +49,7 @@ class System:
       title: the same for a reader.
       module: of benchmarks/peers.
       variant: the word after the module's name.
+      owner: whose packages it needs, for `--python`: what stands before "_" in the module's name.
       environment: what is set for it.
     """
 
@@ -58,6 +59,10 @@ class System:
     variant: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def owner(self) -> str:
+        return self.module.partition("_")[0]
+
 
 OURS = System("zmqdist", "zmqdist", "zmqdist")
 SYSTEMS = {
@@ -65,6 +70,7 @@ SYSTEMS = {
     for system in (
         System("threads", "zmqdist, handler in a thread", "zmqdist", "threads"),
         System("sockets", "zmqdist, sockets only", "zmqdist", "sockets", {"ZMQDIST_ARENA": "off"}),
+        System("inside", "zmqdist, one process", "zmqdist", "inside"),
         System("memcpy", "memcpy", "memcpy"),
         System("raw", "bare pyzmq", "raw"),
         System("pool", "ProcessPoolExecutor", "pool"),
@@ -74,15 +80,18 @@ SYSTEMS = {
         System("ipyparallel", "ipyparallel", "ipyparallel"),
         System("parsl", "Parsl", "parsl"),
         System("tf", "TensorFlow", "tf"),
+        System("tf-data", "tf.data service", "tf_data"),
+        System("tf-inside", "tf.data service, one process", "tf_data", "inside"),
+        System("tf-native", "tf.data service, TensorFlow's operations", "tf_data", "native"),
+        System("torch", "PyTorch DataLoader", "torch"),
+        System("ray-data", "Ray Data", "ray_data"),
     )
 }
 
 
 def python_of(system: System, pythons: dict[str, str]) -> str:
     """The interpreter that a system runs in: as given, as the environment says, or ours."""
-    return (
-        pythons.get(system.module) or os.environ.get(f"ZMQDIST_BENCH_PYTHON_{system.module.upper()}") or sys.executable
-    )
+    return pythons.get(system.owner) or os.environ.get(f"ZMQDIST_BENCH_PYTHON_{system.owner.upper()}") or sys.executable
 
 
 class Session:

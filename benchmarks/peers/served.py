@@ -4,8 +4,8 @@
 
 The first line out is {"answers": [questions]}, or {"missing": REASON} where the system is not installed. Then each line in,
 {"do": QUESTION, "count": 200, ...}, is answered by one line out: {"values": [...]} in seconds, pieces a second, bytes a second or
-bytes; or {"failed": REASON}. {"do": "version"} is answered by {"version": ...}. It ends when its standard input does. What a system
-prints goes to standard error.
+bytes; or {"failed": REASON}. {"do": "version"} is answered by {"version": ...}, {"do": "rest"} when nothing runs any more. It ends when
+its standard input does. What a system prints goes to standard error.
 
 This imports nothing that is not in the standard library: a peer's Python may have nothing of ours.
 """
@@ -19,10 +19,12 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 REASON_CHARACTERS_MAX = 160
+REST_LIMIT_S, REST_LOOK_S, REST_SHARE = 2.0, 0.1, 0.2
+"""So long somebody may take to come to rest, so often it is looked, and so much of a core is next to nothing."""
 
 
 class System:
@@ -57,6 +59,19 @@ class System:
         for name in self.loads or (self.package,):
             importlib.import_module(name)
         return [perf_counter() - start]
+
+    def rest(self) -> list[float]:
+        """Wait until this process and all that descend from it do next to nothing, but not for ever.
+
+        What a question has left behind, such as buffers that are filled for nobody, would go on in the time of somebody else.
+        """
+        spent = tree_processor_s()
+        for _ in range(int(REST_LIMIT_S / REST_LOOK_S)):
+            sleep(REST_LOOK_S)
+            before, spent = spent, tree_processor_s()
+            if spent - before <= REST_SHARE * REST_LOOK_S:
+                break
+        return []
 
     def answers(self) -> list[str]:
         """The questions that this one knows."""
@@ -143,6 +158,21 @@ def settled_memory() -> int:
 
 def tree_memory() -> int:
     """The bytes that this process and all that descend from it hold, what they share counted once."""
+    return sum(_proportional(pid) for pid in _family())
+
+
+def tree_processor_s() -> float:
+    """The seconds that this process and all that descend from it have run."""
+    ticks = 0
+    for pid in _family():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b") ")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _family() -> list[int]:
+    """This process and all that descend from it."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -151,7 +181,7 @@ def tree_memory() -> int:
     family = [os.getpid()]
     for pid in family:
         family += parents.get(pid, [])
-    return sum(_proportional(pid) for pid in family)
+    return family
 
 
 def _proportional(pid: int) -> int:

@@ -1,18 +1,26 @@
-"""zmqdist itself: an RPC server in a process of its own, and a cluster of two worker processes.
+"""zmqdist itself: an RPC server in a process of its own, a cluster of two worker processes, and the same as a data service.
 
 Variants: `threads`: the RPC handlers run in threads instead of inline. `sockets`: the same as without a word; whoever starts it sets
-ZMQDIST_ARENA=off, so that arrays go through sockets between processes of one host, too.
+ZMQDIST_ARENA=off, so that arrays go through sockets between processes of one host, too. `inside`: dispatcher and workers of the data
+service are in the process that reads.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 
+from benchmarks.peers import streams
 from benchmarks.peers.served import System, echoed, queued_bytes, rate, run, timed, waited
+from benchmarks.peers.streams import ARRAY_MOD, ENDLESS, WORKERS, Servers, firsts, streamed, streamed_bytes
 
 ANSWER_MS = 60_000
-QUESTIONS_OF = {"threads": {"latency", "calls"}, "sockets": {"bandwidth", "fanout"}}
+QUESTIONS_OF = {
+    "threads": {"latency", "calls"},
+    "sockets": {"bandwidth", "fanout", "data_arrays"},
+    "inside": streams.QUESTIONS,
+}
 
 
 def nothing() -> None:
@@ -21,6 +29,14 @@ def nothing() -> None:
 
 def touch(array: Any) -> int:
     return int(array[-1])
+
+
+def adding(size: int) -> Callable[[Any], Any]:
+    """What makes a new array of a number."""
+    import numpy as np
+
+    base = np.ones(size, np.uint8)
+    return lambda number: base + np.uint8(number % ARRAY_MOD)
 
 
 class Zmqdist(System):
@@ -90,6 +106,80 @@ class Zmqdist(System):
 
     def startup(self) -> list[float]:
         self._coordinator.schedule(nothing).fetch()
+        return []
+
+    # -- data ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _servers(self) -> Servers:
+        return Servers(self.stack)
+
+    @cache  # noqa: B019 (as long as the process)
+    def _dispatcher(self, workers: int) -> str:
+        """The address of a dispatcher, whose workers may still be on their way."""
+        if self.variant == "inside":
+            from zmqdist.data import service
+
+            dispatcher = self.stack.enter_context(service.DispatchServer())
+            for _ in range(workers):
+                self.stack.enter_context(service.WorkerServer(service.WorkerConfig(dispatcher.address)))
+            return str(dispatcher.address)
+        port = streams.free_port()
+        self._servers.start("zmqdist_cli", "dispatcher", "--port", str(port))
+        for _ in range(workers):
+            self._servers.start("zmqdist_cli", "worker", "--dispatcher", f"localhost:{port}")
+        return f"localhost:{port}"
+
+    def _served(self, dataset: Any, workers: int = WORKERS) -> Any:
+        from zmqdist.data import service
+
+        where = self._dispatcher(workers)
+        return dataset.apply(service.distribute(service.ShardingPolicy.OFF, where, compression=None))
+
+    @cache  # noqa: B019
+    def _numbers(self, batch: int = 1) -> Any:
+        from zmqdist.data import Dataset
+
+        dataset = Dataset.range(ENDLESS)
+        return self._served(dataset.batch(batch) if batch > 1 else dataset)
+
+    @cache  # noqa: B019
+    def _arrays(self, size: int) -> Any:
+        from zmqdist.data import Dataset
+
+        return self._served(Dataset.range(ENDLESS).map(adding(size)).prefetch(2))
+
+    @cache  # noqa: B019
+    def _images(self, workers: int) -> Any:
+        from zmqdist.data import AUTOTUNE, Dataset
+
+        names = Dataset.from_tensor_slices(streams.pictures()).repeat()
+        return self._served(names.map(streams.picture, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE), workers)
+
+    def data_elements(self, count: int, batch: int) -> list[float]:
+        dataset = self._numbers(batch)
+        self._servers.ready()
+        return streamed(lambda: dataset, count, batch)
+
+    def data_arrays(self, count: int, size: int) -> list[float]:
+        dataset = self._arrays(size)
+        self._servers.ready()
+        return streamed_bytes(lambda: dataset, count, size)
+
+    def data_images(self, count: int, workers: int) -> list[float]:
+        dataset = self._images(workers)
+        self._servers.ready()
+        return streamed(lambda: dataset, count)
+
+    def data_first(self, count: int) -> list[float]:
+        dataset = self._numbers()
+        self._servers.ready()
+        return firsts(lambda: dataset, count)
+
+    def data_start(self) -> list[float]:
+        if not self.variant:
+            self._dispatcher(WORKERS)
+        next(iter(self._numbers()))
         return []
 
 

@@ -22,6 +22,7 @@ TINY = Plan(
     sizes=(2**10, 2**20),
     fanout_bytes=2**17,
     ring_bytes=2**21,
+    element_bytes=2**12,
     queued=50,
     queued_each=40,
     workers=(2, 5, 10),
@@ -75,6 +76,24 @@ def test_questions_to_fresh_processes_are_answered(tiny: None, tmp_path: Path) -
     found = asked(tmp_path, "startup", "imports", "memory", "--against", "pool")
     assert [systems_of(found[name]) for name in found] == [["zmqdist", "ProcessPoolExecutor"]] * 3
     assert [figure["unit"] for figure in found["memory"]["figures"]][2:] == ["bytes", "MB", "MB", "MB", "tasks/s", "s"]
+
+
+def test_questions_about_data_are_answered_by_servers_of_their_own_and_by_those_of_one_process(
+    tiny: None, tmp_path: Path
+) -> None:
+    found = asked(tmp_path, "data_elements", "data_arrays", "data_first", "data_start", "--against", "inside,raw")
+    assert [systems_of(document) for document in found.values()] == [["zmqdist", "zmqdist, one process"]] * 4
+    assert [figure["case"] for figure in found["data_elements"]["figures"][:2]] == ["one at a time", "in batches of 8"]
+    assert all(figure["median"] > 0 for document in found.values() for figure in document["figures"])
+
+
+def test_images_are_decoded_by_one_worker_and_by_two(tiny: None, tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    figures = asked(tmp_path, "data_images", "--against", "none")["data_images"]["figures"]
+    assert [(figure["case"], figure["unit"]) for figure in figures] == [
+        ("1 worker", "images/s"),
+        ("2 workers", "images/s"),
+    ]
 
 
 def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:
@@ -138,10 +157,10 @@ def lonely(tmp_path: Path) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["grpc", "ray", "dask", "ipyparallel", "parsl", "tf"])
+@pytest.mark.parametrize("name", ["grpc", "ray", "ray-data", "dask", "ipyparallel", "parsl", "tf", "tf-data", "torch"])
 def test_a_peer_that_is_not_installed_says_so(name: str, lonely: str) -> None:
     with pytest.raises(Unusable, match=r"^not installed \(no module named '\w+'\)$"):
-        Session(SYSTEMS[name], {name: lonely})
+        Session(SYSTEMS[name], {SYSTEMS[name].owner: lonely})
 
 
 def test_an_interpreter_that_is_not_there_is_told() -> None:
@@ -254,7 +273,7 @@ def test_simulated_workers_take_the_lowest_free_places() -> None:
     ("arguments", "told"),
     [
         (["speed"], "no question 'speed'; there are: latency, calls, tasks"),
-        (["tasks", "--against", "rya"], "no system 'rya'; there are: threads, sockets, memcpy, raw"),
+        (["tasks", "--against", "rya"], "no system 'rya'; there are: threads, sockets, inside, memcpy, raw"),
         (["tasks", "--python", "ray"], "'ray' is not SYSTEM=PATH"),
     ],
 )
@@ -264,6 +283,11 @@ def test_a_wrong_word_is_refused_with_the_list(
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments)
     assert told in capsys.readouterr().err
+
+
+def test_a_system_takes_in_all_that_its_packages_have() -> None:
+    assert command._systems("torch,tf") == ["torch", "tf", "tf-data", "tf-inside", "tf-native"]
+    assert command._systems("ray-data") == ["ray-data"]
 
 
 def test_a_page_without_a_place_for_figures_is_left_alone(tmp_path: Path) -> None:

@@ -10,10 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, Options, TextLineDataset, TFRecordDataset
+from zmqdist.data import (
+    AUTOTUNE,
+    Dataset,
+    FixedLengthRecordDataset,
+    Options,
+    ParquetDataset,
+    TextLineDataset,
+    TFRecordDataset,
+)
+from zmqdist.data.checksums import masked_crc32c
 from zmqdist.data.ops.filtering import Shard
-from zmqdist.data.ops.readers import masked_crc32c
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
 from zmqdist.data.tree import make
@@ -74,6 +83,18 @@ def record(data: bytes) -> bytes:
     return head + struct.pack("<I", masked_crc32c(head)) + data + struct.pack("<I", masked_crc32c(data))
 
 
+def tables(folder: Path) -> list[str]:
+    """Two Parquet files, of two row groups and one."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder.mkdir(exist_ok=True)
+    names = [str(folder / f"table-{number}") for number in range(2)]
+    for name, count in zip(names, (5, 2), strict=True):
+        columns = {"n": np.arange(count), "x": np.arange(count) / 2, "t": [str(n) for n in range(count)]}
+        columns |= {"v": [[n, n + 1] for n in range(count)], "b": [bytes([n, 1]) for n in range(count)]}
+        parquet.write_table(pyarrow.table(columns), name, row_group_size=3)
+    return names
+
+
 def saved(folder: Path, dataset: Dataset, compression: str | None = None, shard_func: Any = None) -> Dataset:
     if not folder.exists() or not any(folder.iterdir()):
         dataset.save(str(folder), compression, shard_func)
@@ -95,7 +116,10 @@ EXAMPLES: dict[str, list[Example]] = {
     "from_tensors": [Example(lambda _: Dataset.from_tensors((np.ones(3), "text", 7)))],
     "from_tensor_slices": [Example(lambda _: slices()), Example(lambda _: Dataset.from_tensor_slices([b"ab", b"c"]))],
     "elements": [Example(lambda _: gathered((np.int64(1), "a"), (np.int64(2), "bc")))],
-    "from_generator": [Example(lambda _: Dataset.from_generator(generated, args=(4,)))],
+    "from_generator": [
+        Example(lambda _: Dataset.from_generator(generated, args=(4,))),
+        Example(lambda _: Dataset.from_source({1, 2, 3})),
+    ],
     "random": [Example(lambda _: Dataset.random(seed=1)), Example(lambda _: Dataset.random(1, True), repeats=False)],
     "map": [
         Example(lambda _: Dataset.range(5).map(lambda x: (x, x * 0.5))),
@@ -115,7 +139,11 @@ EXAMPLES: dict[str, list[Example]] = {
     "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
     "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],
     "ignore_errors": [Example(lambda _: Dataset.range(-2, 3).map(lambda x: 12 // int(x)).ignore_errors())],
-    "batch": [Example(lambda _: slices().batch(2)), Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True))],
+    "batch": [
+        Example(lambda _: slices().batch(2)),
+        Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True)),
+        Example(lambda _: Dataset.range(7).batch(2, num_parallel_calls=2)),
+    ],
     "unbatch": [Example(lambda _: slices().batch(2).unbatch())],
     "rebatch": [Example(lambda _: Dataset.range(10).batch(4).rebatch([1, 3]))],
     "shuffle": [
@@ -177,7 +205,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: lengths().padded_batch(2)),
         Example(lambda _: lengths().map(lambda x: {"x": x, "n": len(x)}).padded_batch(2, {"x": [7], "n": []})),
     ],
-    "ragged_batch": [Example(lambda _: lengths().ragged_batch(2))],
+    "ragged_batch": [Example(lambda _: lengths().ragged_batch(2)), Example(lambda _: lengths().ragged_batch(4, True))],
     "cache": [
         Example(lambda _: Dataset.range(5).cache()),
         Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
@@ -187,9 +215,17 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))),
         Example(lambda folder: TextLineDataset(files(folder, gzip.compress(b"one\ntwo")), "GZIP")),
     ],
-    "fixed_length_records": [Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1))],
+    "fixed_length_records": [
+        Example(lambda folder: FixedLengthRecordDataset(files(folder, b"aabb", b"cc"), 2, num_parallel_reads=2)),
+        Example(lambda folder: FixedLengthRecordDataset(files(folder, b"hhAABBCCf"), 2, 2, 1)),
+    ],
     "tf_records": [
         Example(lambda folder: TFRecordDataset(files(folder, record(b"one") + record(b""), record(b"two"))))
+    ],
+    "parquet": [
+        Example(lambda folder: ParquetDataset(tables(folder), ["n", "t"])),
+        Example(lambda folder: ParquetDataset(tables(folder), batch_size=2)),
+        Example(lambda folder: ParquetDataset(Dataset.from_tensor_slices(tables(folder)))),
     ],
     "saved": [
         Example(lambda folder: saved(folder, slices())),

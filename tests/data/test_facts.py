@@ -407,8 +407,6 @@ def test_a_source_knows_its_items_by_position() -> None:
     source = Dataset.from_source([1, None, 3])
     assert len(source) == 3
     assert numbers(source.ignore_errors()) == [1, 3]
-    with pytest.raises(TypeError, match="length"):
-        Dataset.from_source(iter([1]))
 
 
 def test_reduce_scan_and_unique() -> None:

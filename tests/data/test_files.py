@@ -13,11 +13,16 @@ import pytest
 from tests.data.examples import files, record
 from tests.data.test_conformance import plain
 from zmqdist import TensorSpec
-from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, checksums
 from zmqdist.data.ops import saving
-from zmqdist.data.ops.readers import masked_crc32c
 from zmqdist.data.splits import split_providers
-from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, UnimplementedError
+from zmqdist.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+)
 
 
 def numbers(dataset: Any) -> list[Any]:
@@ -50,12 +55,40 @@ def test_records_of_one_length(tmp_path: Path) -> None:
 
 def test_the_checksum_is_that_of_the_standard() -> None:
     crc = 0xE3069283  # of "123456789", as the standard for CRC-32C has it
-    assert masked_crc32c(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+    assert checksums.crc32c(b"123456789") == crc
+    assert checksums.masked_crc32c(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("size", [8, 8191, 8192, 8193, 100_001])
+def test_the_checksum_of_long_data_is_the_same_by_rows(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    by_bytes = checksums.crc32c(data)
+    monkeypatch.setattr(checksums, "ROWS_BYTES_MIN", size)
+    assert checksums.crc32c(data) == by_bytes
+
+
+@pytest.mark.parametrize("parallel", [1, 2, AUTOTUNE])
+def test_files_can_be_read_at_once_and_give_a_record_in_turn(tmp_path: Path, parallel: int) -> None:
+    names = files(tmp_path, b"a1\na2\na3", b"b1", b"c1\nc2")
+    dataset = TextLineDataset(names, num_parallel_reads=parallel)
+    found = list(dataset)
+    assert sorted(found) == ["a1", "a2", "a3", "b1", "c1", "c2"]
+    if parallel == 2:
+        assert found == ["a1", "b1", "a2", "a3", "c1", "c2"]
+    assert (dataset.op.is_reader, dataset.element_spec) == (True, TensorSpec((), np.str_))
+    assert list(TextLineDataset([names[0], str(tmp_path / "none")], num_parallel_reads=2).ignore_errors()) == list(
+        TextLineDataset(names[0])
+    )
 
 
 @pytest.mark.parametrize(
     ("damaged", "text"),
-    [(record(b"one")[:-1], "truncated"), (record(b"one")[:5], "truncated"), (b"\1" + record(b"one")[1:], "corrupted")],
+    [
+        (record(b"one")[:-1], "truncated"),
+        (record(b"one")[:5], "truncated"),
+        (b"\1" + record(b"one")[1:], "corrupted"),
+        (record(b"one").replace(b"one", b"ome"), "corrupted"),
+    ],
 )
 def test_a_damaged_record_is_data_loss_and_ends_its_file(tmp_path: Path, damaged: bytes, text: str) -> None:
     names = files(tmp_path, record(b"first") + damaged, record(b"other"))
@@ -112,14 +145,61 @@ def test_what_load_and_save_refuse(tmp_path: Path) -> None:
         Dataset.range(3).repeat().save(str(tmp_path))
     with pytest.raises(ValueError, match="compression"):
         Dataset.range(3).save(str(tmp_path), compression="BEST")
-    with pytest.raises(UnimplementedError, match="checkpoint_args"):
-        Dataset.range(3).save(str(tmp_path), checkpoint_args={})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="checkpoint_args has a `directory`"):
+        Dataset.range(3).save(str(tmp_path), checkpoint_args={})
+    with pytest.raises(ValueError, match="`checkpoint_interval` must be > 0"):
+        Dataset.range(3).save(str(tmp_path), checkpoint_args={"directory": tmp_path, "checkpoint_interval": 0})
     Dataset.range(3).save(str(tmp_path), compression="GZIP")
     assert numbers(Dataset.load(str(tmp_path), compression="GZIP")) == [0, 1, 2]
     with pytest.raises(DataLossError, match="but the actual compression is GZIP"):
         Dataset.load(str(tmp_path), compression="ZLIB")
     with pytest.raises(ValueError, match="but the actual element_spec is"):
         Dataset.load(str(tmp_path), element_spec=TensorSpec((), np.float32))
+
+
+@pytest.mark.parametrize("compression", [None, "GZIP", "ZLIB"])
+@pytest.mark.parametrize("failing", [0, 3, 4, 5, 9])
+def test_a_save_that_was_interrupted_goes_on(tmp_path: Path, compression: str | None, failing: int) -> None:
+    log = tmp_path / "log"
+    seen = tmp_path / "seen"
+
+    def counted(x: Any) -> Any:
+        with log.open("a") as file:
+            file.write(f"{x} ")
+        if x == failing and not seen.exists():
+            seen.touch()
+            raise KeyboardInterrupt
+        return x
+
+    dataset = Dataset.range(10).map(counted, output_signature=TensorSpec((), np.int64))
+    kept = {"directory": tmp_path / "place", "checkpoint_interval": 2}
+
+    def save() -> None:
+        dataset.save(str(tmp_path / "saved"), compression, lambda x: x % 3, kept)
+
+    with pytest.raises(KeyboardInterrupt):
+        save()
+    with pytest.raises(NotFoundError):
+        Dataset.load(str(tmp_path / "saved"))
+    save()
+    loaded = Dataset.load(str(tmp_path / "saved"))
+    assert sorted(numbers(loaded)) == list(range(10))
+    assert loaded.cardinality() == 10
+    again = [int(x) for x in log.read_text().split()][failing + 1 :]
+    assert again == list(range(failing - failing % 2, 10)), (
+        "only what came behind the last checkpoint is computed again"
+    )
+    assert list((tmp_path / "place").iterdir()) == []
+    save()  # anew
+    assert len(list((tmp_path / "saved").iterdir())) == 3
+
+
+def test_the_place_of_another_save_is_refused(tmp_path: Path) -> None:
+    kept = {"directory": tmp_path / "place", "checkpoint_interval": 1}
+    with pytest.raises(ZeroDivisionError):
+        Dataset.range(-1, 3).map(lambda x: 6 // int(x)).save(str(tmp_path / "saved"), checkpoint_args=kept)
+    with pytest.raises(FailedPreconditionError, match="another dataset or to another folder"):
+        Dataset.range(3).save(str(tmp_path / "saved"), checkpoint_args=kept)
 
 
 def test_load_waits_for_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

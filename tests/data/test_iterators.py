@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqdist.data import Dataset
+from zmqdist.data import Dataset, Options
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError, UnknownError
 
 
@@ -125,6 +125,34 @@ def test_an_iterator_goes_with_its_last_user() -> None:
         gc.enable()
     gc.collect()
     assert gone() is None
+
+
+def test_an_iterator_that_is_asked_to_counts_what_its_operators_do() -> None:
+    options = Options()
+    options.stats = True
+
+    def slow(x: Any) -> Any:
+        if x == 5:
+            raise ValueError("five")
+        return sum(range(3000)) * 0 + x
+
+    dataset = Dataset.range(10).repeat(2).map(slow).ignore_errors().prefetch(2).batch(3).with_options(options)
+    with iter(dataset) as iterator:
+        assert len(list(iterator)) == 6
+        stats = iterator.stats()
+    assert [(one.name, one.elements) for one in stats] == [
+        ("range", 20),
+        ("repeat", 20),
+        ("map", 18),
+        ("ignore_errors", 18),
+        ("prefetch", 18),
+        ("batch", 6),
+        ("options", 6),
+    ]
+    assert all(one.seconds >= 0 for one in stats)
+    assert stats[2].seconds > 0
+    with pytest.raises(FailedPreconditionError, match=r"options\.stats = True"):
+        iter(Dataset.range(3)).stats()
 
 
 def test_a_generator_is_closed_with_its_iterator() -> None:

@@ -37,6 +37,7 @@ CUT = {
     "map",
     "options",
     "padded_batch",
+    "parquet",
     "prefetch",
     "ragged_batch",
     "range",
@@ -159,7 +160,11 @@ def test_every_example_that_can_be_cut_is_the_sum_of_its_pieces(name: str, tmp_p
         pipeline = portion_pipeline(dataset)
         whole = over(pipeline, 0, end)
         if rules.repetitions == 1 and rules.positions >= 0:
-            assert whole == read(iter(dataset), 10_000)
+            read_at_once = getattr(
+                dataset.op, "parallel", 0
+            )  # several files in turn: a portion has them one after the other
+            order: Callable[[Any], Any] = (lambda found: sorted(found, key=repr)) if read_at_once else list
+            assert order(whole) == order(read(iter(dataset), 10_000))
         for length in {rules.grain, 2 * rules.grain}:
             assert pieces(pipeline, [*range(0, end, length), end]) == whole
     assert bool(tried) is (name in CUT)

@@ -1,4 +1,4 @@
-"""State of an iterator over a service: saved in the middle, and gone on from, by another reader, in another process, at another dispatcher."""
+"""State of an iterator over a service: who goes on from it, in another process or at another dispatcher, gets the rest."""
 
 from __future__ import annotations
 

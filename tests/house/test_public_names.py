@@ -52,6 +52,9 @@ PINNED: dict[str, frozenset[str]] = {
             "FixedLengthRecordDataset",
             "INFINITE_CARDINALITY",
             "Options",
+            "ParquetDataset",
+            "Ragged",
+            "Sparse",
             "TFRecordDataset",
             "TextLineDataset",
             "UNKNOWN_CARDINALITY",
@@ -87,6 +90,7 @@ PINNED: dict[str, frozenset[str]] = {
     ),
     "zmqdist.testing": frozenset(
         {
+            "DataSim",
             "MultiProcessPoolRunner",
             "MultiProcessRunner",
             "MultiProcessRunnerResult",
@@ -103,6 +107,7 @@ PINNED: dict[str, frozenset[str]] = {
             "manager",
             "run",
             "simulate",
+            "simulate_data_service",
         }
     ),
     "zmqdist.rpc": frozenset({"Client", "MethodInfo", "Server", "StatusOrResult", "Stream", "ZmqClient", "ZmqServer"}),

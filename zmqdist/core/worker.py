@@ -108,6 +108,8 @@ class Worker:
         self.incarnation = incarnation
         self.can_kill = can_kill
         self.leaving = False
+        self.serving = False
+        """The shell has something that readers want to have to its end; a worker that leaves waits for it, within its grace."""
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
         self._queue: deque[Leased] = deque()
@@ -135,6 +137,11 @@ class Worker:
             if len(slot.given) > 1 and self._could_balance(slot):
                 first = earliest(first, slot.heard_at + STUCK_S)
         return first
+
+    @property
+    def leaves_at(self) -> float | None:
+        """When what it runs is cut off, for it leaves; None: it does not, or that has been."""
+        return self._leave_at
 
     @property
     def registered(self) -> bool:
@@ -325,6 +332,8 @@ class Worker:
 
     def _leave_if_done(self) -> list[Effect]:
         if not self.leaving or self.ended is not None or self.busy_slots or self._queue:
+            return []
+        if self.serving and self._leave_at is not None:
             return []
         return self._exit(errors.OK, "")
 

@@ -12,15 +12,19 @@ from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDI
 
 if TYPE_CHECKING:
     from zmqdist.data import experimental, service
+    from zmqdist.data.composites import Ragged, Sparse
     from zmqdist.data.dataset import Dataset
     from zmqdist.data.options import Options
-    from zmqdist.data.readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
+    from zmqdist.data.readers import FixedLengthRecordDataset, ParquetDataset, TextLineDataset, TFRecordDataset
     from zmqdist.data.showing import progress
 
 _WHERE = {
     "Dataset": "zmqdist.data.dataset",
     "FixedLengthRecordDataset": "zmqdist.data.readers",
     "Options": "zmqdist.data.options",
+    "ParquetDataset": "zmqdist.data.readers",
+    "Ragged": "zmqdist.data.composites",
+    "Sparse": "zmqdist.data.composites",
     "TFRecordDataset": "zmqdist.data.readers",
     "TextLineDataset": "zmqdist.data.readers",
     "progress": "zmqdist.data.showing",
@@ -48,6 +52,9 @@ __all__ = [
     "FixedLengthRecordDataset",
     "INFINITE_CARDINALITY",
     "Options",
+    "ParquetDataset",
+    "Ragged",
+    "Sparse",
     "TFRecordDataset",
     "TextLineDataset",
     "UNKNOWN_CARDINALITY",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zmqdist.data.ops import readers, saving, sources
 from zmqdist.data.ops.base import Function
-from zmqdist.data.structure import invalid
+from zmqdist.data.structure import invalid, without_attrs
 from zmqdist.data.tree import make
 from zmqdist.random import operation_seed
 
@@ -31,6 +33,12 @@ def _plain(number: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"a number is expected, not {number!r}")
     return value
+
+
+def _is_iterable_of_torch(source: Any) -> bool:
+    """torch's IterableDataset inherits a `__getitem__` that only raises, and may have a length. Who has one has imported torch."""
+    torch = sys.modules.get("torch.utils.data")
+    return torch is not None and isinstance(source, torch.IterableDataset)
 
 
 class Creation:
@@ -87,23 +95,36 @@ class Creation:
         Raises:
           TypeError: `generator` is not callable. Reading raises InvalidArgumentError for an item that does not fit the signature.
         """
-        spec = output_signature
+        spec = without_attrs(output_signature)
         if spec is None and output_types is not None:
             spec = sources.spec_from(output_types, output_shapes)
         return make(sources.Generator(user_function(generator, "from_generator"), tuple(args or ()), spec))
 
     @staticmethod
     def from_source(source: Any, output_signature: Any = None, name: str | None = None) -> Dataset:
-        """The items of an object with `len(source)` and `source[position]`: a torch or Hugging Face dataset, a Grain source.
+        """The items of any iterable, or of anything with items by position: lists, torch and Hugging Face datasets, Grain sources.
 
-        Unlike a generator it can be dealt out, and a state of an iterator is a position.
+        An object with `len(source)` and `source[position]` is read by position: it can be dealt out, and a state of an iterator is a
+        number. Any other is read as `from_generator` reads, from the beginning for each iterator (`iter(source)`); where what that
+        gives can tell its place (`get_state` or `state_dict`), a state holds that.
 
         Raises:
-          TypeError: it has no length or no items.
+          TypeError: it is an iterator, which can be read once only, a mapping, or nothing that can be read.
         """
-        if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
-            raise TypeError(f"a source has a length and items by position, {type(source).__name__} has not")
-        return make(sources.Source(Function(source), len(source), output_signature))
+        spec = without_attrs(output_signature)
+        if isinstance(source, Mapping):
+            raise TypeError("a mapping has no order of items: from_tensor_slices takes a dict of arrays")
+        if hasattr(source, "__next__"):
+            raise TypeError(
+                f"{type(source).__name__} can be read once only: give from_generator a function that makes it"
+            )
+        if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not _is_iterable_of_torch(source):
+            return make(sources.Source(Function(source), len(source), spec))
+        if not hasattr(source, "__iter__"):
+            raise TypeError(
+                f"a source is iterable, or has a length and items by position; {type(source).__name__} is neither"
+            )
+        return make(sources.Generator(Function(functools.partial(iter, source)), (), spec))
 
     @staticmethod
     def random(
@@ -149,4 +170,4 @@ class Creation:
           NotFoundError: nothing was saved there. ValueError: it has another `element_spec`. DataLossError: another compression.
         """
         kept = None if compression is None else readers.checked_compression(compression)
-        return saving.load(os.fspath(path), element_spec, kept, reader_func, wait)
+        return saving.load(os.fspath(path), without_attrs(element_spec), kept, reader_func, wait)

@@ -38,7 +38,7 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.results import Results
-from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset
+from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
@@ -78,19 +78,27 @@ class Dataset(Creation, Results):
         synchronous: bool | None = None,
         use_unbounded_threadpool: bool = False,
         output_signature: Any = None,
+        executor: str = "thread",
         name: str | None = None,
     ) -> Dataset:
         """`map_func` of each element. An exception in it costs that element only.
 
         Args:
           num_parallel_calls: threads; AUTOTUNE: one for each processor. None: none, it is called where somebody reads.
+          executor: "process" has it called in as many child processes, where Python's own code runs at once (None: one for each
+            processor). A child that dies costs the element that it was at: InternalError.
           deterministic: False lets elements leave in the order in which they are ready; None: as the options say.
           synchronous, use_unbounded_threadpool: accepted.
           output_signature: the spec of what it returns, None for sizes that vary. Without it the first element is computed when somebody
             asks for `element_spec`.
         """
-        calls = background.checked_parallel(num_parallel_calls)
-        return self._then(elementwise.Map(user_function(map_func, "map"), output_signature, calls, deterministic))
+        function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
+        if executor not in ("thread", "process"):
+            raise ValueError(f'`executor` is "thread" or "process", not {executor!r}')
+        if executor == "process":
+            calls = calls or AUTOTUNE
+            _ = function.blob  # what cannot be sent there is told now
+        return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic, executor))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """`scan_func(state, element)` gives (next state, element out)."""
@@ -144,8 +152,14 @@ class Dataset(Creation, Results):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Dataset:
-        """Stacks `batch_size` elements on a new axis 0. Reading raises InvalidArgumentError where their shapes differ."""
-        return self._then(batching.Batch(batching.Batch.checked(batch_size), bool(drop_remainder)))
+        """Stacks `batch_size` elements on a new axis 0. Reading raises InvalidArgumentError where their shapes differ.
+
+        Args:
+          num_parallel_calls, deterministic: as of `map`: threads that stack, which pays for large arrays.
+        """
+        calls = background.checked_parallel(num_parallel_calls)
+        size = batching.Batch.checked(batch_size)
+        return self._then(batching.Batch(size, bool(drop_remainder), calls, deterministic))
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Takes elements apart along axis 0. Raises ValueError where a spec says that they cannot be."""
@@ -313,6 +327,7 @@ class Dataset(Creation, Results):
             datasets = args[0] if len(args) == 1 else args
         elif args:
             raise TypeError("zip takes its datasets as arguments or as `datasets`, not both")
+        datasets = without_attrs(datasets)
         leaves = nest.flatten(datasets)
         if isinstance(datasets, list) or not leaves or not all(map(is_dataset, leaves)):
             raise TypeError("zip takes Datasets in tuples, namedtuples and dicts")

@@ -18,9 +18,10 @@ One iterator belongs to one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
 from zmqdist.errors import FailedPreconditionError, OpError, UnimplementedError, UnknownError, from_code
@@ -32,12 +33,50 @@ if TYPE_CHECKING:
 STATE_VERSION = 1
 
 
+class Timed:
+    """How often and for how long elements of one operator were waited for, those below it included."""
+
+    __slots__ = ("elements", "seconds")
+
+    def __init__(self) -> None:
+        self.elements = 0
+        self.seconds = 0.0
+
+    def over(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """The same elements, counted."""
+        while True:
+            began = time.perf_counter()
+            try:
+                x = next(stream, _END)
+            finally:
+                self.seconds += time.perf_counter() - began
+            if x is _END:
+                return
+            self.elements += 1
+            yield x
+
+
+class OperatorStats(NamedTuple):
+    """What an operator has done for one iterator.
+
+    Attributes:
+      name: of the operator.
+      elements: that it gave.
+      seconds: that its reader waited for it, without those that it waited itself for the operators below it.
+    """
+
+    name: str
+    elements: int
+    seconds: float
+
+
 class Context:
     """What the nodes of one iterator share.
 
     Attributes:
       options: those of the whole pipeline.
       probing: the iterator is there to look at the first element: it draws no seed, writes no cache, starts no thread.
+      timed: by the id of a dataset, where the options ask for statistics.
       splits: the positions of source number `n` in repetition `r`, `splits(n, r)`; None: each source is whole.
     """
 
@@ -46,6 +85,7 @@ class Context:
     ) -> None:
         self.options = options
         self.probing = probing
+        self.timed: dict[int, Timed] | None = {} if options.stats and not probing else None
         self._splits = splits
         self._sources = 0
         self._opened: dict[int, int] = {}
@@ -61,10 +101,17 @@ class Context:
 
     def open_inputs(self, dataset: Tree) -> list[Node]:
         """The nodes of a dataset's inputs; those that are not split have their sources whole."""
-        if self._splits is None:
-            return [self.open(each) for each in dataset.inputs]
-        split = dataset.op.split_inputs(len(dataset.inputs))
-        return [(self if number in split else self.inner()).open(each) for number, each in enumerate(dataset.inputs)]
+        split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
+        nodes: list[Node] = []
+        try:
+            for number, each in enumerate(dataset.inputs):
+                context = self if split is None or number in split else self.inner()
+                nodes.append(context.open(each))
+        except BaseException:  # a reader of a data service, say, that was refused
+            for node in nodes:
+                node.close()
+            raise
+        return nodes
 
     def place(self) -> int:
         """The number of the source that is opened next."""
@@ -80,7 +127,9 @@ class Context:
 
     def inner(self) -> Context:
         """The context of datasets whose sources are whole, as of those that a function returns."""
-        return Context(self.options, self.probing)
+        context = Context(self.options, self.probing)
+        context.timed = None  # they belong to the operator whose function made them
+        return context
 
     def next_splits(self) -> Iterator[int] | None:
         """The positions of the source that is being opened; None: all."""
@@ -113,6 +162,8 @@ class Node:
         """The generator in use."""
         if self._stream is None:
             self._stream = self.run()
+            if self.context.timed is not None:
+                self._stream = self.context.timed.setdefault(id(self.dataset), Timed()).over(self._stream)
         return self._stream
 
     def source(self) -> Iterator[Any]:
@@ -124,6 +175,11 @@ class Node:
         self._stream = None
         for child in self.children:
             child.restart()
+
+    def abandon(self) -> None:
+        """Called by another thread than the one that reads, before it waits for that: end what it may be waiting for, if possible."""
+        for child in self.children:
+            child.abandon()
 
     def close(self) -> None:
         """End what runs in the background; harmless when nothing does. Drops the generators, which refer to this node."""
@@ -191,7 +247,11 @@ class _Reading:
     def close(self) -> None:
         """Nothing comes any more, whether this is the end of the data or not."""
         self.closed = True
-        self._leave()
+        self.node.abandon()
+        try:
+            self._leave()
+        except ValueError:
+            pass  # another thread is in it, and on its way out
         self._again = False
         self.node.close()
 
@@ -211,6 +271,7 @@ class DatasetIterator(chain[Any]):
     """
 
     _reading: _Reading
+    _dataset: Tree
     _names: list[str]
 
     @classmethod
@@ -219,6 +280,7 @@ class DatasetIterator(chain[Any]):
         reading = _Reading(context.open(dataset))
         made: Any = cls.from_iterable(reading.streams())
         made._reading = reading
+        made._dataset = dataset
         made._names = [each.op.name for each in dataset.walk()]
         return made  # type: ignore[no-any-return]
 
@@ -261,8 +323,33 @@ class DatasetIterator(chain[Any]):
         else:
             self._reading.load(state["tree"])
 
+    def stats(self) -> list[OperatorStats]:
+        """What each operator has done so far, in the order of `explain` upside down: sources first.
+
+        What is below a prefetch works in its thread; what a prefetch took is what was waited for it. The datasets that a function
+        makes (interleave, windows) count for the operator that calls it.
+
+        Raises:
+          FailedPreconditionError: nothing was counted: set `options.stats` and attach them by `with_options` first.
+        """
+        timed = self._reading.node.context.timed
+        if timed is None:
+            raise FailedPreconditionError(
+                None, None, "no statistics: options.stats = True, dataset.with_options(options)"
+            )
+        found = []
+        for each in self._dataset.walk():
+            own = timed.get(id(each), _NOTHING)
+            inputs = () if each.op.in_background else each.inputs
+            waited = sum(timed.get(id(one), _NOTHING).seconds for one in inputs)
+            found.append(OperatorStats(each.op.name, own.elements, max(0.0, own.seconds - waited)))
+        return found
+
     def close(self) -> None:
-        """End the pipeline's threads now. Harmless when called twice; nothing comes after it."""
+        """End the pipeline's threads now. Harmless when called twice; nothing comes after it.
+
+        A thread that waits here for a data service gets the end; one that computes an element computes it first.
+        """
         self._reading.close()
 
     def __enter__(self) -> DatasetIterator:
@@ -274,6 +361,10 @@ class DatasetIterator(chain[Any]):
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # it was never built
             self._reading.close()
+
+
+_END = object()
+_NOTHING = Timed()
 
 
 class Failure:

@@ -4,7 +4,7 @@ Rules
     Attributes that were set win over defaults, and those of a later `with_options` over those of an earlier one. A name that does not
     exist is an AttributeError, so that a typo is not silence.
 
-Acted on here: `deterministic`, `threading.private_threadpool_size`. The rest is kept for the data service, or accepted so that
+Acted on here: `deterministic`, `threading.private_threadpool_size`, `stats`. The rest is kept for the data service, or accepted so that
 programs for tf.data run as they are.
 """
 
@@ -83,6 +83,7 @@ class Options(_Group):
     """How a pipeline runs; attach it with `Dataset.with_options`. Everything is None until it is set.
 
     Attributes:
+      stats: True counts and times the operators, for `iterator.stats()`.
       deterministic: False lets parallel operators give elements in the order in which they are ready; None means True.
       threading.private_threadpool_size: threads that each parallel operator has at most.
       threading.max_intra_op_parallelism, autotune.enabled / cpu_budget / ram_budget: accepted.
@@ -98,10 +99,12 @@ class Options(_Group):
         "experimental_distribute",
         "experimental_external_state_policy",
         "experimental_service",
+        "stats",
         "threading",
     )
     deterministic: bool | None
     experimental_external_state_policy: Any
+    stats: bool | None
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,16 +1,19 @@
 """Datasets of what is in files, under the names of tf.data.
 
-Files are named by a string, a list of strings, or a Dataset of strings, and read one after the other. A file that does not exist
-is a NotFoundError where it is read.
+Files are named by a string, a list of strings, or a Dataset of strings, and read one after the other; with `num_parallel_reads` so many
+at once, each in a thread, which give a record in turn. A file that does not exist is a NotFoundError where it is read.
+`buffer_size` is accepted: the system reads ahead.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from zmqdist.data.dataset import Dataset
-from zmqdist.data.ops import readers
+from zmqdist.data.ops import parquet, readers
+from zmqdist.data.ops.background import checked_parallel
 from zmqdist.data.structure import invalid, is_dataset
 
 
@@ -32,10 +35,12 @@ def TextLineDataset(
 
     Args:
       compression_type: None, "GZIP" or "ZLIB".
-      buffer_size, num_parallel_reads: accepted; `interleave` reads several files at once.
     """
-    compression = readers.checked_compression(compression_type)
-    return Dataset(readers.TextLines(compression), (_names(filenames),))
+    compression, parallel = (
+        readers.checked_compression(compression_type),
+        checked_parallel(num_parallel_reads, "num_parallel_reads"),
+    )
+    return Dataset(readers.TextLines(compression, parallel=parallel), (_names(filenames),))
 
 
 def FixedLengthRecordDataset(
@@ -55,9 +60,12 @@ def FixedLengthRecordDataset(
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
-    compression = readers.checked_compression(compression_type)
-    op = readers.FixedLengthRecords(compression, int(record_bytes), int(header_bytes or 0), int(footer_bytes or 0))
-    return Dataset(op, (_names(filenames),))
+    compression, parallel = (
+        readers.checked_compression(compression_type),
+        checked_parallel(num_parallel_reads, "num_parallel_reads"),
+    )
+    sizes = int(record_bytes), int(header_bytes or 0), int(footer_bytes or 0)
+    return Dataset(readers.FixedLengthRecords(compression, *sizes, parallel=parallel), (_names(filenames),))
 
 
 def TFRecordDataset(
@@ -67,6 +75,48 @@ def TFRecordDataset(
     num_parallel_reads: int | None = None,
     name: str | None = None,
 ) -> Dataset:
-    """The records of TFRecord files, as bytes. Reading raises DataLossError for a file that is cut off or damaged."""
-    compression = readers.checked_compression(compression_type)
-    return Dataset(readers.TFRecords(compression), (_names(filenames),))
+    """The records of TFRecord files, as bytes. Reading raises DataLossError for a file that is cut off or damaged.
+
+    Checksums of large records are quick with the package `crc32c`: pip install zmqdist[tfrecord].
+    """
+    compression, parallel = (
+        readers.checked_compression(compression_type),
+        checked_parallel(num_parallel_reads, "num_parallel_reads"),
+    )
+    return Dataset(readers.TFRecords(compression, parallel=parallel), (_names(filenames),))
+
+
+def ParquetDataset(
+    filenames: Any, columns: Sequence[str] | None = None, batch_size: int | None = None, name: str | None = None
+) -> Dataset:
+    """The rows of Parquet files, as dicts of columns. Needs pyarrow: pip install zmqdist[parquet].
+
+    It is dealt out, and sharded, by row groups. Files that are named by a Dataset are read as a whole, each.
+
+    Args:
+      columns: those to read, all where it is None.
+      batch_size: arrays of so many rows as elements (fewer at the end of a row group), which is much quicker than row by row.
+
+    Raises:
+      NotFoundError, DataLossError: a file is not there, or no Parquet file. InvalidArgumentError: a file lacks a column. Reading raises it
+        for missing values, and for values that no array can hold.
+    """
+    if batch_size is not None and batch_size < 1:
+        raise invalid(f"batch_size must be > 0, not {batch_size}")
+    wanted, size = None if columns is None else tuple(columns), int(batch_size or 0)
+    if is_dataset(filenames):
+        return Dataset(parquet.Parquet(wanted, size), (filenames,))
+    places: list[tuple[str, int]] = []
+    count, spec = 0, None
+    for path in [filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else list(filenames):
+        with parquet.opened(os.fsdecode(path)) as file:
+            names = parquet.checked_columns(file, wanted, os.fsdecode(path))
+            spec = spec or parquet.spec_of_schema(file.schema_arrow, names, size)
+            rows = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+        places += [(os.path.abspath(os.fsdecode(path)), number) for number in range(len(rows))]
+        count += sum(-(-one // size) for one in rows) if size else sum(rows)
+    if not places:
+        raise invalid("no rows: the files have no row groups")
+    paths, groups = zip(*places, strict=True)
+    op = parquet.Parquet(wanted, size, spec, len(places), count)
+    return Dataset(op, (Dataset.from_tensor_slices((list(paths), list(groups))),))

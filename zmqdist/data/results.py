@@ -9,7 +9,6 @@ from typing import Any
 from zmqdist.data.ops import elementwise, readers, saving
 from zmqdist.data.structure import element, invalid, spec_of
 from zmqdist.data.tree import Tree
-from zmqdist.errors import UnimplementedError
 
 
 class Results(Tree):
@@ -35,7 +34,7 @@ class Results(Tree):
         path: str,
         compression: str | None = None,
         shard_func: Callable[..., Any] | None = None,
-        checkpoint_args: None = None,
+        checkpoint_args: dict[str, Any] | None = None,
         name: str | None = None,
     ) -> None:
         """Write all elements into the folder `path`, for `load`. Saving again makes a newer run, which `load` prefers.
@@ -43,13 +42,15 @@ class Results(Tree):
         Args:
           compression: None, "GZIP" or "ZLIB".
           shard_func: gives the number of the file for an element.
+          checkpoint_args: {"directory": folder, "checkpoint_interval": elements}: the place is kept there every so many elements (1,000),
+            and the same save, called again after it was interrupted, goes on from it. `max_to_keep` and `step_counter` are accepted.
 
         Raises:
-          InvalidArgumentError: the dataset is infinite. UnimplementedError: `checkpoint_args` are given.
+          InvalidArgumentError: the dataset is infinite. UnimplementedError: it cannot tell its place, as `checkpoint_args` ask.
+          FailedPreconditionError: the place in `directory` is that of another save.
         """
-        if checkpoint_args is not None:
-            raise UnimplementedError(None, None, "save does not go on with an earlier run: leave checkpoint_args out")
-        saving.save(self, os.fspath(path), readers.checked_compression(compression), shard_func)
+        checkpoints = saving.Checkpoints.of(checkpoint_args)
+        saving.save(self, os.fspath(path), readers.checked_compression(compression), shard_func, checkpoints)
 
     def get_single_element(self, name: str | None = None) -> Any:
         """The only element.

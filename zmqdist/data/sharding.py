@@ -76,12 +76,11 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
     return dataset
 
 
-def distributed_cardinality(dataset: Tree, policy: str, coordinated: bool) -> int:
-    """How many elements a reader of the data service gets, as far as that can be known without running anything.
+def distributed_cardinality(count: int, policy: str, coordinated: bool) -> int:
+    """How many elements a reader of the data service gets of a dataset with so many, as far as that can be known without running it.
 
     A shard of files, or one in the middle, may leave nothing of an infinite dataset, as before a batch that drops its remainder.
     """
-    count = dataset.cardinality()
     if coordinated:
         return INFINITE_CARDINALITY
     if count == 0 or (count == INFINITE_CARDINALITY and policy in ("OFF", "DYNAMIC", "DATA")):

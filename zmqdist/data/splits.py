@@ -143,9 +143,10 @@ def repeatable(dataset: T, seed: int = 0) -> T:
     def change(one: Tree) -> Tree:
         op, number = one.op, next(numbers)
         fields: dict[str, Any] = {}
-        if getattr(op, "seed", 0) is None:
+        own = {field.name for field in dataclasses.fields(op)}
+        if "seed" in own and op.seed is None:  # type: ignore[attr-defined]
             fields["seed"] = (seed, number)
-        if getattr(op, "deterministic", True) is not True:
+        if "deterministic" in own:
             fields["deterministic"] = True
         return type(one)(dataclasses.replace(op, **fields), one.inputs) if fields else one
 
@@ -206,10 +207,19 @@ def _unfit(dataset: Tree, why: str) -> UnimplementedError:
 
 
 def portion_pipeline(dataset: T) -> T:
-    """What is run over each portion, by `open_split`: the dataset, repeatable, without its repeats, since a portion is of one repetition.
+    """What is run over each portion, by `open_split`: the dataset, repeatable, without its repeats, since a portion is of one repetition,
+    and with readers that read one file after the other, so that what comes of one position stays together.
 
     Raises:
       UnimplementedError: as `portion_rules`.
     """
     portion_rules(dataset)
-    return repeatable(dataset.rewrite(lambda one: one.inputs[0] if one.op.name == "repeat" else one))
+
+    def change(one: Tree) -> Tree:
+        if one.op.name == "repeat":
+            return one.inputs[0]
+        if one.op.is_reader and getattr(one.op, "parallel", False):
+            return type(one)(dataclasses.replace(one.op, parallel=0), one.inputs)  # type: ignore[call-arg]
+        return one
+
+    return repeatable(dataset.rewrite(change))

@@ -1,9 +1,10 @@
 """Elements: what flows through a pipeline, and what is known of it beforehand.
 
 Rules
-    An element is a structure of leaves: tuple, namedtuple and dict are structure; everything else is a leaf, a list is data and
-    becomes an array. Leaves are arrays, numpy scalars, str and bytes, or datasets (of `window`). `element` turns whatever a user's
-    function or generator gives into that form, so that every operator below meets nothing else and the safe codec takes it.
+    An element is a structure of leaves: tuple, namedtuple and dict are structure, and an object of an attrs class becomes the
+    namedtuple of its name and fields, which is the same wherever it travels. Everything else is a leaf, a list is data and becomes an
+    array. Leaves are arrays, numpy scalars, str and bytes, or datasets (of `window`). `element` turns whatever a user's function or
+    generator gives into that form, so that every operator below meets nothing else and the safe codec takes it.
 
     A spec has the same structure with a `TensorSpec` or `DatasetSpec` in place of each leaf. str and bytes have dtypes without a length.
 
@@ -13,7 +14,7 @@ Rules
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final
@@ -21,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.data.composites import COMPOSITES, batched_spec, row_spec, spec_of_composite, stacked
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import safe
@@ -96,11 +98,29 @@ def element(value: Any) -> Any:
         return bytes(value)
     if is_dataset(value):
         return value
+    if hasattr(cls, "__attrs_attrs__"):
+        return element(without_attrs(value))
     return _array(value)
 
 
+def without_attrs(structure: Any) -> Any:
+    """A structure with objects of attrs classes as namedtuples: for whatever a user gives in the form of elements."""
+    cls = type(structure)
+    if hasattr(cls, "__attrs_attrs__"):
+        names = [each.name for each in cls.__attrs_attrs__]
+        kind = safe.generic_namedtuple(cls.__name__, tuple(name.lstrip("_") for name in names))
+        return kind._make([without_attrs(getattr(structure, name)) for name in names])
+    if isinstance(structure, tuple):
+        items = map(without_attrs, structure)
+        return cls(*items) if hasattr(structure, "_fields") else tuple(items)
+    if isinstance(structure, dict):
+        return {key: without_attrs(item) for key, item in structure.items()}
+    return structure
+
+
 def _array(value: Any) -> Any:
-    if value is None or (not isinstance(value, (list, np.ndarray, np.generic)) and not hasattr(value, "__array__")):
+    arrays = isinstance(value, (list, np.ndarray, np.generic))
+    if value is None or not (arrays or hasattr(value, "__array__") or hasattr(value, "__array_interface__")):
         raise invalid(
             f"an element holds {type(value).__name__}: arrays, numbers, str and bytes, in tuples and dicts, are allowed"
         )
@@ -117,8 +137,13 @@ def spec_of(value: Any) -> Any:
     """The spec of one element."""
     if is_dataset(value):
         return DatasetSpec(value.element_spec)
-    if isinstance(value, (tuple, dict)):
-        return nest.map_structure(spec_of, value) if value else value
+    if type(value) in COMPOSITES:
+        return spec_of_composite(value)
+    if isinstance(value, tuple):
+        items = map(spec_of, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, dict):
+        return {key: spec_of(item) for key, item in value.items()}
     array = np.asarray(value)
     return TensorSpec(array.shape, plain_dtype(array.dtype))
 
@@ -130,19 +155,34 @@ def plain_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
-    """`change` on each TensorSpec; a DatasetSpec stays as it is."""
-    return nest.map_structure(lambda leaf: change(leaf) if isinstance(leaf, TensorSpec) else leaf, spec)
+    """`change` on each TensorSpec and each composite; a DatasetSpec stays as it is."""
+    if type(spec) in COMPOSITES or isinstance(spec, TensorSpec):
+        return change(spec)
+    if isinstance(spec, tuple):
+        items = (map_specs(change, one) for one in spec)
+        return type(spec)(*items) if hasattr(spec, "_fields") else tuple(items)
+    if isinstance(spec, dict):
+        return {key: map_specs(change, one) for key, one in spec.items()}
+    return spec
 
 
 def batched(spec: Any, size: int | None) -> Any:
     """The spec of `size` elements on a new first axis."""
-    return map_specs(lambda one: TensorSpec(None if one.shape is None else (size, *one.shape), one.dtype), spec)
+
+    def more(one: Any) -> Any:
+        if type(one) in COMPOSITES:
+            return batched_spec(one)
+        return TensorSpec(None if one.shape is None else (size, *one.shape), one.dtype)
+
+    return map_specs(more, spec)
 
 
 def unbatched(spec: Any) -> Any:
     """The spec of what lies along axis 0. Raises ValueError for a scalar."""
 
-    def rows(one: TensorSpec) -> TensorSpec:
+    def rows(one: Any) -> Any:
+        if type(one) in COMPOSITES:
+            return row_spec(one)
         if one.shape == ():
             raise ValueError("a scalar has no first axis to take apart")
         return TensorSpec(None if one.shape is None else one.shape[1:], one.dtype)
@@ -210,6 +250,8 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
     cls = type(first)
     if cls in LEAVES:
         return (join or stack_leaves)(elements)
+    if cls in COMPOSITES:
+        return stacked(elements)
     if isinstance(first, tuple):
         if not all(map(len(first).__eq__, map(len, elements))):
             raise invalid("cannot batch elements of different structures")
@@ -286,11 +328,20 @@ def read_only(value: Any) -> Any:
     return lock(value) if type(value) in LEAVES else nest.map_structure(lock, value)
 
 
-def same_lengths(leaves: Sequence[Any]) -> int:
-    """The length that all leaves have along axis 0. Raises ValueError for scalars and for different lengths."""
-    if not leaves:
+def leaves_of(structure: Any) -> Iterator[Any]:
+    """The leaves of an element or a spec, with Ragged and Sparse as one."""
+    if type(structure) in COMPOSITES or not isinstance(structure, (tuple, dict)):
+        yield structure
+    else:
+        for one in structure.values() if isinstance(structure, dict) else structure:
+            yield from leaves_of(one)
+
+
+def length_of(value: Any) -> int:
+    """How many rows `rows_of` gives: the length of all leaves along axis 0. Raises ValueError for scalars and for different lengths."""
+    shapes = [one.shape() if type(one) in COMPOSITES else np.shape(one) for one in leaves_of(value)]
+    if not shapes:
         raise ValueError("there is nothing to slice: the structure is empty")
-    shapes = [np.shape(leaf) for leaf in leaves]
     if not all(shapes):
         raise ValueError("a scalar has no first axis to slice")
     lengths = {shape[0] for shape in shapes}
@@ -303,6 +354,8 @@ def rows_of(value: Any) -> Any:
     """An iterator over what lies along axis 0 of every leaf."""
     if type(value) is np.ndarray:
         return iter(value)
+    if type(value) in COMPOSITES:
+        return value.rows()
     if isinstance(value, dict):
         keys = list(value)
         return (dict(zip(keys, row, strict=True)) for row in zip(*(rows_of(value[key]) for key in keys), strict=True))

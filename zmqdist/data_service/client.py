@@ -14,15 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from zmqdist.core.splits.records import AT_MOST_ONCE, EXACTLY_ONCE
-from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.dataset import Dataset
+from zmqdist.data.external_state import check_external_state
+from zmqdist.data.sharding import distributed_cardinality
 from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
 from zmqdist.data.tree import Tree, make
 from zmqdist.data_service.dealing import insist
 from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy, policy_of
 from zmqdist.data_service.source import Distributed
-from zmqdist.errors import NotFoundError
+from zmqdist.data_service.targets import PROTOCOLS
+from zmqdist.errors import FailedPreconditionError, NotFoundError
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -33,6 +35,7 @@ REGISTER_S = 3600.0
 COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
 DELIVERIES = (AT_MOST_ONCE, EXACTLY_ONCE)
 TARGET_WORKERS = ("AUTO", "ANY", "LOCAL")
+ON_CONFLICT = ("keep", "replace", "error")
 
 
 def distribute(
@@ -84,12 +87,31 @@ def register_dataset(
     *,
     on_conflict: str = "keep",
 ) -> str:
-    """Give a pipeline to the service. Returns its id, for `from_dataset_id`, here or in another program."""
+    """Give a pipeline to the service. Returns its id, for `from_dataset_id`, here or in another program.
+
+    Waits for a dispatcher that is not there yet, up to an hour.
+
+    Args:
+      dataset_id: the id it shall have; None takes a new one. What was registered first under an id is kept.
+      on_conflict: what is done where another pipeline of the same structure has this id: "keep" the first, "replace" it, or "error".
+
+    Raises:
+      InvalidArgumentError: a dataset of another structure, compression or length has this id.
+      AlreadyExistsError: another pipeline has it, and `on_conflict` is "error".
+      FailedPreconditionError: the dataset cannot be sent, or depends on external state and its options forbid that.
+    """
     _check_compression(compression)
+    if on_conflict not in ON_CONFLICT:
+        raise ValueError(f"`on_conflict` is {on_conflict!r}, wants one of {list(ON_CONFLICT)}")
     address = _address(service)
     request = random.getrandbits(62)
     id = None if dataset_id is None else id_of(dataset_id)
-    description = dataset.serialize()
+    check_external_state(dataset)
+    try:
+        description = dataset.serialize()
+    except FailedPreconditionError as error:
+        text = f"Serialization error while trying to register a dataset with tf.data service: {error.message}"
+        raise FailedPreconditionError(None, None, text) from error
     metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
 
     def question(client: ZmqClient) -> Any:
@@ -116,7 +138,15 @@ def from_dataset_id(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Dataset:
-    """Read a pipeline that was registered before."""
+    """Read a pipeline that was registered before. Arguments as those of `distribute`.
+
+    Args:
+      dataset_id: what `register_dataset` returned or was given.
+      element_spec: what the elements look like; None asks the service. The first element that is read is compared with it.
+
+    Raises:
+      ValueError: no such dataset. With an `element_spec`: NotFoundError.
+    """
     read = _checked(
         processing_mode,
         job_name,
@@ -145,6 +175,8 @@ def from_dataset_id(
         raise
     if element_spec is not None:
         metadata["element_spec"] = to_json(element_spec)
+    if job_name is not None:
+        read["job_name"] = f"dataset_id={id}/{job_name}"
     return _reading(address, id, metadata, read)
 
 
@@ -178,7 +210,7 @@ def _checked(
         raise ValueError("`consumer_index` and `num_consumers` go together: give both or none")
     if num_consumers is not None and not 0 <= consumer_index < num_consumers:
         raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
-    if max_outstanding_requests not in (None, -1) and max_outstanding_requests < 1:
+    if max_outstanding_requests is not None and max_outstanding_requests != -1 and max_outstanding_requests < 1:
         raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
     if delivery not in DELIVERIES:
         raise ValueError(f"`delivery` is {delivery!r}, wants one of {list(DELIVERIES)}")
@@ -187,7 +219,7 @@ def _checked(
             'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC ("distributed_epoch") without a cross-trainer cache: '
             "elsewhere workers give the same elements more than once"
         )
-    target = (target_workers or "AUTO").upper()
+    target = str(target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:
         raise invalid(f"Unrecognized target workers: {target_workers}")
     return {
@@ -221,12 +253,12 @@ def _address(service: Any) -> str:
     protocol, _, address = service.rpartition("://")
     if "://" in protocol:
         raise ValueError(f"Malformed `service` string has multiple '://': {service}.")
-    if protocol not in ("", "zmq", "tcp"):
-        raise NotFoundError(
-            None,
-            None,
-            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ zmq tcp ]",
+    if protocol not in ("", *PROTOCOLS):
+        known = " ".join(PROTOCOLS)
+        text = (
+            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ {known} ]"
         )
+        raise NotFoundError(None, None, text)
     return address
 
 
@@ -241,14 +273,14 @@ def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
 
 def _reading(address: str, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
     spec = metadata["element_spec"]
-    count = metadata["cardinality"]
+    policy = ShardingPolicy(read["mode"]).name
     return make(
         Distributed(
             service=address,
             dataset=id,
             spec=None if spec is None else from_json(spec),
             compression=metadata["compression"],
-            count=INFINITE_CARDINALITY if count == INFINITE_CARDINALITY else 0 if count == 0 else UNKNOWN_CARDINALITY,
+            count=distributed_cardinality(metadata["cardinality"], policy, bool(read["num_consumers"])),
             **read,
         )
     )
@@ -277,7 +309,7 @@ _register_dataset = register_dataset
 
 
 def _refreshed(dataset: Dataset, hint_ms: int | None) -> Dataset:
-    if hint_ms is None:
+    if hint_ms is None or hint_ms < 0:
         return dataset
     made = make(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
     made.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))

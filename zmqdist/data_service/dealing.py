@@ -54,6 +54,10 @@ def insist(question: Callable[[], Any], timeout_s: float, stopped: threading.Eve
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
+class Drained(CancelledError):
+    """A worker that leaves takes no more positions: inside, the end of a task that would go on for ever."""
+
+
 class Dealer:
     """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
 
@@ -64,6 +68,7 @@ class Dealer:
         self.stopped = threading.Event()
         self._lock = threading.Lock()
         self._runs: dict[int, _Run] = {}
+        self._drained = False
 
     def ask(self, source: int, repetition: int) -> int | None:
         """The next position of a source; None at the end of this repetition."""
@@ -71,6 +76,11 @@ class Dealer:
             run = self._runs.setdefault(source, _Run())
             if run.repetition != repetition:
                 run.repetition, run.next, run.stop = repetition, 0, 0
+            if self._drained:
+                if repetition > run.drained_in >= 0:
+                    raise Drained(None, None, "the worker takes no more positions")
+                run.drained_in = repetition
+                return None
             if run.next == run.stop:
                 now = time.monotonic()
                 run.size = min(RUN_MAX, run.size * 2) if now - run.asked_at < QUICK_S else max(1, run.size // 2)
@@ -95,6 +105,29 @@ class Dealer:
         except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
             raise UnavailableError(None, None, error.message) from error
         return int(start), int(length)
+
+    def drain(self) -> None:
+        """Give the pipeline no more: hand back what it has not taken. Waits for the dispatcher.
+
+        Raises OpError: it did not take them back.
+        """
+        with self._lock:
+            self._drained = True
+            for source, run in self._runs.items():
+                run.drained_in = -1
+                if run.next < run.stop:
+                    self._hand_back(source, run)
+                    run.next = run.stop
+
+    def _hand_back(self, source: int, run: _Run) -> None:
+        state, task, life = self._who
+        request = random.getrandbits(62)
+        args = (state, task, life, source, request, run.repetition, ((run.next, run.stop - run.next),))
+
+        def question() -> Any:
+            return asking.start(self._client, "zmqdist.data.hand_back", *args).get_value()
+
+        insist(question, self._timeout_s, self.stopped, f"task {task}")
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
@@ -121,3 +154,4 @@ class _Run:
         self.next = self.stop = 0
         self.size = 1
         self.asked_at = -inf
+        self.drained_in = -1

@@ -17,7 +17,8 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     work(state, life, has, done)                                 -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
     portions(state, task, life, client, request, count)          -> portions: see core/splits/questions.py
-    hand_back(state, task, life, source, repetition, runs)       -> None
+    hand_back(state, task, life, source, request, repetition, runs) -> None
+    leave(life)                                                  -> None
     compression(id, off)                                         -> whether AUTO is off
 
 Not here: what is decided (core/splits), what is kept in files (journal.py, store.py).
@@ -26,8 +27,8 @@ Not here: what is decided (core/splits), what is kept in files (journal.py, stor
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -71,7 +72,6 @@ class DataDispatcher:
         """
         self._loop = loop
         self._rules = rules
-        self.deployment_mode = ""
         self._due = inf
         self._store = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...] | OpError] = {}
@@ -103,12 +103,11 @@ class DataDispatcher:
             log.info("recovered from %s: %d jobs", journal.path, len(self.splits.state.jobs))
             self._set_timer()
             return
-        written = threading.Event()
-        failed: list[OpError | None] = []
-        journal.compact(r.encode(self.splits.state), lambda error: (failed.append(error), written.set()))
-        written.wait()
-        if failed[0] is not None:
-            raise failed[0]
+        told: queue.SimpleQueue[OpError | None] = queue.SimpleQueue()
+        journal.compact(r.encode(self.splits.state), told.put)
+        error = told.get()
+        if error is not None:
+            raise error
 
     def _read(self, journal: Journal) -> bool:
         """Take the state from the journal; False: it has none."""
@@ -148,7 +147,7 @@ class DataDispatcher:
         return {
             "register": self._register,
             "metadata": self._metadata,
-            "config": lambda asked: asked.answer({"deployment_mode": self.deployment_mode}),
+            "config": lambda asked: asked.answer({"deployment_mode": self._rules.deployment_mode}),
             "definition": self._definition,
             "open": self._open,
             "watch": self._watch,
@@ -159,6 +158,7 @@ class DataDispatcher:
             "work": self._work,
             "splits": self._splits,
             "hand_back": self._hand_back,
+            "leave": lambda asked, life: self._ask(asked, q.Leave(asked, life)),
             "compression": lambda asked, id, off: self._ask(asked, q.CompressionAsked(asked, id, bool(off))),
         }
 
@@ -306,10 +306,12 @@ class DataDispatcher:
         task: int,
         life: int,
         source: int,
+        request: int,
         repetition: int,
         runs: tuple[tuple[int, int], ...],
     ) -> None:
-        self._ask(asked, q.HandBack(asked, state, task, life, source, repetition, tuple(map(tuple, runs))))  # type: ignore[arg-type]
+        told: Any = tuple(map(tuple, runs))
+        self._ask(asked, q.HandBack(asked, state, task, life, source, request, repetition, told))
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)

@@ -38,7 +38,7 @@ from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.policy import STATIC, ShardingPolicy
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
-from zmqdist.data_service.targets import reads_from, target_of
+from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
 from zmqdist.data_service.worker import END, SOME
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import WAIT_LOG_S
@@ -203,6 +203,13 @@ class Reader:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
         return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
 
+    def interrupt(self) -> None:
+        """Who waits for elements gets the end."""
+        with self._ready:
+            self._queue.clear()
+            self._over = True
+            self._ready.notify_all()
+
     def close(self) -> None:
         """Stop reading and say so to the dispatcher. Harmless when called twice."""
         if self._stopped.is_set() or sys.is_finalizing():
@@ -297,12 +304,15 @@ class Reader:
     def _at(self, task: int, address: str, life: int) -> Local | Remote:
         assert self._opened is not None
         state = self._opened[0]
-        worker = local.find(life) if self._wish.protocol in ("", "local") else None
+        protocol = self._wish.protocol
+        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) else None
         if worker is not None:
             return Local(worker, address, state, task, self._soon)
-        if self._wish.protocol == "local":
-            text = f"Protocol 'local' is not available for worker '{address}': it is not one of this process"
-            self._end(NotFoundError(None, None, text))
+        if protocol and protocol not in PROTOCOLS:
+            why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
+            self._end(
+                NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
+            )
         return Remote(self._connect(address), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:

@@ -12,7 +12,7 @@ from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.portions_reading import PortionsReader, saved_of
 from zmqdist.data_service.reading import Reader, Wish
-from zmqdist.errors import UnimplementedError
+from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.net.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class _ReadingNode(Node):
             None,
             'distribute() without delivery="exactly_once" has no state: elements that workers had are not told again',
         )
+
+    def abandon(self) -> None:
+        self._reader.interrupt()
 
     def close(self) -> None:
         super().close()
@@ -70,6 +73,10 @@ class _PortionsNode(Node):
             saved_of(state)
         self.close()
         self._reader, self._elements, self._saved = None, iter(()), state
+
+    def abandon(self) -> None:
+        if self._reader is not None:
+            self._reader.interrupt()
 
     def close(self) -> None:
         super().close()
@@ -121,6 +128,10 @@ class Distributed(Op):
         portioned = self.delivery == EXACTLY_ONCE or self.ordered
         return (_PortionsNode if portioned else _ReadingNode)(dataset, context)
 
+    @property
+    def is_shared(self) -> bool:
+        return self.job_name is not None
+
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return self.count
 
@@ -130,7 +141,13 @@ class Distributed(Op):
     def infer(self, dataset: Tree) -> Any:
         """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
         upstream = self.__dict__.get("upstream")
-        return UNKNOWN_SPEC if upstream is None else upstream.element_spec
+        if upstream is None:
+            text = (
+                f"the element_spec of dataset {self.dataset} is not known to the service: give it to `from_dataset_id`,"
+                " or `output_signature` to the function that makes the elements"
+            )
+            raise FailedPreconditionError(None, None, text)
+        return upstream.element_spec
 
     def split_count(self) -> int:
         raise UnimplementedError(None, None, "Cannot create split providers for dataset of type DataServiceDataset")

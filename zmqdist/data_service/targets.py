@@ -12,6 +12,12 @@ from zmqdist.data_service.policy import STATIC, ShardingPolicy
 
 COLOCATED: Final = "COLOCATED"
 
+LOCAL_PROTOCOL: Final = "local"
+"""Elements go from hand to hand in one process."""
+
+PROTOCOLS: Final = ("zmq", "tcp")
+"""Names of the one protocol between processes."""
+
 
 def target_of(terms: Terms, deployment_mode: str) -> str:
     """Resolve "AUTO" as far as can be done without seeing the workers.

@@ -11,6 +11,8 @@ Methods (after "zmqdist.data.")
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -19,11 +21,13 @@ from zmqdist.core.splits.portions import is_portioned
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator
+from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
+from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.runners.base import Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.runners.portions import Portions
@@ -37,6 +41,8 @@ from zmqdist.rpc.looped import LoopCalls
 from zmqdist.rpc.service import Asked, RpcService
 from zmqdist.wire.hello import host_identity
 
+log = logging.getLogger("zmqdist.data")
+
 ELEMENTS: Final = "zmqdist.data.elements"
 
 SOME, END, SKIP = 0, 1, 2
@@ -45,6 +51,9 @@ SOME, END, SKIP = 0, 1, 2
 AGAIN_S: Final = 0.05
 """After a refused question for work."""
 
+FLUSH_S: Final = 0.1
+"""What was answered last has so long to leave before a worker goes."""
+
 READERS: Final = frozenset({"submit", "worker"})
 
 
@@ -52,7 +61,8 @@ class Task:
     """One task as the dispatcher defined it."""
 
     def __init__(self, told: tuple[Any, ...]) -> None:
-        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round = told
+        self.id, self.iteration, self.dataset, self.fingerprint, terms, self.sources, self.starting_round, *place = told
+        self.num_workers, self.index = place
         self.terms = Terms(*terms)
         self.runner: Runner | None = None
         self.pipeline: Dataset | None = None
@@ -76,6 +86,7 @@ class DataWorker:
     ) -> None:
         """Before the service is attached."""
         self._loop = loop
+        self._service = service
         self._calls = calls
         self._dispatcher = dispatcher
         self._credentials = credentials
@@ -87,8 +98,16 @@ class DataWorker:
         self._asking = 0
         self._client: ZmqClient | None = None
         self._dealers: dict[int, Dealer] = {}
+        self._drained: Callable[[], None] | None = None
+        """The worker leaves: to be called when nothing is left to do."""
+        self._left = False
         service.register_later(ELEMENTS, self._elements, roles=READERS)
         loop.on_stop(self.close)
+
+    @property
+    def left(self) -> bool:
+        """Whether it was drained, and all answers are on their way."""
+        return self._left
 
     @property
     def num_tasks(self) -> int:
@@ -101,6 +120,8 @@ class DataWorker:
         """The dispatcher has taken this worker: now, or again."""
         local.add(self._life, self)
         self._ask()
+        if self._drained is not None:
+            self._say_leaving()
 
     def _ask(self) -> None:
         self._asking += 1
@@ -114,6 +135,9 @@ class DataWorker:
         if error is not None:
             self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
             return
+        if value is None:  # one of an earlier connection came behind it
+            self._ask()
+            return
         state, new, drop = value
         for number in drop:
             self._drop(number)
@@ -122,6 +146,7 @@ class DataWorker:
             task = Task(told)
             self._tasks[task.id] = task
         self._ask()
+        self._end_if_drained()
 
     def _ask_again(self) -> None:
         """Only while there is a connection: else `registered` comes."""
@@ -135,6 +160,52 @@ class DataWorker:
             dealer.close()
         if task is not None and task.runner is not None:
             task.runner.close()
+
+    # -- leaving ----------------------------------------------------------------------------------------------------------------
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Take no more positions, hand back what was not begun, have readers take the rest, and call `then`. In the loop.
+
+        A task that has the whole dataset for itself goes on to its end. Whoever has not the time for it just closes.
+        """
+        self._drained = then
+        self._say_leaving()
+        for task in self._tasks.values():
+            dealer = self._dealers.get(task.id)
+            if task.terms.mode == DYNAMIC and not task.done:
+                if dealer is None or is_portioned(
+                    task.terms
+                ):  # nobody reads it, or others have what is not acknowledged
+                    task.done = True
+                else:
+                    name = f"zmqdist-drain-{task.id}"
+                    threading.Thread(target=self._hand_back, args=(dealer,), name=name, daemon=True).start()
+        self._ask()
+        self._end_if_drained()
+
+    def _say_leaving(self) -> None:
+        self._calls.ask("zmqdist.data.leave", (self._life,), lambda value, error: None)
+
+    def _hand_back(self, dealer: Dealer) -> None:
+        try:
+            dealer.drain()
+        except OpError as error:
+            log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
+
+    def _end_if_drained(self) -> None:
+        if self._drained is not None and not self.num_tasks:
+            if self._tasks:
+                self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+            else:
+                self._end_if_sent()
+
+    def _end_if_sent(self) -> None:
+        assert self._drained is not None
+        if self._service.unsent:
+            self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+        else:
+            self._left = True
+            self._drained()
 
     def close(self) -> None:
         """In the loop, when it ends."""
@@ -221,7 +292,9 @@ class DataWorker:
         dataset = self._definition(task, dealer)
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
-        return iter(dataset)
+        policy = ShardingPolicy(task.terms.mode).name
+        # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
+        return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
     def _finished(self, task: Task) -> None:
         try:
@@ -233,6 +306,7 @@ class DataWorker:
         task.done = True
         if task.id in self._tasks:
             self._ask()
+        self._end_if_drained()
 
 
 class RemoteReply:

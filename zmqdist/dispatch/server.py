@@ -37,6 +37,7 @@ from zmqdist.messages import (
     Goodbye,
     Leave,
     Message,
+    Refused,
     Register,
     Returned,
     SlotsLost,
@@ -229,7 +230,6 @@ class _Shell:
             router = self._router = Router(loop, self.credentials.server(config.host), hello)
             # What a journal has is there before anybody can ask for it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir)
-            self.data.deployment_mode = (config.deployment_mode or "").upper()
             if self._listener is None:
                 self.address = router.bind(join(config.host, config.port))
             else:
@@ -256,6 +256,12 @@ class _Shell:
             self.loop.stop()
 
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Register):
+            try:
+                self.data.splits.admit(message.address)
+            except errors.OpError as error:
+                self._perform([Send(peer, Refused(error.error_code, error.message))])
+                return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
     def _gone(self, peer: Peer) -> None:
@@ -387,6 +393,8 @@ def data_rules(config: DispatcherConfig) -> Rules:
         gc_timeout_s=config.gc_timeout_s,
         gc_dynamic=config.gc_dynamic_sharding_jobs,
         fault_tolerant=config.fault_tolerant_mode,
+        worker_addresses=tuple(config.worker_addresses or ()),
+        deployment_mode=str(config.deployment_mode or "").upper(),
     )
 
 

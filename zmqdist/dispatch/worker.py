@@ -195,6 +195,7 @@ class _Shell:
         self._bulk_leases: dict[int, list[int]] = {}
         self._due: float | None = None
         self._in_contact = False
+        self._draining = False
 
     @property
     def abandoned(self) -> bool:
@@ -309,7 +310,11 @@ class _Shell:
         assert machine is not None
         if isinstance(event, SlotFinished):
             self._note_bulk(event)
+        machine.serving = not self.data.left
         self._perform(machine.handle(event, self._loop_now()))
+        if not self._draining and machine.leaves_at is not None and machine.leaves_at > self._loop_now():
+            self._draining = True
+            self.data.drain(lambda: self._handle(Ticked()))
         if not machine.running:
             self._pulled.drop()
         if machine.registered and not self._registered.is_set():

@@ -378,6 +378,11 @@ class RpcService:
                 self._calls.withdrawn(peer, id)
             peer.lanes.over(id)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes of large answers that are not where they belong. In the loop."""
+        return self._left()
+
     def _left(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 

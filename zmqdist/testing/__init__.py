@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from zmqdist.testing.runner.shared import manager
     from zmqdist.testing.simulation.clock import SimClock
     from zmqdist.testing.simulation.cluster import SimCluster, simulate
+    from zmqdist.testing.simulation.data_service import DataSim, simulate_data_service
     from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 _WHERE = {
+    "DataSim": "simulation.data_service",
     "MultiProcessPoolRunner": "runner.pool",
     "MultiProcessRunner": "runner.runner",
     "MultiProcessRunnerResult": "runner.errors",
@@ -50,6 +52,7 @@ _WHERE = {
     "manager": "runner.shared",
     "run": "runner.runner",
     "simulate": "simulation.cluster",
+    "simulate_data_service": "simulation.data_service",
 }
 
 
@@ -75,10 +78,12 @@ __all__ = [
     "MultiProcessRunnerResult",
     "SubprocessTimeoutError",
     "UnexpectedSubprocessExitError",
+    "DataSim",
     "SimClock",
     "SimCluster",
     "SimConnection",
     "SimProcess",
     "check_resolver",
     "simulate",
+    "simulate_data_service",
 ]

@@ -3,7 +3,8 @@
 Rules
     A closed set of types: None, bool, int of any size, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy's
     scalars and arrays, TensorSpec. Types come back exactly; only bytearray and memoryview become bytes, a namedtuple a
-    generic one with the same name and fields, and np.memmap an array. Subclasses are refused: they would come back as less.
+    generic one with the same name and fields (but for those of ours that are known here), and np.memmap an array. Subclasses
+    are refused: they would come back as less.
 
     Any bytes give a value or a WireError, nothing else, and no class of the sender's choosing is made. A decoded value takes
     at most about 80 times its body (a list of empty dicts does), and the body is bounded.
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from keyword import iskeyword
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -339,7 +340,7 @@ class _Reader:
         if kind is None:
             if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not _is_kind(*key):
                 raise ValueError(f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or one without proper names")
-            kind = self._kinds[key] = _kind(*key)
+            kind = self._kinds[key] = generic_namedtuple(*key)
         return kind
 
 
@@ -568,8 +569,23 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and len(name) <= 255 and name.isidentifier() and not iskeyword(name)
 
 
+Kind = TypeVar("Kind", bound=type)
+
+_known: dict[tuple[str, tuple[str, ...]], type] = {}
+
+
+def known_namedtuple(cls: Kind) -> Kind:
+    """Decorates a namedtuple of ours: one with its name and fields is decoded as this class and not as a generic one."""
+    _known[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
+    generic_namedtuple.cache_clear()
+    return cls
+
+
 @lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
-def _kind(name: str, fields: tuple[str, ...]) -> Any:
+def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
+    """The namedtuple class of that name and those fields: always the same one, and its objects can be pickled."""
+    if (name, fields) in _known:
+        return _known[name, fields]
     kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
     kind.__reduce__ = _reduce_kind  # type: ignore[method-assign]
     return kind
@@ -581,4 +597,4 @@ def _reduce_kind(self: Any) -> tuple[Any, ...]:
 
 
 def _make_kind(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
-    return _kind(name, fields)._make(items)
+    return generic_namedtuple(name, fields)._make(items)

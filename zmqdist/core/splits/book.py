@@ -10,6 +10,7 @@ from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.commits import Commits
+from zmqdist.core.splits.hosts import HostList
 from zmqdist.core.splits.state import State
 
 RETURN_S: Final = 10.0
@@ -26,6 +27,8 @@ class Rules:
     gc_timeout_s: float = 300.0
     gc_dynamic: bool = False
     fault_tolerant: bool = False
+    worker_addresses: tuple[str, ...] = ()
+    deployment_mode: str = ""
 
 
 class Refusal(Exception):
@@ -42,12 +45,15 @@ class Book:
 
     Attributes:
       state: what a restart brings back.
-      joined: life -> a worker that is connected.
+      members: workers that are connected, by their lives: the membership knows them, whatever the state says.
+      hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
       wanting: (client, life) -> the question for portions that waits.
       freed: iterations in portions in which there may be something to give out, or that may be over.
+      leaving: lives of workers that go for good when they have done what they have.
       places: life -> number of its worker.
+      gone: those of the missing that were seen to go: not those of before a restart that are not back yet.
       missing: workers without a connection, and since when.
       now: the time of the present event.
       heard: since when a client has been silent, unless its question waits here.
@@ -66,8 +72,9 @@ class Book:
         self.commits = Commits(rules.fault_tolerant)
         self.state = State(number=number)
         self._fresh = number
+        self.members: dict[int, q.WorkerJoined] = {}
         self.first_version = number & 0xFFFFFF
-        self.joined: dict[int, q.WorkerJoined] = {}
+        self.leaving: set[int] = set()
         self.now = 0.0
         self._live_tables()
 
@@ -79,6 +86,7 @@ class Book:
         self.freed: set[int] = set()
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
+        self.gone: set[int] = set()
         self.heard: dict[int, float] = {}
         self.released: dict[int, float] = {}
         self.versions: dict[int, int] = {}
@@ -91,10 +99,19 @@ class Book:
             if not each.collected
         }
         self.jobs = {job.name: number for number, job in self.state.jobs.items()}
+        self.hosts = HostList(self.rules.worker_addresses)
+        self.hosts.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
         for task in self.state.tasks.values():
             if not task.finished:
                 self.tasks_of.setdefault(task.worker, {})[task.id] = None
+
+    def _holders(self) -> list[tuple[str, bool]]:
+        held = {worker.index: worker for worker in self.state.workers.values()}
+        return [
+            (held[place].address, held[place].life in self.members) if place in held else ("", False)
+            for place in range(len(self.rules.worker_addresses))
+        ]
 
     def change(self, record: r.Change) -> None:
         """Change the state, and have the journal know."""
@@ -124,10 +141,11 @@ class Book:
             self.state.apply(record)
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
-        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.joined}
+        self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 
-    def present(self, number: int, life: int) -> bool:
-        """Whether this life has the place of the worker."""
-        return number in self.state.workers and self.state.workers[number].life == life
+    @property
+    def unplaced(self) -> list[q.WorkerJoined]:
+        """Members whose place did not become durable."""
+        return [joined for life, joined in self.members.items() if life not in self.places]

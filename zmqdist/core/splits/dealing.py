@@ -57,11 +57,14 @@ class Dealing:
 
     def hand_back(self, asked: q.HandBack) -> None:
         task, iteration = self._task(asked)
+        if asked.request in task.handed:
+            self._book.answer(asked.token, None)
+            return
         cursor = iteration.cursors[asked.source]
         sane = all(start >= 0 and length > 0 and start + length <= cursor.position for start, length in asked.runs)
         if not sane:
             raise Refusal(errors.INVALID_ARGUMENT, f"task {asked.task} hands back what was never given out")
-        self._book.change(r.ReturnSplits(task.id, asked.source, asked.repetition, list(asked.runs)))
+        self._book.change(r.ReturnSplits(task.id, asked.source, asked.repetition, list(asked.runs), asked.request))
         self._book.answer(asked.token, None)
 
 

@@ -63,6 +63,15 @@ class HostList:
         Raises:
           FailedPreconditionError: no entry is for it, or those that are have other workers.
         """
+        place = self._place_for(worker)
+        if place is not None:
+            place.holder, place.present = worker, True
+
+    def admit(self, worker: str) -> None:
+        """Whether it could `join`; nothing is changed. Raises as `join`."""
+        self._place_for(worker)
+
+    def _place_for(self, worker: str) -> _Place | None:
         host, port = host_and_port(worker)
         wishes: list[Callable[[_Place], bool]] = [
             lambda place: place.holder == worker,
@@ -72,8 +81,7 @@ class HostList:
         for wish in wishes:
             for place in self._places:
                 if wish(place):
-                    place.holder, place.present = worker, True
-                    return
+                    return place
         if self.entries:
             raise FailedPreconditionError(
                 None,
@@ -82,6 +90,7 @@ class HostList:
                 " The worker's address is not configured, or other workers are already running at the configured host."
                 " If your worker has restarted, make sure it runs at the same address and port.",
             )
+        return None
 
     def leave(self, worker: str) -> None:
         """It is gone: its entry waits for it, and may go to another of its host. Nothing where it has none."""
@@ -98,12 +107,7 @@ class HostList:
         for index, place in enumerate(self._places):
             if place.holder == worker:
                 return index
-        raise NotFoundError(
-            None,
-            None,
-            f"Worker {worker} is not in the workers list. Static sharding needs `worker_addresses` in the dispatcher's"
-            f" configuration; it is [{', '.join(self.entries)}].",
-        )
+        raise NotFoundError(None, None, not_in_list(worker, self.entries))
 
     def told(self) -> tuple[tuple[str, bool], ...]:
         """The state: of each entry the address of its worker ("" for nobody yet), and whether it is there."""
@@ -115,3 +119,11 @@ class HostList:
             host, port = host_and_port(str(holder))
             if host == place.host and place.port in ("", port):
                 place.holder, place.present = str(holder), bool(present)
+
+
+def not_in_list(worker: str, entries: Sequence[str]) -> str:
+    """That a worker has no share."""
+    return (
+        f"Worker {worker} is not in the workers list. Static sharding needs `worker_addresses` in the dispatcher's"
+        f" configuration; it is [{', '.join(entries)}]."
+    )

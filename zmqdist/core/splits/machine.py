@@ -10,8 +10,10 @@ Promises, checked by tests/core/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back
-    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`
+    D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
+        before one of its tasks has found nothing left: what others left behind a living worker does
     D5  numbers only grow, also over restarts
+    D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
 For what is read in portions, exactly once or in order, see portions.py.
 
@@ -22,7 +24,10 @@ Not here: sockets, files, what a pipeline is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from math import inf
+from typing import Final
 
 from zmqdist import errors
 from zmqdist.core.splits import cutting
@@ -31,9 +36,13 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.portions import Portioning, is_portioned
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
+
+LOOK_AGAIN_S: Final = 0.5
+"""After the state was read back: not at once, since a journal that failed may fail again."""
 
 
 class Splits:
@@ -47,6 +56,7 @@ class Splits:
         self._dealing = Dealing(self._book)
         self._portions = Portioning(self._book, self._clients, self._workers)
         self._next_check = now + rules.gc_check_s
+        self._look_at = inf
 
     @property
     def state(self) -> State:
@@ -56,16 +66,22 @@ class Splits:
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join."""
         self._book.restore(snapshot, records, now)
+        self._look_at = now + LOOK_AGAIN_S
 
     @property
     def deadline(self) -> float:
         """When `handle(Ticked(), now)` is next worth calling."""
-        due = self._next_check
+        due = min(self._next_check, self._look_at)
         if self._book.missing:
             due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s)
         if self._book.watching:
             due = min(due, next(iter(self._book.watching.values()))[1] + self._clients.watch_s)
         return due
+
+    @property
+    def places(self) -> frozenset[int]:
+        """Lives of the workers that have a place and are not missing."""
+        return frozenset(life for life, number in self._book.places.items() if number not in self._book.missing)
 
     @property
     def num_tasks(self) -> int:
@@ -76,6 +92,10 @@ class Splits:
         """Tasks that wait for this life of a worker, or another in its place."""
         number = self._book.places.get(life)
         return 0 if number is None else len(self._book.tasks_of.get(number, ()))
+
+    def admit(self, address: str) -> None:
+        """Whether a worker that is at this address can have a place. Raises FailedPreconditionError."""
+        self._book.hosts.admit(address)
 
     def handle(self, event: q.Event, now: float) -> list[q.Effect]:
         """Apply one event; what must be done about it, in order. Never raises for what a peer said."""
@@ -129,12 +149,17 @@ class Splits:
                 self._dealing.splits(question)
             case q.HandBack():
                 self._dealing.hand_back(question)
+            case q.Leave():
+                self._workers.leave(question)
             case q.CompressionAsked(token, dataset, off):
                 if dataset not in self._book.state.compression_off:
                     self._book.change(r.DecideCompression(dataset, off))
                 self._book.answer(token, self._book.state.compression_off[dataset])
 
     def _tick(self, now: float) -> None:
+        if now >= self._look_at:
+            self._look_at = inf
+            self._workers.reconcile()
         self._workers.tick(now)
         self._portions.look_for_dead()
         self._clients.tick(now)
@@ -163,7 +188,7 @@ class Splits:
 
     def _conflict(self, known: r.Dataset, asked: q.Register) -> bool:
         """Whether the pipeline under the id is another; the first is kept."""
-        if known.metadata != asked.metadata:
+        if not _fit(known.metadata, asked.metadata):
             raise Refusal(
                 errors.INVALID_ARGUMENT,
                 f"Dataset with ID {known.id} is registered already, with other metadata: {known.metadata}, now "
@@ -187,6 +212,9 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
+            worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
+            raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         iteration = None if asked.saved is None else self._portions.saved_iteration(asked.saved, asked.terms.dataset)
         if iteration is None:
             iteration = self._iteration(self._job(asked), asked)
@@ -218,25 +246,29 @@ class Splits:
             self._book.jobs[name] = job.id
             return job
         job = self._book.state.jobs[number]
-        if job.terms.cache != asked.terms.cache:
-            words = {True: "<enabled>", False: "<disabled>"}
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                f"Existing cross-trainer cache: {words[job.terms.cache]}; got {words[asked.terms.cache]}",
-            )
         different = [
-            f"{field}: existing {getattr(job.terms, field)!r}, got {getattr(asked.terms, field)!r}"
-            for field in asked.terms.__struct_fields__
-            if field != "dataset" and getattr(job.terms, field) != getattr(asked.terms, field)
+            f"Existing {what}: <{have}>; got <{got}>."
+            for (what, have), (_, got) in zip(self._told(job.terms), self._told(asked.terms), strict=True)
+            if have != got
         ]
+        datasets = self._book.state.datasets
+        if not _fit(datasets[job.terms.dataset].metadata, datasets[asked.terms.dataset].metadata, "element_spec"):
+            different.append("The elements have another structure.")
         if different:
-            raise Refusal(
-                errors.INVALID_ARGUMENT,
-                f"Tried to create job with name {name}, but found an existing job with different parameters: "
-                + "; ".join(different),
-            )
+            text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
+            raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
+
+    def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
+        """What all that read a job have to agree on, as a user knows it."""
+        return [
+            ("processing mode", r.MODES[terms.mode]),
+            ("cross-trainer cache", "enabled" if terms.cache else "disabled"),
+            ("target workers", terms.target_workers),
+            ("number of consumers", terms.num_consumers),
+            ("delivery", terms.delivery),
+            ("ordered", terms.ordered),
+        ]
 
     def _iteration(self, job: r.Job, asked: q.Open) -> r.Iteration:
         key = (job.name, asked.repetition)
@@ -251,9 +283,18 @@ class Splits:
             iteration.portions = cutting.cut(*asked.grain, max(1, job.terms.num_consumers))
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
-        for worker in list(self._book.state.workers):
+        for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration
+
+
+def _fit(metadata: str, other: str, *names: str) -> bool:
+    """Whether two datasets are alike in what is known of both; `names`: in this alone."""
+    one, two = json.loads(metadata or "{}"), json.loads(other or "{}")
+    keys = names or one.keys() | two.keys()
+    return all(
+        one.get(key) == two.get(key) or (None in (one.get(key), two.get(key)) and key == "element_spec") for key in keys
+    )
 
 
 def not_registered(dataset: str) -> str:

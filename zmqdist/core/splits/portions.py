@@ -143,7 +143,7 @@ class Portioning:
         finished = iteration.finished or portions.failed != ""
         self._book.change(r.GoBack(client.id, done, open_))
         if finished and not iteration.finished:
-            for worker in list(self._book.state.workers):
+            for worker in self._workers.staying():
                 self._workers.create_task(iteration, worker)
 
     def _take_over(self, client: r.Client, old: int) -> None:

@@ -213,8 +213,17 @@ class HandBack:
     task: int
     life: int
     source: int
+    request: int
     repetition: int
     runs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A worker ends what it has and goes for good: nothing new for it."""
+
+    token: Token
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +236,18 @@ class CompressionAsked:
 
 
 Question: TypeAlias = (
-    Register | Open | Watch | Release | Acknowledge | Missed | Work | Splits | AskPortions | HandBack | CompressionAsked
+    Register
+    | Open
+    | Watch
+    | Release
+    | Acknowledge
+    | Missed
+    | Work
+    | Splits
+    | AskPortions
+    | HandBack
+    | Leave
+    | CompressionAsked
 )
 Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
 

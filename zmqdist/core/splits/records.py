@@ -23,6 +23,8 @@ OFF, DYNAMIC = 0, 1
 
 AT_MOST_ONCE, EXACTLY_ONCE = "at_most_once", "exactly_once"
 """Of what a worker had when it died nothing comes any more; or each element comes once."""
+MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
+"""Names by number."""
 
 INFINITE = -1
 
@@ -145,6 +147,8 @@ class Task(Row):
     """One worker's part of an iteration.
 
     Attributes:
+      cut: its worker has left before its end: what was to come of it others do.
+      handed: questions that handed positions back, for one that is repeated.
       given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
     """
 
@@ -154,6 +158,8 @@ class Task(Row):
     finished: bool = False
     starting_round: int = 0
     given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
+    cut: bool = False
+    handed: list[int] = msgspec.field(default_factory=list)
 
 
 class Client(Row):
@@ -164,13 +170,14 @@ class Client(Row):
 
 
 class Worker(Row):
-    """A place for a worker; `life` is the process that has it or had it last."""
+    """A place for a worker; `life` is the process that has it or had it last, `index` its place in the fixed list, -1 without one."""
 
     number: int
     name: str
     address: str
     life: int
     tags: tuple[str, ...] = ()
+    index: int = -1
 
 
 # -- changes ------------------------------------------------------------------------------------------------------------
@@ -204,6 +211,7 @@ class CreateTask(Record, tag=6):
 
 class FinishTask(Record, tag=7):
     task: int
+    cut: bool = False
 
 
 class FinishIteration(Record, tag=8):
@@ -242,6 +250,7 @@ class ReturnSplits(Record, tag=13):
     source: int
     repetition: int
     runs: list[tuple[int, int]]
+    request: int = 0
 
 
 class DecideCompression(Record, tag=14):

@@ -55,8 +55,8 @@ class State(msgspec.Struct):
                 self.tasks[task.id] = task
                 self.iterations[task.iteration].tasks.append(task.id)
                 self.next_task = task.id + 1
-            case r.FinishTask(task_id):
-                self.tasks[task_id].finished = True
+            case r.FinishTask(task_id, cut):
+                self.tasks[task_id].finished, self.tasks[task_id].cut = True, cut
             case r.FinishIteration(number):
                 self._end(self.iterations[number])
                 self.iterations[number].finished = True
@@ -71,7 +71,8 @@ class State(msgspec.Struct):
                 self._release(number)
             case r.GiveSplits():
                 self._give(record)
-            case r.ReturnSplits(task_id, source, repetition, runs):
+            case r.ReturnSplits(task_id, source, repetition, runs, request):
+                self.tasks[task_id].handed.append(request)
                 cursor = self.iterations[self.tasks[task_id].iteration].cursors[source]
                 if cursor.repetition == repetition:
                     cursor.returned += runs

@@ -19,18 +19,23 @@ class Workers:
         self._clients = clients
 
     def joined(self, event: q.WorkerJoined) -> None:
-        self._book.joined[event.life] = event
+        self._book.members[event.life] = event
         worker = self._place_for(event)
+        if self._book.hosts.entries:
+            self._book.hosts.join(worker.address)
+            worker.index = self._book.hosts.index_of(worker.address)
         self._book.places = {life: number for life, number in self._book.places.items() if number != worker.number}
         self._book.places[event.life] = worker.number
         self._book.missing.pop(worker.number, None)
+        self._book.gone.discard(worker.number)
         self._book.change(r.PlaceWorker(worker))
         for iteration in list(self._book.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
-            if any(self._book.state.tasks[task].worker == worker.number for task in iteration.tasks):
-                continue
-            self.create_task(iteration, worker.number)
+            if not any(self._book.state.tasks[task].worker == worker.number for task in iteration.tasks):
+                self.create_task(iteration, worker.number)
+            else:
+                self._finish_if_over(iteration.id)
 
     def _place_for(self, event: q.WorkerJoined) -> r.Worker:
         """The place of the worker at this address, else of a missing one with this name, else a new one."""
@@ -41,14 +46,25 @@ class Workers:
             return r.Worker(same[0], event.name, event.address, event.life, event.tags)
         return r.Worker(self._book.state.next_worker, event.name, event.address, event.life, event.tags)
 
+    def reconcile(self) -> None:
+        """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
+        for event in self._book.unplaced:
+            self.joined(event)
+        for number in list(self._book.state.workers):
+            self.news(number)
+
     def lost(self, event: q.WorkerLost, now: float) -> None:
-        self._book.joined.pop(event.life, None)
+        self._book.members.pop(event.life, None)
+        left = event.left or event.life in self._book.leaving
+        self._book.leaving.discard(event.life)
         number = self._book.places.get(event.life)
         if number is None or self._book.state.workers[number].life != event.life:
             return
         self._book.working.pop(event.life, None)
         self._book.missing[number] = now
-        if event.left:
+        self._book.gone.add(number)
+        self._book.hosts.leave(self._book.state.workers[number].address)
+        if left:
             self._remove_worker(number)
             return
         for task in list(self._book.tasks_of.get(number, ())):
@@ -57,11 +73,23 @@ class Workers:
             self._clients.news(iteration)
             self._finish_if_over(iteration)
 
+    def leave(self, asked: q.Leave) -> None:
+        """A worker will go."""
+        if asked.life in self._book.members:
+            self._book.leaving.add(asked.life)
+        self._book.answer(asked.token, None)
+
+    def staying(self) -> list[int]:
+        """The workers that get new tasks."""
+        going = {self._book.places[life] for life in self._book.leaving if life in self._book.places} | self._book.gone
+        return [number for number in self._book.state.workers if number not in going]
+
     def _remove_worker(self, number: int) -> None:
         for task in list(self._book.tasks_of.get(number, ())):
-            self._finish_task(task)
+            self._finish_task(task, cut=True)
         self._book.tasks_of.pop(number, None)
         self._book.missing.pop(number, None)
+        self._book.gone.discard(number)
         self._book.places.pop(self._book.state.workers[number].life, None)
         self._book.change(r.RemoveWorker(number))
 
@@ -71,11 +99,11 @@ class Workers:
         self._book.tasks_of.setdefault(worker, {})[task.id] = None
         self.news(worker)
 
-    def _finish_task(self, number: int) -> None:
+    def _finish_task(self, number: int, *, cut: bool) -> None:
         task = self._book.state.tasks.get(number)
         if task is None or task.finished:
             return
-        self._book.change(r.FinishTask(number))
+        self._book.change(r.FinishTask(number, cut))
         self._book.tasks_of.get(task.worker, {}).pop(number, None)
         self._book.serving.pop(number, None)
         self.news(task.worker)
@@ -88,8 +116,18 @@ class Workers:
             return
         tasks = [self._book.state.tasks[each] for each in iteration.tasks]
         open_ = [task for task in tasks if not task.finished]
-        if self._book.state.jobs[iteration.job].terms.mode == r.DYNAMIC and len(open_) < len(tasks):
-            open_ = [task for task in open_ if task.worker not in self._book.missing]
+        terms = self._book.state.jobs[iteration.job].terms
+        if terms.mode == r.DYNAMIC and not terms.num_consumers:
+            if any(task.worker not in self._book.missing for task in open_):
+                return
+            ended = any(task.finished and not task.cut for task in tasks)
+            if not ended or any(cursor.returned for cursor in iteration.cursors):
+                busy = {task.worker for task in open_}
+                for worker in self.staying():
+                    if worker not in busy and worker not in self._book.missing:
+                        self.create_task(iteration, worker)
+                return
+            open_ = []
         if not open_:
             self.end(iteration, r.FinishIteration(number))
 
@@ -104,15 +142,12 @@ class Workers:
 
     def work(self, asked: q.Work) -> None:
         number = self._book.places.get(asked.life)
-        if number is None and asked.life in self._book.joined:  # its place was lost with what the journal did not take
-            self.joined(self._book.joined[asked.life])
-            number = self._book.places[asked.life]
         if number is None or self._book.state.workers[number].life != asked.life or number in self._book.missing:
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
         if asked.state == self._book.state.number:
             for task in asked.done:
                 if task in self._book.tasks_of.get(number, ()):
-                    self._finish_task(task)
+                    self._finish_task(task, cut=asked.life in self._book.leaving)
             self._note_serving(asked)
         before = self._book.working.pop(asked.life, None)
         if before is not None:
@@ -140,7 +175,8 @@ class Workers:
             self._book.answer(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
-        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round)."""
+        """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
+        workers in the fixed list, this one's place there)."""
         iteration = self._book.state.iterations[task.iteration]
         terms = self._book.state.jobs[iteration.job].terms
         dataset = self._book.state.datasets[terms.dataset]
@@ -153,6 +189,8 @@ class Workers:
             fields,
             len(iteration.cursors),
             task.starting_round,
+            len(self._book.hosts.entries),
+            self._book.state.workers[task.worker].index,
         )
 
     def gone(self, token: q.Token) -> None:

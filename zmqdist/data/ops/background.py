@@ -1,4 +1,4 @@
-"""Work ahead of the reader, in threads: prefetch, and what parallel map and interleave are made of.
+"""Work ahead of the reader, in a thread: prefetch, and what parallel operators have in common (their threads are in parallel.py).
 
 Rules
     A thread belongs to one node and ends with its iterator: at the end of the data, when it is closed, or dropped. Whoever closes waits for
@@ -16,48 +16,99 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, operator
-from zmqdist.data.structure import READY, element, invalid
+from zmqdist.data.structure import invalid
 
 if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
 
 PREFETCH_AUTOTUNE = 8
-"""Elements: what prefetch(AUTOTUNE) keeps."""
+"""Elements: what prefetch(AUTOTUNE) keeps at least."""
+
+AHEAD_MAX = 4096
+"""Elements that lie ahead at most, where nobody has said how many and they come quickly."""
+
+AHEAD_DEALT_MAX = 64
+"""The same of positions that somebody deals out: what one takes, others cannot have, and it is lost with its process."""
+
+SHORT_S = 0.001
+"""A run of elements that takes less is too short for a thread that has to be woken for it."""
 
 _END = object()
 
 
-class Ahead:
-    """Reads a node in a thread, up to `size` elements ahead; stands in the node's place.
+class Room:
+    """How many elements may lie ahead.
 
-    The thread starts with the first read. `_pulling` is held while an element is on its way from the node to the buffer, so that
-    a state is taken between two elements.
+    Waking a thread costs as much as twenty cheap elements, so they are handed over in runs: a run that took next to no time lets
+    the next be twice as long, one that took long makes it shorter again. So what lies ahead is some milliseconds of work, and never less
+    than `least`.
+
+    Attributes:
+      size: at present.
+      low: so many are left when it is time for the next run: the room is filled up when a quarter of it, or one place, is free.
     """
 
-    def __init__(self, node: Node, size: int) -> None:
+    __slots__ = ("_least", "_most", "_since", "low", "size")
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._resize(least)
+        self._most = max(least, most)
+        self._since = time.perf_counter()
+
+    def turn(self) -> None:
+        """A run is over."""
+        now = time.perf_counter()
+        took, self._since = now - self._since, now
+        if took < SHORT_S:
+            self._resize(min(2 * self.size, self._most))
+        elif took > 10 * SHORT_S:
+            self._resize(max(self.size // 2, self._least))
+
+    def _resize(self, size: int) -> None:
+        self.size = size
+        self.low = size - max(1, size // 4)
+
+
+class Ahead:
+    """Reads a node in a thread, `least` elements ahead, or up to `most` where they come quickly; stands in the node's place.
+
+    The thread starts with the first read. It reads in runs, holding `_pulling`, and leaves a run when there is no more room or somebody
+    is waiting (`_wanted`): a reader for an element, or who takes a state, for a place between two elements (`_held`). Each of the two says
+    that it waits before it looks whether it must; who brings something looks for a waiter behind that.
+    """
+
+    def __init__(self, node: Node, least: int, most: int = 0) -> None:
         self._node = node
-        self._size = size
+        self._room = Room(least, most)
         self._buffer: deque[Any] = deque()
         self._changed = threading.Condition()
         self._pulling = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._wanted = False
+        self._full = False
+        self._held = False
         self._stop = False
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
         """The elements from here on; as `Node.stream`, but made anew each time."""
-        while (x := self._take()) is not _END:
-            if isinstance(x, Failure):
+        buffer, room = self._buffer, self._room
+        while buffer or self._wait():
+            x = buffer.popleft()
+            if self._full and len(buffer) <= room.low:
+                self._wake()
+            if type(x) is Failure:
                 raise x.error
             yield x
 
@@ -67,18 +118,30 @@ class Ahead:
             self._start()
         return bool(self._buffer) or self._ended
 
-    def _take(self) -> Any:
+    def _wait(self) -> bool:
+        """Until an element is there; False at the end."""
         if self._thread is None:
             self._start()
         with self._changed:
-            while not self._buffer:
-                if self._ended or self._stop:
-                    return _END
+            while not (self._buffer or self._ended or self._stop):
+                self._wanted = True
+                if not (self._buffer or self._ended):
+                    self._changed.wait()
+        return bool(self._buffer)
+
+    def _pause(self) -> None:
+        """The thread: until a part of the room is free."""
+        with self._changed:
+            self._full = True
+            while (self._held or len(self._buffer) > self._room.low) and not self._stop:
                 self._changed.wait()
-            x = self._buffer.popleft()
-            if len(self._buffer) == self._size - 1:
-                self._changed.notify_all()
-            return x
+            self._full = False
+        self._room.turn()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._wanted = False
+            self._changed.notify_all()
 
     def _start(self) -> None:
         self._stop = False
@@ -86,54 +149,65 @@ class Ahead:
         self._thread.start()
 
     def _read(self) -> None:
-        stream = self._node.stream()
-        while True:
-            with self._changed:
-                while len(self._buffer) >= self._size and not self._stop:
-                    self._changed.wait()
-                if self._stop or self._ended:
-                    return
+        while not (self._stop or self._ended):
+            if self._held or len(self._buffer) >= self._room.size:
+                self._pause()
+                continue
             with self._pulling:
                 try:
-                    x = next(stream, _END)
+                    self._run()
                 except Exception as error:
                     self._node.restart()
-                    stream = self._node.stream()
-                    x = Failure(error)
-                with self._changed:
-                    if x is _END:
-                        self._ended = True
-                    else:
-                        self._buffer.append(x)
-                    if x is _END or len(self._buffer) == 1:
-                        self._changed.notify_all()
+                    self._buffer.append(Failure(error))
+            if self._wanted:
+                self._wake()
+
+    def _run(self) -> None:
+        buffer, size = self._buffer, self._room.size
+        for x in self._node.stream():
+            buffer.append(x)
+            if self._wanted or self._stop or len(buffer) >= size:
+                return
+        self._ended = True
 
     def restart(self) -> None:
         """Nothing: the thread has done it."""
 
     def halt(self) -> None:
         """End the thread; what it has read stays."""
-        with self._changed:
-            self._stop = True
-            self._changed.notify_all()
+        self._stop = True
+        self._wake()
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def abandon(self) -> None:
+        """As `Node.abandon`."""
+        self._node.abandon()
+
     def close(self) -> None:
         """End the thread and the node."""
+        self._stop = True
+        self._node.abandon()
         self.halt()
         self._node.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The elements that are ahead, and the node's state behind them."""
-        with self._pulling:
-            return {"ahead": save_elements(list(self._buffer)), "ended": self._ended, "node": self._node.state_dict()}
+        self._held = self._wanted = True
+        try:
+            with self._pulling:
+                ahead = save_elements(list(self._buffer))
+                return {"ahead": ahead, "ended": self._ended, "node": self._node.state_dict()}
+        finally:
+            self._held = False
+            self._wake()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was called."""
         self.halt()
-        self._buffer = deque(load_elements(state["ahead"]))
+        self._buffer.clear()
+        self._buffer.extend(load_elements(state["ahead"]))
         self._ended = state["ended"]
         self._node.load_state_dict(state["node"])
 
@@ -141,9 +215,9 @@ class Ahead:
 class _PrefetchNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
-        size = PREFETCH_AUTOTUNE if self.op.size == AUTOTUNE else self.op.size
+        size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:
-            self.children = [Ahead(self.children[0], size)]  # type: ignore[list-item]
+            self.children = [Ahead(self.children[0], size, most)]  # type: ignore[list-item]
 
     def run(self) -> Iterator[Any]:
         return self.source()
@@ -153,6 +227,8 @@ class _PrefetchNode(Node):
 @dataclass(frozen=True)
 class Prefetch(Op):
     """Reads `size` elements ahead."""
+
+    in_background: ClassVar[bool] = True
 
     size: int
 
@@ -174,83 +250,20 @@ def threads_for(parallel: int, context: Context) -> int:
     return min(wanted, bound) if bound else wanted
 
 
+def ahead_max(context: Context) -> int:
+    """How many elements may lie ahead where nobody has said it."""
+    return AHEAD_DEALT_MAX if context.dealt else AHEAD_MAX
+
+
 def in_order(deterministic: bool | None, context: Context) -> bool:
     """Whether elements keep their order: what the operator says, else the options, else yes."""
     return context.options.deterministic is not False if deterministic is None else deterministic
 
 
-def checked_parallel(calls: Any) -> int:
+def checked_parallel(calls: Any, what: str = "num_parallel_calls") -> int:
     """A number of parallel calls, 0 for None. Raises ValueError for none."""
     if calls is None:
         return 0
     if calls < 1 and calls != AUTOTUNE:
-        raise ValueError(f"`num_parallel_calls` must be greater than 0 or AUTOTUNE, not {calls}")
+        raise ValueError(f"`{what}` must be greater than 0 or AUTOTUNE, not {calls}")
     return int(calls)
-
-
-class ParallelMapNode(Node):
-    """`pending` are (input, future of the output), in the order of the input; of an input that failed, its failure."""
-
-    def __init__(self, dataset: Tree, context: Context) -> None:
-        super().__init__(dataset, context)
-        self.threads = threads_for(self.op.parallel, context)
-        self.ordered = in_order(self.op.deterministic, context)
-        self.pending: deque[tuple[Any, Future[Any]]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
-
-    def run(self) -> Iterator[Any]:
-        while True:
-            while len(self.pending) < self.threads and self._submit_next():
-                pass
-            if not self.pending:
-                return
-            if not self.ordered:
-                self._bring_ready_first()
-            _, future = self.pending.popleft()
-            yield future.result()
-
-    def _submit_next(self) -> bool:
-        child = self.children[0]
-        try:
-            for x in child.stream():
-                self._submit(x)
-                return True
-            return False
-        except Exception as error:
-            child.restart()
-            self._submit(Failure(error))
-            return True
-
-    def _submit(self, x: Any) -> None:
-        if isinstance(x, Failure):
-            failed: Future[Any] = Future()
-            failed.set_exception(x.error)
-            self.pending.append((x, failed))
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, "zmqdist-data-map")
-        self.pending.append((x, self._pool.submit(_call, self.op.function.value, x)))
-
-    def _bring_ready_first(self) -> None:
-        ready = wait([future for _, future in self.pending], return_when=FIRST_COMPLETED).done
-        while self.pending[0][1] not in ready:
-            self.pending.rotate(-1)
-
-    def close(self) -> None:
-        super().close()
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-    def state(self) -> dict[str, Any]:
-        return {"pending": save_elements([x for x, _ in self.pending])}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.pending.clear()
-        for x in load_elements(state["pending"]):
-            self._submit(x)
-
-
-def _call(fn: Any, x: Any) -> Any:
-    y = fn(*x) if type(x) is tuple else fn(x)
-    return y if type(y) in READY else element(y)

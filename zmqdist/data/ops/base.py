@@ -93,6 +93,7 @@ class Op:
     Attributes:
       name: in the table, in descriptions and in `explain`.
       node: what runs it.
+      in_background: its inputs are read by a thread of its own.
       is_reader: it reads the files that its input names: what FILE sharding looks for.
       instead: what else can be done where it cannot run on portions: the rest of that error's sentence.
     """
@@ -101,6 +102,12 @@ class Op:
     node: ClassVar[type[Node]]
     is_reader: ClassVar[bool] = False
     instead: ClassVar[str] = ""
+    in_background: ClassVar[bool] = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other programs take elements of it, so that a pass may be empty and the next one not."""
+        return False
 
     def open(self, dataset: Tree, context: Context) -> Node:
         """Put it to work."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from zmqdist import nest
+from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite, operator
-from zmqdist.data.structure import batched, element, invalid, rows_of, same_lengths, stack, unbatched
+from zmqdist.data.ops.parallel import ParallelNode
+from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -80,10 +81,45 @@ class Gathering(Op):
         return batched(inputs[0], self.size if self.drop_remainder else None)
 
 
+class _ParallelBatchNode(ParallelNode):
+    """Gathers elements into `held`, and has full batches stacked by threads."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.held: list[Any] = []
+
+    def feed(self) -> Iterator[Any]:
+        size, source = self.op.size, self.source()
+        while True:
+            self.held.extend(islice(source, size - len(self.held)))
+            held = self.held
+            if not held or (len(held) < size and self.op.drop_remainder):
+                return
+            self.held = []
+            yield held
+
+    def call(self) -> Callable[[Any], Any]:
+        return stack
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | {"held": save_elements(self.held)}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        self.held = load_elements(state["held"])
+
+
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
 class Batch(Gathering):
-    """Stacks elements of one shape."""
+    """Stacks elements of one shape; in `parallel` threads where that is not 0."""
+
+    parallel: int = 0
+    deterministic: bool | None = None
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        parallel = self.parallel and not context.probing
+        return _ParallelBatchNode(dataset, context) if parallel else GatheringNode(dataset, context)
 
 
 class _UnbatchNode(Node):
@@ -97,14 +133,14 @@ class _UnbatchNode(Node):
             yield from self._rest()
         for batch in self.source():
             try:
-                same_lengths(nest.flatten(batch))
+                length_of(batch)
             except ValueError as error:
                 raise invalid(f"cannot unbatch: {error}") from None
             self.batch, self.position = batch, 0
             yield from self._rest()
 
     def _rest(self) -> Iterator[Any]:
-        for row in rows_of(nest.map_structure(lambda leaf: leaf[self.position :], self.batch)):
+        for row in islice(rows_of(self.batch), self.position, None):
             self.position += 1
             yield element(row)
         self.batch = None
@@ -139,8 +175,10 @@ class Unbatch(Op):
 
 def rows_in(spec: Any) -> int | None:
     """The length along axis 0 that a spec promises for all leaves, if any. Raises ValueError for scalars and different lengths."""
-    sizes = set()
-    for one in nest.flatten(spec):
+    sizes: set[int | None] = set()
+    for one in leaves_of(spec):
+        if type(one) in COMPOSITES:
+            sizes.add(None)
         if isinstance(one, TensorSpec) and one.shape is not None:
             if one.shape == ():
                 raise ValueError("a scalar has no first axis to take apart")

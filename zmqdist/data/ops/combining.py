@@ -14,7 +14,7 @@ from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.background import Ahead, in_order, threads_for
+from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
 from zmqdist.data.ops.base import Function, Op, all_of, finite, operator
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, invalid, is_dataset
 
@@ -117,13 +117,18 @@ class _RepeatNode(Node):
             for x in self.source():
                 self.empty = False
                 yield x
-            if self.empty and not (self.context.dealt and self.dataset.inputs[0].cardinality()):
-                return  # it would be for ever; only of what is dealt out, others may have had all of this pass
+            if self.empty and not self._others_read():
+                return  # it would be for ever
             self.epoch += 1
             if self.epoch != count:
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.place)
             self.empty = True
+
+    def _others_read(self) -> bool:
+        """Whether others may have had all of this pass."""
+        below = self.dataset.inputs[0]
+        return below.cardinality() != 0 and (self.context.dealt or any(each.op.is_shared for each in below.walk()))
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "empty": self.empty}
@@ -164,7 +169,7 @@ def returned_dataset(value: Any, what: str) -> Tree:
     return value  # type: ignore[no-any-return]
 
 
-class _InterleaveNode(Node):
+class InterleaveNode(Node):
     """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again.
@@ -185,7 +190,7 @@ class _InterleaveNode(Node):
         """The node of the dataset that the function makes of an input element."""
         node = self.context.inner().open(self.op.made(x))
         if self.turn < self.threads:
-            return Ahead(node, self.op.block_length)  # type: ignore[return-value]
+            return Ahead(node, self.op.block_length, AHEAD_MAX)  # type: ignore[return-value]
         return node
 
     def run(self) -> Iterator[Any]:
@@ -240,6 +245,12 @@ class _InterleaveNode(Node):
             if slot is not None:
                 slot[1].restart()
 
+    def abandon(self) -> None:
+        super().abandon()
+        for slot in list(self.slots):
+            if slot is not None:
+                slot[1].abandon()
+
     def close(self) -> None:
         super().close()
         for slot in self.slots:
@@ -272,7 +283,7 @@ def default_cycle_length(parallel: int | None) -> int:
     return (cpus + 2) // 3 if parallel == AUTOTUNE else min(parallel, cpus)
 
 
-@operator("interleave", _InterleaveNode)
+@operator("interleave", InterleaveNode)
 @dataclass(frozen=True)
 class Interleave(Op):
     """Blocks of the datasets that a function makes of the elements, in turn; flat_map with one dataset at a time."""

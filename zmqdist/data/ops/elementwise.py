@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.background import ParallelMapNode
 from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.parallel import ParallelMapNode
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, spec_of
 from zmqdist.specs import TensorSpec
 
@@ -30,12 +30,13 @@ class _MapNode(Node):
 @operator("map", _MapNode)
 @dataclass(frozen=True)
 class Map(Op):
-    """A function of each element; in `parallel` threads where that is not 0."""
+    """A function of each element; in `parallel` threads or processes where that is not 0."""
 
     function: Function
     output_signature: Any = None
     parallel: int = 0
     deterministic: bool | None = None
+    executor: str = "thread"
 
     def open(self, dataset: Tree, context: Context) -> Node:
         parallel = self.parallel and not context.probing

@@ -5,12 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.data.composites import Ragged
 from zmqdist.data.ops.base import operator
 from zmqdist.data.ops.batching import Gathering, GatheringNode
 from zmqdist.data.ops.windows import int_scalar
@@ -121,18 +121,6 @@ class PaddedBatch(Gathering):
             TensorSpec((size, *shape), leaf.dtype) for shape, leaf in zip(shapes, nest.flatten(inputs[0]), strict=True)
         ]
         return nest.pack_sequence_as(inputs[0], specs)
-
-
-class Ragged(NamedTuple):
-    """Rows of different lengths: row i is `values[row_splits[i] : row_splits[i + 1]]`."""
-
-    values: Any
-    row_splits: Any
-
-    def to_list(self) -> list[Any]:
-        """The rows, as nested lists."""
-        bounds = self.row_splits.tolist()
-        return [self.values[low:high].tolist() for low, high in pairwise(bounds)]
 
 
 class _RaggedNode(GatheringNode):

@@ -1,7 +1,8 @@
 """What is in the files whose names an input gives: lines, records of one length, TFRecord files, saved elements.
 
 Rules
-    A reader takes names from its input, one after the other, and reads each file to its end. FILE sharding of a data service looks for
+    A reader takes names from its input, one after the other, and reads each file to its end; with `parallel` it has so many open, in
+    threads, and gives a record of each in turn. FILE sharding of a data service looks for
     `is_reader` and divides the names below it.
 
     State: the file, and how many records of it were read: a load reads and drops those, so that compressed files do not matter.
@@ -17,16 +18,19 @@ import io
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.checksums import masked_crc32c
+from zmqdist.data.constants import AUTOTUNE, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.combining import InterleaveNode, default_cycle_length
+from zmqdist.data.ops.sources import Tensors
 from zmqdist.data.structure import invalid
 from zmqdist.errors import DataLossError, NotFoundError
 from zmqdist.specs import TensorSpec
@@ -52,10 +56,22 @@ def open_file(path: str, compression: str) -> IO[bytes]:
             return gzip.open(path)  # type: ignore[return-value]
         if compression == "ZLIB":
             with open(path, "rb") as file:
-                return io.BytesIO(zlib.decompress(file.read()))
+                return io.BytesIO(_inflated(file.read()))
         return open(path, "rb")
     except FileNotFoundError:
         raise NotFoundError(None, None, f"{path}: No such file") from None
+
+
+def _inflated(data: bytes) -> bytes:
+    """What one zlib stream behind the other holds."""
+    found = []
+    while data:
+        stream = zlib.decompressobj()
+        found.append(stream.decompress(data))
+        if not stream.eof:
+            raise EOFError("a zlib stream that is cut off")
+        data = stream.unused_data
+    return b"".join(found)
 
 
 class ReaderNode(Node):
@@ -98,7 +114,26 @@ class Reader(Op):
     """Reads the files that its input names."""
 
     is_reader: ClassVar[bool] = True
+    block_length: ClassVar[int] = 1
+    deterministic: ClassVar[bool | None] = None
+
     compression: str = ""
+    parallel: int = field(default=0, kw_only=True)
+    """Files that are read at once, a record of each in turn; 0: one after the other."""
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)
+
+    @property
+    def cycle_length(self) -> int:
+        """For the node of interleave."""
+        return default_cycle_length(self.parallel) if self.parallel == AUTOTUNE else self.parallel
+
+    def made(self, name: Any) -> Tree:
+        """The dataset of one file."""
+        from zmqdist.data.tree import make
+
+        return make(replace(self, parallel=0), [make(Tensors.build(name))])
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         """The records of an open file."""
@@ -151,12 +186,13 @@ class FixedLengthRecords(Reader):
 
 
 _HEAD = struct.Struct("<QI")
+_TAIL = struct.Struct("<I")
 
 
 @operator("tf_records", ReaderNode)
 @dataclass(frozen=True)
 class TFRecords(Reader):
-    """Records of TFRecord files. The checksum of each length is checked, not that of the data: it takes C to be quick."""
+    """Records of TFRecord files; both checksums of each are checked."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         while head := file.read(_HEAD.size):
@@ -165,28 +201,9 @@ class TFRecords(Reader):
             length, checksum = _HEAD.unpack(head)
             if masked_crc32c(head[:8]) != checksum:
                 raise DataLossError(None, None, f"{path}: corrupted record")
-            data = file.read(length)
-            if len(data) < length or len(file.read(4)) < 4:
+            data, tail = file.read(length), file.read(_TAIL.size)
+            if len(tail) < _TAIL.size:
                 raise DataLossError(None, None, f"{path}: truncated record")
+            if masked_crc32c(data) != _TAIL.unpack(tail)[0]:
+                raise DataLossError(None, None, f"{path}: corrupted record")
             yield data
-
-
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_CRC = _crc_table()
-
-
-def masked_crc32c(data: bytes) -> int:
-    """The checksum that TFRecord files hold."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = (crc >> 8) ^ _CRC[(crc ^ byte) & 255]
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF

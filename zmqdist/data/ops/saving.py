@@ -9,6 +9,7 @@ Layout
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -19,6 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -29,7 +31,7 @@ from zmqdist.data.ops.readers import Reader, ReaderNode
 from zmqdist.data.ops.sources import Slices, Tensors
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import from_json, invalid, to_json
-from zmqdist.errors import DataLossError, NotFoundError, UnimplementedError
+from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnimplementedError
 
 if TYPE_CHECKING:
     from zmqdist.data.dataset import Dataset
@@ -39,6 +41,10 @@ WAIT_S = 5.0
 """Seconds between two looks of `load(wait=True)`."""
 
 _METADATA = "dataset.json"
+_SHARD = "shard_"
+
+CHECKPOINT_ELEMENTS = 1000
+"""Elements between two checkpoints of a save, where nobody says."""
 
 
 @operator("saved", ReaderNode)
@@ -61,10 +67,10 @@ class Saved(Reader):
 
 
 class _ZlibFile:
-    """Writes a file as one zlib stream."""
+    """Appends a zlib stream to a file."""
 
     def __init__(self, path: str) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115 closed by close()
+        self._file = open(path, "ab")  # noqa: SIM115 closed by close()
         self._press = zlib.compressobj(1)
 
     def write(self, data: Any) -> None:
@@ -80,20 +86,57 @@ class _ZlibFile:
 
 def _writing(path: str, compression: str) -> Any:
     if compression == "GZIP":
-        return gzip.open(path, "wb", compresslevel=1)
-    return _ZlibFile(path) if compression == "ZLIB" else open(path, "wb")
+        return gzip.open(path, "ab", compresslevel=1)
+    return _ZlibFile(path) if compression == "ZLIB" else open(path, "ab")
 
 
 class RunWriter:
-    """Writes a run into a folder; nobody sees it before `finish`."""
+    """Writes a run into a folder; nobody sees it before `finish`.
 
-    def __init__(self, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
+    Its place can be told between two elements (`pause`), and a run be gone on with there: what was written behind it is cut off. Each
+    pause ends a stream of a compressed file and the next element begins another, which readers read as one.
+
+    Attributes:
+      count: elements that were written.
+    """
+
+    def __init__(
+        self, path: str, compression: str, shard_func: Callable[..., Any] | None, place: dict[str, Any] | None = None
+    ) -> None:
         self._path, self._compression, self._shard_func = path, compression, shard_func
-        self._run = uuid.uuid4().hex[:16]
+        self._run = uuid.uuid4().hex[:16] if place is None else str(place["run"])
         self._files: dict[int, Any] = {}
+        self._shards: set[int] = set()
         self._opened = ExitStack()
-        self._count = 0
-        os.makedirs(os.path.join(path, self._run))
+        self.count = 0
+        os.makedirs(os.path.join(path, self._run), exist_ok=place is not None)
+        if place is not None:
+            self._go_on(place)
+
+    def _go_on(self, place: dict[str, Any]) -> None:
+        self.count = place["count"]
+        for name in os.listdir(os.path.join(self._path, self._run)):
+            size = place["sizes"].get(name)
+            file = os.path.join(self._path, self._run, name)
+            if size is None:
+                os.unlink(file)
+            else:
+                os.truncate(file, size)
+                self._shards.add(int(name.removeprefix(_SHARD)))
+
+    def pause(self) -> dict[str, Any]:
+        """What has been written so far is on the disk; the place, JSON-able."""
+        self._opened.close()
+        self._files.clear()
+        sizes = {}
+        for shard in self._shards:
+            with open(self._file(shard), "rb") as file:
+                os.fsync(file.fileno())
+                sizes[os.path.basename(file.name)] = os.fstat(file.fileno()).st_size
+        return {"run": self._run, "count": self.count, "sizes": sizes}
+
+    def _file(self, shard: int) -> str:
+        return os.path.join(self._path, self._run, f"{_SHARD}{shard:05}")
 
     def write(self, x: Any) -> None:
         """Append an element to its file. Raises ValueError where `shard_func` gives no integer."""
@@ -101,20 +144,20 @@ class RunWriter:
         if self._shard_func is not None:
             shard = int_scalar(self._shard_func(*x) if type(x) is tuple else self._shard_func(x), "shard_func")
         if shard not in self._files:
-            name = os.path.join(self._path, self._run, f"shard_{shard:05}")
-            self._files[shard] = self._opened.enter_context(_writing(name, self._compression))
+            self._shards.add(shard)
+            self._files[shard] = self._opened.enter_context(_writing(self._file(shard), self._compression))
         write_element(self._files[shard], x)
-        self._count += 1
+        self.count += 1
 
     def finish(self, spec: Any) -> None:
         """Make it the folder's newest run."""
         self._opened.close()
         told = {
             "run": self._run,
-            "count": self._count,
+            "count": self.count,
             "compression": self._compression,
             "spec": to_json(spec),
-            "files": [f"shard_{shard:05}" for shard in sorted(self._files)],
+            "files": [os.path.basename(self._file(shard)) for shard in sorted(self._shards)],
         }
         new = os.path.join(self._path, f"{_METADATA}.{self._run}")
         with open(new, "w") as file:
@@ -127,10 +170,19 @@ class RunWriter:
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
 
 
-def save(dataset: Tree, path: str, compression: str, shard_func: Callable[..., Any] | None) -> None:
+def save(
+    dataset: Tree,
+    path: str,
+    compression: str,
+    shard_func: Callable[..., Any] | None,
+    checkpoints: Checkpoints | None = None,
+) -> None:
     """Write a run. Raises InvalidArgumentError for a dataset without an end."""
     if dataset.cardinality() == INFINITE_CARDINALITY:
         raise invalid("Saving an infinite dataset is not allowed")
+    if checkpoints is not None:
+        _save_with(checkpoints, dataset, path, compression, shard_func)
+        return
     writer = RunWriter(path, compression, shard_func)
     try:
         for x in dataset:
@@ -139,6 +191,86 @@ def save(dataset: Tree, path: str, compression: str, shard_func: Callable[..., A
     except BaseException:
         writer.give_up()
         raise
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where a save keeps its place, and after how many elements it does so."""
+
+    directory: str
+    interval: int
+
+    @classmethod
+    def of(cls, told: Any) -> Checkpoints | None:
+        """From `checkpoint_args`. Raises ValueError for what they cannot be."""
+        if told is None:
+            return None
+        unknown = set(told) - {"directory", "checkpoint_interval", "max_to_keep", "step_counter"}
+        if unknown or "directory" not in told:
+            raise ValueError(
+                f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(told)}"
+            )
+        interval = told.get("checkpoint_interval", CHECKPOINT_ELEMENTS)
+        if interval < 1:
+            raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
+        return cls(os.fspath(told["directory"]), int(interval))
+
+    def kept(self) -> dict[str, Any] | None:
+        """The place of a save that was interrupted."""
+        with contextlib.suppress(FileNotFoundError), open(self._name()) as file:
+            return json.load(file)  # type: ignore[no-any-return]
+        return None
+
+    def keep(self, place: dict[str, Any]) -> None:
+        """Replace the place, in one step."""
+        os.makedirs(self.directory, exist_ok=True)
+        with open(self._name() + ".new", "w") as file:
+            json.dump(place, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self._name() + ".new", self._name())
+
+    def done(self) -> None:
+        """The run is complete: there is nothing to go on with."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._name())
+
+    def _name(self) -> str:
+        return os.path.join(self.directory, "save.json")
+
+
+def _save_with(
+    checkpoints: Checkpoints, dataset: Tree, path: str, compression: str, shard_func: Callable[..., Any] | None
+) -> None:
+    """Write a run, or the rest of one; what is there stays there when it fails.
+
+    Raises:
+      FailedPreconditionError: the place belongs to a save of something else.
+    """
+    told = {"fingerprint": dataset.fingerprint(), "path": os.path.abspath(path), "compression": compression}
+    kept = checkpoints.kept()
+    if kept is not None and {name: kept[name] for name in told} != told:
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"{checkpoints.directory} keeps the place of a save of another dataset or to another folder: delete it",
+        )
+    writer = RunWriter(path, compression, shard_func, kept and kept["place"])
+    with iter(dataset) as iterator:
+        if kept is not None:
+            iterator.load_state_dict(kept["state"])
+        try:
+            while True:
+                checkpoints.keep(told | {"place": writer.pause(), "state": iterator.state_dict()})
+                before = writer.count
+                for x in islice(iterator, checkpoints.interval):
+                    writer.write(x)
+                if writer.count < before + checkpoints.interval:
+                    break
+        finally:
+            writer.pause()
+    writer.finish(dataset.element_spec)
+    checkpoints.done()
 
 
 class OpenFile:

@@ -9,6 +9,7 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,12 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.data import seeds, structure
+from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Function, Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, spec_of
-from zmqdist.errors import UnimplementedError
+from zmqdist.errors import InvalidArgumentError, UnimplementedError
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -179,9 +181,11 @@ class Slices(Indexed):
 
     @classmethod
     def build(cls, value: Any) -> Slices:
-        """Raises ValueError for scalars and for leaves of different lengths."""
+        """Raises ValueError for scalars, for leaves of different lengths, and for composites."""
         kept = _kept(value)
-        structure.same_lengths(nest.flatten(kept))
+        if any(type(one) in COMPOSITES for one in structure.leaves_of(kept)):
+            raise ValueError("Ragged and Sparse are taken apart by from_tensors(...).unbatch()")
+        structure.length_of(kept)
         return cls(kept)
 
     def count(self) -> int:
@@ -243,20 +247,32 @@ class Source(Indexed):
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
+_PLACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
+"""Methods of iterators that can tell their place and go on there: Grain's, and those of stateful loaders for torch."""
+
+
 class _GeneratorNode(Node):
-    """State: how many were read. A load calls the function again and skips those."""
+    """State: how many were read. A load calls the function again and skips those, or tells its iterator the place, if that can be told.
+
+    A place of other types than the safe codec takes does not help: then items are skipped.
+    """
 
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
         self.read = 0
+        self.place: Any = None
         self._items: Iterator[Any] | None = None
         self.ended = False
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
             self._items = iter(self.op.function.value(*self.op.args))
-            for _ in range(self.read):
-                next(self._items, None)
+            _, go_on = _place_methods(self._items)
+            if self.place is not None and go_on is not None:
+                go_on(structure.from_json(self.place))
+            else:
+                for _ in range(self.read):
+                    next(self._items, None)
         return self._items
 
     def run(self) -> Iterator[Any]:
@@ -279,11 +295,23 @@ class _GeneratorNode(Node):
             close()
 
     def state(self) -> dict[str, Any]:
-        return {"read": self.read, "ended": self.ended}
+        tell, _ = _place_methods(self._items)
+        if tell is not None:
+            with contextlib.suppress(InvalidArgumentError):
+                self.place = structure.to_json(tell())
+        return {"read": self.read, "ended": self.ended, "place": self.place}
 
     def load(self, state: dict[str, Any]) -> None:
         self._items = None
-        self.read, self.ended = state["read"], state["ended"]
+        self.read, self.ended, self.place = state["read"], state["ended"], state.get("place")
+
+
+def _place_methods(items: Any) -> tuple[Any, Any]:
+    """(tell the place, go on there) of an iterator, or two None."""
+    for tell, go_on in _PLACES:
+        if hasattr(items, tell) and hasattr(items, go_on):
+            return getattr(items, tell), getattr(items, go_on)
+    return None, None
 
 
 def _as_spec(item: Any, spec: Any) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
+from zmqdist.data_service.dealing import Drained
 from zmqdist.data_service.elements import weigh
 from zmqdist.data_service.runners.base import Reply, Wanted
 
@@ -95,6 +96,8 @@ class FirstCome:
                             break
                     else:
                         break
+                except Drained:
+                    break
                 except BaseException as error:
                     with self._lock:
                         self._failures += 1

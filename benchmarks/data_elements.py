@@ -1,0 +1,19 @@
+"""How many small elements a second does a pipeline give that two workers compute for one reader?
+
+The element is a number of eight bytes, which comes alone or in batches that the workers make. Whoever is read one at a time may still send
+several together. The tf.data service does not compress.
+"""
+
+from __future__ import annotations
+
+from benchmarks.measuring import Case, Plan, Question
+
+
+def cases(plan: Plan) -> list[Case]:
+    thousand = min(1000, plan.count_max)
+    return [Case("one at a time", {"batch": 1}), Case(f"in batches of {thousand:,}", {"batch": thousand})]
+
+
+QUESTION = Question(
+    "data_elements", "Data: numbers from 2 workers", "elements/s", cases=cases, count=1000, longer=4, rests=True
+)

@@ -1,0 +1,244 @@
+"""Functions in threads and in child processes: what runs at once, what an error and a dead child cost, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqdist.data import Dataset, Options
+from zmqdist.data.ops.background import AHEAD_DEALT_MAX, AHEAD_MAX
+from zmqdist.data.splits import open_split
+from zmqdist.errors import InternalError, InvalidArgumentError
+
+
+class Unfit(Exception):
+    """An error of the user's."""
+
+    def __init__(self, what: str, place: int) -> None:
+        super().__init__(f"{what} at {place}")
+        self.place = place
+
+
+def numbers(elements: Any) -> list[Any]:
+    return [np.asarray(x).tolist() for x in elements]
+
+
+def settled(iterator: Any) -> list[Any]:
+    """The elements, with errors in their places."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(np.asarray(next(iterator)).tolist())
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+
+
+# -- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_many_cheap_calls_keep_their_order_and_their_errors_their_places() -> None:
+    dataset = Dataset.range(5000).map(lambda x: 10 // int(x % 50), num_parallel_calls=3)
+    found = settled(iter(dataset))
+    assert [isinstance(x, ZeroDivisionError) for x in found] == [x % 50 == 0 for x in range(5000)]
+    assert [x for x in found if not isinstance(x, Exception)] == [10 // (x % 50) for x in range(5000) if x % 50]
+
+
+def test_a_slow_call_does_not_keep_what_waits_behind_it() -> None:
+    gate = threading.Event()
+
+    def waits_for_the_next(x: Any) -> Any:
+        if x == 1500:
+            assert gate.wait(30)
+        if x == 1501:
+            gate.set()
+        return x
+
+    assert numbers(Dataset.range(2000).map(waits_for_the_next, num_parallel_calls=2)) == list(range(2000))
+
+
+def test_no_more_than_the_bound_lies_ahead() -> None:
+    read: list[int] = []
+    source = Dataset.range(5 * AHEAD_MAX).map(lambda x: read.append(int(x)) or x)
+    with iter(source.map(lambda x: x, num_parallel_calls=2)) as iterator:
+        for place in range(AHEAD_MAX):
+            next(iterator)
+            assert len(read) <= place + 1 + AHEAD_MAX
+
+
+def test_what_is_dealt_out_is_not_taken_far_ahead() -> None:
+    asked: list[int] = []
+
+    def deal(source: int, repetition: int) -> int:
+        asked.append(len(asked))
+        return asked[-1]
+
+    for dataset in (Dataset.range(10**6).map(lambda x: x, num_parallel_calls=2), Dataset.range(10**6).prefetch(-1)):
+        asked.clear()
+        with open_split(dataset, deal) as iterator:
+            for place in range(2000):
+                assert next(iterator) == place
+                assert len(asked) <= place + 2 + AHEAD_DEALT_MAX
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_prefetch_reads_as_much_ahead_as_it_was_told_and_no_more(size: int) -> None:
+    read: list[int] = []
+    reached = threading.Semaphore(0)
+
+    def seen(x: Any) -> Any:
+        read.append(int(x))
+        reached.release()
+        return x
+
+    with iter(Dataset.range(100).map(seen).prefetch(size)) as iterator:
+        for place in range(20):
+            assert next(iterator) == place
+            assert len(read) <= place + 2 + size  # one may be on its way to the buffer
+        for _ in range(20 + size):
+            assert reached.acquire(timeout=20)
+
+
+def test_the_state_of_what_is_read_ahead_can_be_taken_while_the_thread_runs() -> None:
+    dataset = Dataset.range(20000).prefetch(-1)
+    with iter(dataset) as iterator:
+        for _ in range(3):
+            for _ in range(1000):
+                next(iterator)
+            state = json.loads(json.dumps(iterator.state_dict()))
+            with iter(dataset) as other:
+                other.load_state_dict(state)
+                assert next(other) == next(iterator)
+        assert numbers(iterator) == list(range(3003, 20000))
+
+
+def test_batches_can_be_stacked_in_threads() -> None:
+    rows = Dataset.range(10).map(lambda x: np.arange(2) + x)
+    assert numbers(rows.batch(4, num_parallel_calls=2)) == numbers(rows.batch(4))
+    uneven = Dataset.range(1, 7).map(np.arange).batch(2, num_parallel_calls=2)
+    assert all(isinstance(error, InvalidArgumentError) for error in settled(iter(uneven)))
+    dropped = Dataset.range(10).batch(4, drop_remainder=True, num_parallel_calls=2, deterministic=False)
+    assert sorted(numbers(dropped)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_an_input_that_failed_costs_itself_and_not_its_batch() -> None:
+    found = settled(iter(Dataset.range(-2, 3).map(lambda x: 12 // int(x)).batch(2, num_parallel_calls=2)))
+    assert [type(x) for x in found] == [list, ZeroDivisionError, list]
+    assert [x for x in found if isinstance(x, list)] == [[-6, -12], [12, 6]]
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_map_gives_what_map_gives_in_its_order_and_from_elsewhere() -> None:
+    def here(x: Any, text: Any) -> Any:
+        return {"x": np.full(3, x), "text": text + "!", "pid": os.getpid()}
+
+    inputs = Dataset.zip(Dataset.range(8), Dataset.from_tensor_slices(list("abcdefgh")))
+    found = list(inputs.map(here, num_parallel_calls=2, executor="process"))
+    assert [row["x"].tolist() for row in found] == [[x] * 3 for x in range(8)]
+    assert [row["text"] for row in found] == [text + "!" for text in "abcdefgh"]
+    pids = {int(row["pid"]) for row in found}
+    assert os.getpid() not in pids
+    assert 1 <= len(pids) <= 2
+
+
+def test_an_error_in_a_process_keeps_class_text_and_place() -> None:
+    def fails(x: Any) -> Any:
+        if x == 1:
+            raise Unfit("unfit", int(x))
+        if x == 3:
+            return object()
+        return x
+
+    found = settled(iter(Dataset.range(5).map(fails, num_parallel_calls=2, executor="process")))
+    assert isinstance(found[1], Unfit)
+    assert (str(found[1]), found[1].place) == ("unfit at 1", 1)
+    assert "in fails" in str(found[1].__cause__)
+    assert isinstance(found[3], InvalidArgumentError)
+    assert [found[0], found[2], found[4]] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("death", "told"),
+    [(lambda: os.kill(os.getpid(), signal.SIGKILL), "died by SIGKILL"), (lambda: os._exit(3), "code 3")],
+)
+def test_a_child_that_dies_costs_its_element_only(death: Any, told: str) -> None:
+    dataset = Dataset.range(6).map(lambda x: death() if x in (1, 4) else x, num_parallel_calls=2, executor="process")
+    found = settled(iter(dataset))
+    for place in (1, 4):
+        assert isinstance(found[place], InternalError)
+        assert told in str(found[place])
+    assert [found[place] for place in (0, 2, 3, 5)] == [0, 2, 3, 5]
+
+
+@pytest.mark.parametrize("above", [lambda dataset: dataset, lambda dataset: dataset.prefetch(2)])
+def test_closing_ends_children_that_would_never_return(above: Any) -> None:
+    def endless(x: Any) -> Any:
+        while x:
+            time.sleep(1000)
+        return x
+
+    iterator = iter(above(Dataset.range(3).map(endless, num_parallel_calls=2, executor="process")))
+    assert next(iterator) == 0
+    iterator.close()  # the fixture of all tests looks whether children are left
+
+
+def test_a_process_map_goes_on_from_a_state() -> None:
+    dataset = Dataset.range(6).map(lambda x: x * 10, executor="process", num_parallel_calls=2)
+    with iter(dataset) as iterator:
+        found = [int(next(iterator)) for _ in range(2)]
+        state = json.loads(json.dumps(iterator.state_dict()))
+    with iter(dataset) as other:
+        other.load_state_dict(state)
+        assert found + numbers(other) == [0, 10, 20, 30, 40, 50]
+
+
+def test_without_order_a_ready_process_is_not_held_up() -> None:
+    options = Options()
+    options.deterministic = False
+    dataset = Dataset.range(3).map(
+        lambda x: time.sleep(1000 if x == 0 else 0) or x, executor="process", num_parallel_calls=2
+    )
+    with iter(dataset.with_options(options)) as iterator:
+        assert [int(next(iterator)), int(next(iterator))] == [1, 2]
+
+
+def test_a_process_map_works_in_a_process_that_was_forked() -> None:
+    program = """
+import os
+from zmqdist.data import Dataset
+pid = os.fork()
+if pid == 0:
+    print([int(x) for x in Dataset.range(3).map(lambda x: x + 1, executor="process")], flush=True)
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[1, 2, 3]"), done.stderr
+
+
+def test_what_a_function_prints_in_a_process_is_not_lost() -> None:
+    program = (
+        "from zmqdist.data import Dataset; list(Dataset.range(2).map(lambda x: print('seen') or x, executor='process'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, ["seen", "seen"]), done.stderr
+
+
+def test_what_a_process_map_refuses_when_it_is_built() -> None:
+    lock = threading.Lock()
+    with pytest.raises(InvalidArgumentError, match="lock"):
+        Dataset.range(3).map(lambda x: lock and x, executor="process")
+    with pytest.raises(ValueError, match="`executor`"):
+        Dataset.range(3).map(abs, executor="fork")

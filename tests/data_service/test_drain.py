@@ -1,0 +1,136 @@
+"""A worker that leaves in good order: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.data_service.clusters import READ_AHEAD, TestCluster, process_cluster, until
+from zmqdist.data import Dataset
+from zmqdist.data.service import ShardingPolicy, distribute
+
+DYNAMIC = ShardingPolicy.DYNAMIC
+LONG = 6 * READ_AHEAD
+
+
+@pytest.fixture
+def cluster() -> Iterator[TestCluster]:
+    with TestCluster(num_workers=2, worker_timeout_ms=None) as made:
+        yield made
+
+
+def leave(cluster: TestCluster, index: int) -> threading.Thread:
+    """Have a worker leave, with more time than it needs."""
+    leaving = threading.Thread(target=cluster.workers[index].stop, args=(60.0,))
+    leaving.start()
+    return leaving
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_what_a_leaving_worker_has_begun_is_read_and_what_it_has_not_goes_to_others(
+    cluster: TestCluster, batch: int
+) -> None:
+    dataset = Dataset.range(LONG).map(lambda x: x)
+    if batch > 1:
+        dataset = dataset.batch(batch).prefetch(2)
+    iterator = iter(cluster.distribute(dataset, DYNAMIC))
+    found = [next(iterator) for _ in range(10)]
+    leaving = leave(cluster, 0)
+    found += list(iterator)
+    leaving.join()
+    values = [int(each) for item in found for each in ([item] if batch == 1 else item)]
+    assert Counter(values) == Counter(range(LONG))
+    assert cluster.num_registered_workers() == 1
+
+
+def test_the_only_worker_leaves_and_another_goes_on(cluster: TestCluster) -> None:
+    cluster.stop_worker(1)
+    iterator = iter(cluster.distribute(Dataset.range(LONG), DYNAMIC))
+    found = [int(next(iterator)) for _ in range(10)]
+    leaving = leave(cluster, 0)
+    reading = threading.Thread(target=lambda: found.extend(int(each) for each in iterator))
+    reading.start()
+    leaving.join()
+    assert not any(each.finished for each in cluster.dispatcher._shell.data.splits.state.iterations.values())
+    assert reading.is_alive()
+    cluster.add_worker()
+    reading.join()
+    assert sorted(found) == list(range(LONG))
+
+
+def test_an_endless_task_ends_for_a_worker_that_leaves(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(10).repeat(), DYNAMIC))
+    next(iterator)
+    leaving = leave(cluster, 0)
+    while leaving.is_alive():
+        next(iterator)
+    cluster.restart_dispatcher()
+    found = Counter(int(next(iterator)) for _ in range(1000))
+    assert set(found) == set(range(10))
+    iterator.close()
+
+
+def test_a_worker_without_tasks_leaves_at_once_and_gets_no_new_ones(cluster: TestCluster) -> None:
+    leave(cluster, 0).join()
+    assert [int(each) for each in cluster.distribute(Dataset.range(10))] == list(range(10))
+
+
+def test_a_grace_that_is_too_short_costs_what_was_not_read(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(LONG), DYNAMIC))
+    found = [int(next(iterator)) for _ in range(10)]
+    cluster.workers[0].stop(0.01)
+    found += [int(each) for each in iterator]
+    assert len(found) == len(set(found)) > 10
+    until(lambda: not cluster.num_tasks_on_workers())
+
+
+def test_sigterm_drains_a_worker_process() -> None:
+    import os
+    import subprocess
+    import sys
+
+    with process_cluster(1) as (dispatcher, _):
+        environment = {**os.environ}
+        command = [sys.executable, "-m", "zmqdist_cli", "worker", "--dispatcher", dispatcher.address, "--threads"]
+        worker = subprocess.Popen(
+            [*command, "--grace", "60"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        try:
+            assert worker.stdout is not None
+            assert "worker:1 of" in worker.stdout.readline()
+            iterator = iter(Dataset.range(LONG).apply(distribute(DYNAMIC, dispatcher.address)))
+            found = [int(next(iterator)) for _ in range(10)]
+            worker.send_signal(signal.SIGTERM)
+            found += [int(each) for each in iterator]
+            assert worker.wait(30) == 0
+        finally:
+            worker.kill()
+            worker.communicate()
+        assert Counter(found) == Counter(range(LONG))
+
+
+def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> None:
+    from zmqdist.core.splits import questions as q
+    from zmqdist.core.splits.book import Rules
+    from zmqdist.core.splits.machine import Splits
+    from zmqdist.core.splits.records import Terms
+
+    machine = Splits(Rules(), 5, 0.0)
+
+    def ask(question: Any) -> Any:
+        (effect,) = machine.handle(question, 0.0)
+        return effect.value
+
+    machine.handle(q.WorkerJoined("worker:0", "a:1", 7), 0.0)
+    ask(q.Register("t", 1, None, "f", "{}"))
+    ask(q.Open("t", 2, None, 0, Terms("1000", 1), (100,), "unnamed"))
+    assert ask(q.Splits("t", 5, 4000, 7, 0, 11, 0, 10)) == (0, 10)
+    for _ in range(2):
+        ask(q.HandBack("t", 5, 4000, 7, 0, 12, 0, ((4, 6),)))
+    assert ask(q.Splits("t", 5, 4000, 7, 0, 13, 0, 10)) == (4, 6)
+    assert ask(q.Splits("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)

@@ -1,0 +1,240 @@
+"""Functions of elements in several threads, or processes: parallel map and parallel batch.
+
+Theory
+    The reader keeps `pending`: pieces of work in the order of the input. Threads take them one by one from a common queue, so that as
+    many run at once as there are threads, whichever of them takes long. Nobody is woken who is awake: a thread sleeps only when the
+    queue is empty, the reader only when the piece that it needs is not done. With cheap functions that makes long runs without a switch
+    of threads.
+
+Rules
+    Elements stay in order, unless a `deterministic=False` allows the order in which they are ready. An error costs its own element only.
+    The state is the inputs of what is pending; their functions are called again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
+from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
+from zmqdist.data.processes import Processes
+from zmqdist.data.structure import READY, element
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+_END = object()
+_ANY = object()
+
+
+class Piece:
+    """An input, and what became of it.
+
+    Attributes:
+      y: the output, or a Failure; it is there when `done`.
+    """
+
+    __slots__ = ("done", "x", "y")
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.y: Any = None
+        self.done = False
+
+
+class Crew:
+    """Threads that call a function of the pieces in a queue. They refer to nothing but the queue and the function.
+
+    Who goes to sleep says so before it looks for something to do once more; who brings something looks behind that whether anybody sleeps.
+    """
+
+    def __init__(self, size: int, call: Callable[[Any], Any]) -> None:
+        self._size, self._call = size, call
+        self._todo: deque[Piece] = deque()
+        self._threads: list[threading.Thread] = []
+        self._work = threading.Condition()
+        self._idle = 0
+        self._stop = False
+        self._done = threading.Condition()
+        self._awaited: Any = None
+
+    def add(self, piece: Piece) -> None:
+        """Have it done."""
+        self._todo.append(piece)
+        if self._idle:
+            with self._work:
+                if self._idle:  # who is woken is not idle any more: the next piece is for another
+                    self._idle -= 1
+                    self._work.notify()
+        elif len(self._threads) < self._size:
+            thread = threading.Thread(target=self._run, name="zmqdist-data-map", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def wait(self, pieces: Sequence[Piece], ordered: bool) -> Piece:
+        """The first of them when it is done; one that is done, where the order does not matter."""
+        with self._done:
+            self._awaited = pieces[0] if ordered else _ANY
+            try:
+                while True:
+                    for piece in pieces:
+                        if piece.done:
+                            return piece
+                        if ordered:
+                            break
+                    self._done.wait()
+            finally:
+                self._awaited = None
+
+    def drop(self) -> None:
+        """Forget what nobody has begun."""
+        self._todo.clear()
+
+    def close(self) -> None:
+        """End the threads; waits for the calls that run."""
+        self._todo.clear()
+        with self._work:
+            self._stop = True
+            self._work.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        todo, call = self._todo, self._call
+        while not self._stop:
+            try:
+                piece = todo.popleft()
+            except IndexError:
+                with self._work:
+                    self._idle += 1
+                    if todo or self._stop:
+                        self._idle -= 1
+                    else:
+                        self._work.wait()
+                continue
+            try:
+                piece.y = call(piece.x)
+            except BaseException as error:  # the reader's to see, whatever it is
+                piece.y = Failure(error)
+            piece.done = True
+            if self._awaited is piece or self._awaited is _ANY:
+                with self._done:
+                    self._done.notify_all()
+
+
+class ParallelNode(Node):
+    """Calls of a function at once. Subclasses say of what (`feed`) and which (`call`)."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.threads = threads_for(self.op.parallel, context)
+        self.ordered = in_order(self.op.deterministic, context)
+        self.room = Room(self.threads, ahead_max(context))
+        self.pending: deque[Piece] = deque()
+        self._crew: Crew | None = None
+
+    def feed(self) -> Iterator[Any]:
+        """What the function is called with, from here on."""
+        return self.source()
+
+    def call(self) -> Callable[[Any], Any]:
+        """The function."""
+        raise NotImplementedError
+
+    def run(self) -> Iterator[Any]:
+        pending, room = self.pending, self.room
+        while True:
+            if len(pending) <= room.low:
+                self._fill()
+                if not pending:
+                    return
+            piece = pending[0]
+            if not piece.done:
+                assert self._crew is not None
+                piece = self._crew.wait(pending, self.ordered)
+            if piece is pending[0]:
+                pending.popleft()
+            else:
+                pending.remove(piece)
+            if type(piece.y) is Failure:
+                raise piece.y.error
+            yield piece.y
+
+    def _fill(self) -> None:
+        self.room.turn()
+        feed = self.feed()
+        while len(self.pending) < self.room.size:
+            try:
+                x = next(feed, _END)
+            except Exception as error:
+                self.children[0].restart()
+                feed = self.feed()
+                x = Failure(error)
+            if x is _END:
+                return
+            self._add(x)
+
+    def _add(self, x: Any) -> None:
+        piece = Piece(x)
+        self.pending.append(piece)
+        if type(x) is Failure:
+            piece.y, piece.done = x, True
+            return
+        if self._crew is None:
+            self._crew = Crew(self.threads, self.call())
+        self._crew.add(piece)
+
+    def close(self) -> None:
+        super().close()
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.close()
+
+    def state(self) -> dict[str, Any]:
+        return {"pending": save_elements([piece.x for piece in self.pending])}
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self._crew is not None:
+            self._crew.drop()
+        self.pending.clear()
+        for x in load_elements(state["pending"]):
+            self._add(x)
+
+
+class ParallelMapNode(ParallelNode):
+    """The function of map, in threads or, by them, in processes: each thread waits for one."""
+
+    processes: Processes | None = None
+
+    def call(self) -> Callable[[Any], Any]:
+        if self.op.executor == "process":
+            self.processes = Processes(self.op.function.blob)
+            return self.processes
+        return _Call(self.op.function.value)
+
+    def abandon(self) -> None:
+        super().abandon()
+        if self.processes is not None:
+            self.processes.close()
+
+    def close(self) -> None:
+        if self.processes is not None:
+            self.processes.close()
+        super().close()
+
+
+class _Call:
+    """A function of the user, of an element."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, x: Any) -> Any:
+        y = self._function(*x) if type(x) is tuple else self._function(x)
+        return y if type(y) in READY else element(y)

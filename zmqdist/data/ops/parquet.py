@@ -1,0 +1,178 @@
+"""What is in Parquet files, by pyarrow (extra `parquet`).
+
+Rules
+    The input names row groups as (path, number), or whole files. A row group is what is read at once, and what a data service deals
+    out; a state is a row group and how many elements of it were given.
+
+    Elements are rows as dicts of columns, or dicts of arrays of `batch` rows, which never reach from one row group into the next.
+    Numbers, bool and times are read without a step in Python. A missing value is an error: no array has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.structure import UNKNOWN_SPEC, batched, element, invalid, map_specs, stack
+from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError
+from zmqdist.specs import TensorSpec
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ImportError("ParquetDataset needs pyarrow: pip install zmqdist[parquet]") from None
+    return pyarrow
+
+
+def opened(path: str) -> Any:
+    """A pyarrow ParquetFile. Raises NotFoundError where there is none, DataLossError where it is something else."""
+    arrow = _pyarrow()
+    try:
+        return arrow.parquet.ParquetFile(path)
+    except FileNotFoundError:
+        raise NotFoundError(None, None, f"{path}: No such file") from None
+    except arrow.ArrowInvalid as error:
+        raise DataLossError(None, None, f"{path}: {error}") from error
+
+
+class _ParquetNode(Node):
+    """`place` is the (path, row group) that is being read, None between two; `done` the elements of it that were given."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.place: tuple[str, int] | None = None
+        self.done = 0
+
+    def run(self) -> Iterator[Any]:
+        if self.place:
+            yield from self._rest()
+        for named in self.source():
+            path, group = named if isinstance(named, tuple) else (named, -1)
+            self.place, self.done = (str(path), int(group)), 0
+            yield from self._rest()
+
+    def _rest(self) -> Iterator[Any]:
+        place, self.place = self.place, None  # an error of this row group is its end
+        assert place is not None
+        for x in islice(self.op.elements(*place), self.done, None):
+            self.place = place
+            self.done += 1
+            yield x
+            self.place = None
+        self.place = None
+
+    def state(self) -> dict[str, Any]:
+        return {"place": self.place, "done": self.done}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.place, self.done = state["place"] and tuple(state["place"]), state["done"]
+
+
+@operator("parquet", _ParquetNode)
+@dataclass(frozen=True)
+class Parquet(Op):
+    """Rows, or batches of them, of the row groups that the input names.
+
+    Attributes:
+      batch: rows of an element; 0: one, without an axis for it.
+      spec: of the elements, None where the schema does not tell.
+      groups, count: row groups of the input when it was made, and elements in them; 0 where nobody has looked.
+    """
+
+    is_reader: ClassVar[bool] = True
+
+    columns: tuple[str, ...] | None
+    batch: int = 0
+    spec: Any = None
+    groups: int = 0
+    count: int = 0
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return self.count if self.groups and inputs[0] == self.groups else UNKNOWN_CARDINALITY
+
+    def per_split(self) -> Fraction | None:
+        return None
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC if self.spec is None else self.spec
+
+    def infer(self, dataset: Tree) -> Any:
+        spec = super().infer(dataset)
+        if not self.batch or spec is UNKNOWN_SPEC:
+            return spec
+        return map_specs(lambda one: TensorSpec((None, *one.shape[1:]), one.dtype), spec)  # a batch may be shorter
+
+    def elements(self, path: str, group: int) -> Iterator[Any]:
+        """Those of a row group; of all in the file, where it is negative."""
+        with opened(path) as file:
+            names = checked_columns(file, self.columns, path)
+            for number in range(file.num_row_groups) if group < 0 else (group,):
+                table = file.read_row_group(number, columns=names)
+                yield from self._elements(names, [_values(table[name], name, path) for name in names])
+
+    def _elements(self, names: Sequence[str], columns: Sequence[Any]) -> Iterator[Any]:
+        if not self.batch:
+            for row in zip(*columns, strict=True):
+                yield dict(zip(names, row, strict=True))
+            return
+        for start in range(0, len(columns[0]) if columns else 0, self.batch):
+            parts = [column[start : start + self.batch] for column in columns]
+            joined = [stack(part) if type(part) is list else part for part in parts]
+            yield dict(zip(names, joined, strict=True))
+
+
+def checked_columns(file: Any, columns: Sequence[str] | None, path: str) -> list[str]:
+    """The columns to read. Raises InvalidArgumentError for one that is not there."""
+    there = file.schema_arrow.names
+    missing = [name for name in columns or () if name not in there]
+    if missing:
+        raise invalid(f"{path} has no column {', '.join(map(repr, missing))}, but {', '.join(map(repr, there))}")
+    return list(there if columns is None else columns)
+
+
+def _values(column: Any, name: str, path: str) -> Any:
+    """A column as an array, or as a list of elements where they are no numbers."""
+    if column.null_count:
+        raise invalid(f"{path}: column {name!r} lacks {column.null_count} values: leave it out, or fill them in")
+    types = _pyarrow().types
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if types.is_primitive(column.type):
+        values = column.to_numpy()
+        if not values.dtype.hasobject:
+            return values
+    try:
+        return [element(value) for value in column.to_pylist()]
+    except InvalidArgumentError as error:
+        raise invalid(f"{path}: column {name!r}, {column.type}: {error.message}") from None
+
+
+def spec_of_schema(schema: Any, names: Sequence[str], batch: int) -> Any:
+    """The spec of elements of these columns; None where their types do not tell it."""
+    types = _pyarrow().types
+    spec = {}
+    for name in names:
+        kind = schema.field(name).type
+        if types.is_string(kind) or types.is_large_string(kind):
+            dtype: Any = np.str_
+        elif types.is_binary(kind) or types.is_large_binary(kind):
+            dtype = np.bytes_
+        elif types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+            dtype = kind.to_pandas_dtype()
+        else:
+            return None
+        spec[name] = TensorSpec((), dtype)
+    return batched(spec, None) if batch else spec

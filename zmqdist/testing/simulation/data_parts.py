@@ -1,0 +1,479 @@
+"""The parts of a data service in virtual time: the real machine behind a dispatcher, models of workers and readers. See data_service.py."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.machine import Splits
+from zmqdist.core.splits.state import State
+from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
+
+if TYPE_CHECKING:
+    from zmqdist.testing.simulation.data_service import DataSim
+
+GRACE_S = 0.3
+WORKER_TIMEOUT_S = 3.0
+DELAY_S = 0.002
+
+Then: TypeAlias = Callable[[Any, int], None]
+"""Gets an answer and 0, or None and a code."""
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A question that is with the dispatcher, or on its way."""
+
+    link: Link
+    then: Then
+    ended: bool = False
+
+    def end(self, value: Any, code: int) -> None:
+        if not self.ended:
+            self.ended = True
+            self.then(value, code)
+
+
+@dataclass(eq=False)
+class Link:
+    """A connection to one life of the dispatcher."""
+
+    life: int
+    open: bool = True
+    tickets: list[Ticket] = field(default_factory=list)
+    last: dict[str, float] = field(default_factory=dict)
+    """When what was sent last in a direction arrives: order holds within a connection."""
+
+
+class SimDispatcher:
+    """The machine, its journal on a disk that survives, and connections."""
+
+    def __init__(self, sim: DataSim, fault_tolerant: bool) -> None:
+        self._sim = sim
+        self.rules = Rules(
+            worker_timeout_s=WORKER_TIMEOUT_S,
+            client_timeout_s=2.0,
+            gc_check_s=0.5,
+            gc_timeout_s=1.0,
+            fault_tolerant=fault_tolerant,
+        )
+        self.life = 0
+        self.alive = False
+        self.links: list[Link] = []
+        self._snapshot: bytes | None = None
+        self._records: list[bytes] = []
+        self.start()
+
+    def start(self) -> None:
+        """Another life; with a journal the state of the one before."""
+        self.life += 1
+        self.alive = True
+        self.splits = Splits(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
+        if self.rules.fault_tolerant:
+            if self._snapshot is None:
+                self._snapshot = r.encode(self.splits.state)
+            self._restore()
+        self._tick(self.life)
+
+    def kill(self) -> None:
+        """What was being written is on the disk or not."""
+        self.alive = False
+        for link in self.links:
+            self._sim.end_link(link)
+        self.links = []
+
+    def connect(self) -> Link | None:
+        if not self.alive:
+            return None
+        link = Link(self.life)
+        self.links.append(link)
+        return link
+
+    def ask(self, link: Link | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
+        """Send a question; its answer, or UNAVAILABLE, comes later."""
+        sim = self._sim
+        if link is None or not link.open:
+            sim.soon(lambda: then(None, UNAVAILABLE))
+            return
+        ticket = Ticket(link, then)
+        link.tickets.append(ticket)
+
+        def arrive() -> None:
+            if link.open and self.alive and link.life == self.life:
+                self.handle(make(ticket))
+
+        sim.in_order(link, "up", arrive)
+
+    def handle(self, event: q.Event) -> None:
+        if self.alive:
+            self._perform(self.splits.handle(event, self._sim.clock.now))
+
+    def _perform(self, effects: list[q.Effect]) -> None:
+        sim = self._sim
+        for effect in effects:
+            match effect:
+                case q.Answer(token, value):
+                    self._send(token, value, 0)
+                case q.Fail(token, code, _):
+                    self._send(token, None, code)
+                case q.Journal(records):
+                    sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.life))
+                case q.Reload():
+                    self._restore()
+
+    def _send(self, ticket: Any, value: Any, code: int) -> None:
+        if isinstance(value, (list, tuple)):
+            value = msgspec.msgpack.decode(msgspec.msgpack.encode(value), strict=False)
+        link = ticket.link
+
+        def arrive() -> None:
+            if link.open:
+                if ticket in link.tickets:
+                    link.tickets.remove(ticket)
+                ticket.end(value, code)
+
+        self._sim.in_order(link, "down", arrive)
+
+    def _write(self, records: tuple[bytes, ...], life: int) -> None:
+        sim = self._sim
+        if life != self.life or not self.alive:
+            if sim.random.random() < 0.5 and life == self.life:
+                self._records += records  # it was on the disk when the process died
+            return
+        if sim.clock.now < sim.disk_full_until:
+            sim.note("the journal fails")
+            self.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"))
+            return
+        self._records += records
+        if len(self._records) > 200:
+            # As the shell does it: the snapshot is of what is durable.
+            self._snapshot, self._records = r.encode(self._durable()), []
+        self.handle(q.JournalCommitted())
+
+    def _durable(self) -> State:
+        assert self._snapshot is not None
+        state = msgspec.msgpack.decode(self._snapshot, type=State)
+        for record in self._records:
+            state.apply(r.decode(record))
+        return state
+
+    def _restore(self) -> None:
+        assert self._snapshot is not None
+        snapshot = msgspec.msgpack.decode(self._snapshot, type=State)
+        self.splits.restore(snapshot, map(r.decode, self._records), self._sim.clock.now)
+
+    def _tick(self, life: int) -> None:
+        """Looks often enough; a shell has a timer for `deadline`."""
+        if self.alive and life == self.life:
+            if self.splits.deadline <= self._sim.clock.now:
+                self.handle(q.Ticked())
+            self._sim.clock.after(0.05, lambda: self._tick(life))
+
+
+class SimTask:
+    """One task of a worker: makes elements, one at a time, for whoever asks."""
+
+    def __init__(self, worker: SimWorker, told: list[Any], state: int) -> None:
+        self.worker = worker
+        self.number: int = told[0]
+        self.mode: int = told[4][1]
+        self.dataset: str = told[2]
+        self.state = state
+        self.buffer: list[int] = []
+        self.waiting: list[Callable[[list[int], bool], None]] = []
+        self.ended = self.done = self.dropped = False
+        self._next = 0
+        self._run = (0, 0)
+        self._started = False
+
+    def ask(self, then: Callable[[list[int], bool], None]) -> None:
+        self.waiting.append(then)
+        if not self._started:
+            self._started = True
+            self._produce()
+        self._serve()
+
+    def _produce(self) -> None:
+        sim = self.worker.sim
+        if self.dropped or not self.worker.alive or self.ended:
+            return
+        if len(self.buffer) >= 5:
+            sim.clock.after(0.01, self._produce)
+            return
+        if self.mode == r.OFF:
+            if self._next < sim.count:
+                self._made(self._next)
+                self._next += 1
+            else:
+                self._end()
+            return
+        start, stop = self._run
+        if start < stop:
+            self._run = (start + 1, stop)
+            self._made(start)
+        else:
+            self._more(sim.random.getrandbits(40))
+
+    def _made(self, element: int) -> None:
+        self.buffer.append(element)
+        self._serve()
+        self.worker.sim.clock.after(self.worker.sim.random.expovariate(300), self._produce)
+
+    def _more(self, request: int) -> None:
+        worker, count = self.worker, self.worker.sim.random.choice((1, 3, 8))
+
+        def question(ticket: Ticket) -> q.Question:
+            return q.Splits(ticket, self.state, self.number, worker.life, 0, request, 0, count)
+
+        def then(value: Any, code: int) -> None:
+            if self.dropped or not worker.alive:
+                return
+            if code == NOT_FOUND:
+                self._end()
+            elif code:
+                worker.sim.clock.after(0.02, lambda: self._more(request))
+            elif not value[1]:
+                self._end()
+            else:
+                self._run = (value[0], value[0] + value[1])
+                self._produce()
+
+        worker.dispatcher.ask(worker.link, question, then)
+
+    def _end(self) -> None:
+        self.ended = True
+        self._serve()
+
+    def _serve(self) -> None:
+        while self.waiting and (self.buffer or self.ended):
+            then = self.waiting.pop(0)
+            batch, self.buffer = self.buffer[:3], self.buffer[3:]
+            then(batch, not batch)
+        if self.ended and not self.buffer and not self.done:
+            self.done = True
+            self.worker.ask_work()
+
+
+class SimWorker:
+    """A process with tasks."""
+
+    def __init__(self, sim: DataSim, name: str, address: str) -> None:
+        self.sim = sim
+        self.name = name
+        self.address = address
+        self.life = sim.random.getrandbits(40)
+        self.dispatcher = sim.dispatcher
+        self.alive = True
+        self.tasks: dict[int, SimTask] = {}
+        self.link: Link | None = None
+        self.member_of = 0
+        """The life of the dispatcher that counts it as a member."""
+        self._state = 0
+        self._asking = 0
+        self.connect()
+
+    def connect(self) -> None:
+        if not self.alive:
+            return
+        self.link = self.dispatcher.connect()
+        if self.link is None:
+            self.sim.clock.after(0.05, self.connect)
+            return
+        if self.member_of != self.dispatcher.life:
+            self.member_of = self.dispatcher.life
+            self.dispatcher.handle(q.WorkerJoined(self.name, self.address, self.life))
+        self.ask_work()
+
+    def cut(self) -> None:
+        """The connection ends; it is back soon, or only after it was given up."""
+        assert self.link is not None
+        self.sim.end_link(self.link)
+        back_s = self.sim.random.choice((0.05, GRACE_S * 2))
+        if back_s > GRACE_S:
+            self.sim.clock.after(GRACE_S, self._given_up)
+        self.sim.clock.after(back_s, self.connect)
+
+    def _given_up(self) -> None:
+        self.member_of = 0
+        self.sim.workers_lost += 1
+        self.dispatcher.handle(q.WorkerLost(self.life))
+
+    def kill(self) -> None:
+        self.alive = False
+        if self.link is not None:
+            self.sim.end_link(self.link)
+        for task in self.tasks.values():
+            task.dropped = True
+        self.sim.clock.after(0.01, lambda: self.dispatcher.handle(q.WorkerLost(self.life)))
+
+    def ask_work(self) -> None:
+        self._asking += 1
+        asking = self._asking
+        has = dict.fromkeys(self.tasks, self.address)
+        done = tuple(number for number, task in self.tasks.items() if task.done)
+        self.dispatcher.ask(
+            self.link,
+            lambda ticket: q.Work(ticket, self._state, self.life, has, done),
+            lambda value, code: self._told(asking, value, code),
+        )
+
+    def _told(self, asking: int, value: Any, code: int) -> None:
+        if asking != self._asking or not self.alive:
+            return
+        if code:
+            again = self.connect if self.link is None or not self.link.open else self.ask_work
+            self.sim.clock.after(0.05, again)
+            return
+        if value is None:
+            self.ask_work()
+            return
+        state, new, drop = value
+        for number in drop:
+            task = self.tasks.pop(number, None)
+            if task is not None:
+                task.dropped = task.ended = True
+                task._serve()
+        self._state = state
+        for told in new:
+            self.tasks[told[0]] = SimTask(self, told, state)
+        self.ask_work()
+
+
+class SimReader:
+    """One iterator."""
+
+    def __init__(self, sim: DataSim, job: str | None, mode: int, repetition: int) -> None:
+        self.sim = sim
+        self.mode = mode
+        self.job = job or f"unnamed {sim.random.getrandbits(40)}"
+        self.repetition = repetition
+        self.alive = True
+        self.got: list[int] = []
+        self.ended = False
+        self.error = 0
+        self.state = self.client = self.iteration = 0
+        self.lost_answers = 0
+        self._link: Link | None = None
+        self._version = 0
+        self._finished = False
+        self._sources: dict[int, int] = {}
+        """Task -> life, of those that are asked."""
+        self._asked: Counter[int] = Counter()
+        self._over: set[tuple[int, int]] = set()
+        self._request = sim.random.getrandbits(40)
+        self._open()
+
+    def _dispatcher_link(self) -> Link | None:
+        if self._link is None or not self._link.open:
+            self._link = self.sim.dispatcher.connect()
+        return self._link
+
+    def _open(self) -> None:
+        sim = self.sim
+
+        def question(ticket: Ticket) -> q.Question:
+            sources = (sim.count,) if self.mode == r.DYNAMIC else ()
+            return q.Open(ticket, self._request, self.job, self.repetition, r.Terms("data", self.mode), sources)
+
+        sim.dispatcher.ask(self._dispatcher_link(), question, self._opened)
+
+    def _opened(self, value: Any, code: int) -> None:
+        if not self.alive:
+            return
+        if code == NOT_FOUND:  # a dispatcher without its state: the dataset has to be registered again
+            self.sim.register(lambda: self.sim.clock.after(0.05, self._open))
+        elif code:
+            self.sim.clock.after(0.05, self._open)
+        else:
+            self.client, self.iteration, self.state, _ = value
+            self._watch()
+
+    def _watch(self) -> None:
+        def question(ticket: Ticket) -> q.Question:
+            return q.Watch(ticket, self.state, self.client, self._version)
+
+        self.sim.dispatcher.ask(self._dispatcher_link(), question, self._watched)
+
+    def _watched(self, value: Any, code: int) -> None:
+        if not self.alive or self.ended:
+            return
+        if code in (UNAVAILABLE, RESOURCE_EXHAUSTED):
+            self.sim.clock.after(0.05, self._watch)
+            return
+        if code:
+            self.error, self.ended = code, True
+            return
+        if value is not None:
+            self._version, tasks, self._finished, _ = value
+            there = {task[0]: task[3] for task in tasks}
+            self._sources = {task: life for task, life in there.items() if (task, life) not in self._over}
+            for task in self._sources:
+                self._ask(task)
+        if not self._finished:
+            self._watch()
+        self._look()
+
+    def _ask(self, task: int) -> None:
+        life = self._sources.get(task)
+        if life is None or self._asked[task] or not self.alive:
+            return
+        self._asked[task] += 1
+        sim = self.sim
+        worker = next((each for each in sim.workers if each.life == life), None)
+
+        open_ = [True]
+
+        def fail() -> None:
+            if open_:
+                open_.clear()
+                self._asked[task] -= 1
+                self._look()
+                sim.clock.after(0.05, lambda: self._ask(task))
+
+        def answered(batch: list[int], end: bool) -> None:
+            if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
+                self.lost_answers += len(batch)
+                sim.answers_lost += len(batch)
+                sim.soon(fail)
+            else:
+                open_.clear()
+                sim.soon(lambda: self._answered(task, life, batch, end))
+
+        def arrive() -> None:
+            at = None if worker is None or not worker.alive else worker.tasks.get(task)
+            if at is None or at.state != self.state:
+                fail()
+                return
+            at.ask(answered)
+            sim.watch_worker(worker, fail, lambda: bool(open_))
+
+        sim.soon(arrive)
+
+    def _answered(self, task: int, life: int, batch: list[int], end: bool) -> None:
+        self._asked[task] -= 1
+        if not self.alive:
+            self.sim.answers_lost += len(batch)
+            return
+        self.got += batch
+        if end:
+            self._over.add((task, life))
+            self._sources.pop(task, None)
+        self._ask(task)
+        self._look()
+
+    def _look(self) -> None:
+        if self._finished and not any(self._asked.values()):
+            self.ended = True
+
+    def kill(self) -> None:
+        self.alive = False
+        if self._link is not None:
+            self.sim.end_link(self._link)

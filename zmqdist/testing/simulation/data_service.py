@@ -1,0 +1,218 @@
+"""A data service in virtual time: the real machine of the dispatcher, and models of workers and readers that speak its protocol.
+
+Faults: workers are killed and come back (same place or another), lose their connection, or are added; readers are killed; the
+dispatcher is killed and started again, with its journal or without; the journal fails; answers of workers to readers are lost. After
+FAULTS_S everything is calm, and what can end must end.
+
+What is checked is the table of docs/delivery.md: for each way of reading, what its readers may have got given the faults there were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any
+
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.testing.simulation.data_parts import DELAY_S, Link, SimDispatcher, SimReader, SimWorker
+
+KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal")
+FAULTS_S = 4.0
+END_S = 40.0
+
+
+class DataSim:
+    """One run; see the module's docstring."""
+
+    def __init__(self, seed: int, faults: int = 12) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.clock = SimClock()
+        # Each world has its own kinds of trouble: what may not be lost in spite of one is hidden by another.
+        self._kinds = self.random.sample(KINDS, self.random.randint(1, len(KINDS)))
+        self.trace: list[str] = []
+        self.count = self.random.choice((0, 1, 60, 400, 1200))
+        self.lose_answers = self.random.choice((0.0, 0.0, 0.02)) if faults else 0.0
+        self.answers_lost = self.workers_lost = self.restarts = self.readers_killed = self.added = 0
+        self.disk_full_until = 0.0
+        self.faults_until = FAULTS_S if faults else 0.0
+        self._names = 0
+        self.dispatcher = SimDispatcher(self, fault_tolerant=self.random.random() < 0.7 or not faults)
+        self.workers: list[SimWorker] = []
+        self.readers: list[SimReader] = []
+        for _ in range(self.random.randint(1, 4)):
+            self._new_worker()
+        self.register(lambda: None)
+        self.first_workers = len(self.workers)
+        for _ in range(self.random.randint(1, 4)):
+            self.clock.after(self.random.uniform(0.1, 1.0), self._new_reader)
+        for _ in range(faults):
+            self.clock.after(self.random.uniform(0.2, FAULTS_S), self._fault)
+
+    def run(self) -> None:
+        self.clock.run(END_S)
+
+    def soon(self, fn: Callable[[], object]) -> None:
+        self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
+
+    def in_order(self, link: Link, way: str, fn: Callable[[], object]) -> None:
+        """Later, and after what went this way before."""
+        at = max(self.clock.now + self.random.expovariate(1 / DELAY_S), link.last.get(way, 0.0))
+        link.last[way] = at
+        self.clock.at(at, fn)
+
+    def faulty(self) -> bool:
+        return self.clock.now < self.faults_until
+
+    def note(self, what: str) -> None:
+        self.trace.append(f"{self.clock.now:.3f} {what}")
+
+    def register(self, then: Callable[[], object]) -> None:
+        """The dataset, under its id; again and again until it is there."""
+        request = self.random.getrandbits(40)
+
+        def attempt() -> None:
+            self.dispatcher.ask(
+                self.dispatcher.connect(), lambda ticket: q.Register(ticket, request, "data", "print", "{}"), done
+            )
+
+        def done(_: Any, code: int) -> None:
+            if code:
+                self.clock.after(0.05, attempt)
+            else:
+                then()
+
+        attempt()
+
+    def end_link(self, link: Link) -> None:
+        """Both sides notice in their own time."""
+        if not link.open:
+            return
+        link.open = False
+        tickets, link.tickets = link.tickets, []
+        for ticket in tickets:
+            self.soon(partial(ticket.end, None, UNAVAILABLE))
+            self.soon(partial(self.dispatcher.handle, q.AskerGone(ticket)))
+
+    def watch_worker(self, worker: SimWorker | None, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
+        """Tell a reader that its worker has died while it waited."""
+
+        def look() -> None:
+            if worker is not None and not worker.alive:
+                if open_():
+                    fail()
+            elif open_():
+                self.clock.after(0.1, look)
+
+        self.clock.after(0.1, look)
+
+    # -- what happens -----------------------------------------------------------------------------------------------------------
+
+    def _new_worker(self) -> None:
+        self._names += 1
+        self.workers.append(SimWorker(self, f"worker:{self._names}", f"host:{self._names}"))
+
+    def _new_reader(self) -> None:
+        job = self.random.choice((None, "shared", "shared"))
+        mode = r.DYNAMIC if (job is None and self.random.random() < 0.5) or job == "shared" else r.OFF
+        self.readers.append(SimReader(self, job, mode, 0))
+
+    def _fault(self) -> None:
+        kind = self.random.choice(self._kinds)
+        alive = [worker for worker in self.workers if worker.alive]
+        if kind == "worker" and alive:
+            victim = self.random.choice(alive)
+            self.note(f"{victim.name} is killed")
+            victim.kill()
+            self.workers_lost += 1
+            if self.random.random() < 0.7 or len(alive) == 1:
+                address = self.random.choice((victim.address, f"host:{victim.name}'"))
+                self.clock.after(self.random.uniform(0.05, 1.0), lambda: self._come_back(victim.name, address))
+        elif kind == "cut" and alive:
+            victim = self.random.choice(alive)
+            if victim.link is not None and victim.link.open:
+                self.note(f"{victim.name} loses its connection")
+                victim.cut()
+        elif kind == "add":
+            self.note("a worker is added")
+            self.added += 1
+            self._new_worker()
+        elif kind == "dispatcher" and self.dispatcher.alive:
+            self.note("the dispatcher is killed")
+            self.restarts += 1
+            self.dispatcher.kill()
+            self.clock.after(self.random.uniform(0.05, 0.8), self.dispatcher.start)
+        elif kind == "journal":
+            self.note("the disk is full")
+            self.disk_full_until = self.clock.now + self.random.uniform(0.05, 0.5)
+        elif kind == "reader" and self.readers:
+            victim_reader = self.random.choice(self.readers)
+            if victim_reader.alive and not victim_reader.ended:
+                self.note("a reader is killed")
+                self.readers_killed += 1
+                victim_reader.kill()
+
+    def _come_back(self, name: str, address: str) -> None:
+        self.note(f"{name} is back at {address}")
+        self.workers.append(SimWorker(self, name, address))
+
+    # -- what must be so ------------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for reader in self.readers:
+            if reader.alive:
+                self._check_end(reader)
+        for worker in self.workers:
+            placed = worker.life in self.dispatcher.splits.places
+            assert placed == worker.alive, f"D6: {worker.name} {'has no' if worker.alive else 'still has a'} place"
+        groups: dict[tuple[Any, ...], list[SimReader]] = {}
+        for reader in self.readers:
+            if reader.client:
+                groups.setdefault((reader.state, reader.job, reader.repetition), []).append(reader)
+        for readers in groups.values():
+            self._check_group(readers)
+
+    def _check_end(self, reader: SimReader) -> None:
+        lost_state = self.restarts and not self.dispatcher.rules.fault_tolerant
+        assert reader.ended, "D4: a reader is not at its end although everything was calm"
+        if reader.error:
+            allowed = (NOT_FOUND, FAILED_PRECONDITION) if lost_state else ()
+            assert reader.error in allowed, f"a reader ended in error {reader.error}"
+
+    def _check_group(self, readers: list[SimReader]) -> None:
+        got = Counter(element for reader in readers for element in reader.got)
+        lossless = not (self.workers_lost or self.answers_lost or self.readers_killed)
+        kept = self.dispatcher.rules.fault_tolerant or not self.restarts
+        assert set(got) <= set(range(self.count)), "an element that is not in the dataset"
+        if readers[0].mode == r.DYNAMIC:
+            iterations = {reader.iteration for reader in readers}
+            assert len(iterations) == 1, f"D2: one job has the iterations {iterations} at once"
+            twice = [element for element, times in got.items() if times > 1]
+            assert not twice, f"D1: elements {twice[:5]} were given more than once"
+            if lossless and kept:
+                assert len(got) == self.count, f"D1: {self.count - len(got)} of {self.count} elements were never given"
+        elif lossless and kept and not self.added:
+            wrong = {element: times for element, times in got.items() if times != self.first_workers}
+            assert not wrong, f"OFF: not {self.first_workers} times each: {wrong}"
+            assert len(got) == self.count, f"OFF: {self.count - len(got)} of {self.count} elements were never given"
+
+
+def simulate_data_service(seed: int, faults: int = 12) -> DataSim:
+    """One run with seeded faults.
+
+    Raises:
+      AssertionError: a promise was broken; the text has the seed and what happened.
+    """
+    sim = DataSim(seed, faults)
+    try:
+        sim.run()
+        sim.check()
+    except AssertionError as error:
+        story = "\n".join(sim.trace)
+        raise AssertionError(f"{error}\nreplay: pytest tests/sim --seed {seed}\n{story}") from error
+    return sim
