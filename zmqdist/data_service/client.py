@@ -53,7 +53,17 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here."""
+    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here.
+
+    Args:
+      delivery: "at_most_once": what a worker has when it dies is lost. "exactly_once": others compute it, and the iterator has a state.
+      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": docs/delivery.md.
+
+    Raises (when it is called):
+      ValueError, InvalidArgumentError: arguments that make no sense.
+    Raises (when it is applied):
+      UnimplementedError: portions of this pipeline are not the whole of it.
+    """
     read = _checked(
         processing_mode,
         job_name,
