@@ -48,6 +48,14 @@ class Slots(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
     metavar="N",
     help="Lost starts after which a function fails with WorkerLost.",
 )
+@click.option("--work-dir", metavar="DIR", help="Folder of the data service: its datasets, and its journal.")
+@click.option(
+    "--fault-tolerant",
+    "fault_tolerant_mode",
+    is_flag=True,
+    default=None,
+    help="Keep a journal in --work-dir: a dispatcher that is started again goes on from it.",
+)
 @secret_options
 @_config
 @click.pass_context
@@ -153,8 +161,6 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     config = _load(file)
     check_keys(config, file, options["keys_dir"])
     section = config.jobs.dispatcher or DispatcherJob()
-    if section.work_dir is not None:
-        raise NotImplementedError("jobs.dispatcher.work_dir is not there yet: this dispatcher keeps nothing on disk")
     host, port = split(section.address)
     return {
         "host": host,
@@ -164,6 +170,7 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
         "attempts_max": section.attempts_max,
         "cancel_grace_s": (config.jobs.worker or WorkerJob()).cancel_grace_s,
         "keys_dir": config.security.keys,
+        **section.data_service(),
     }
 
 

@@ -104,11 +104,12 @@ class Goodbye(Message, tag=5):
 
 
 class Refused(Message, tag=6):
-    """What you sent is not allowed; nothing was changed."""
+    """What you sent is not allowed; nothing was changed. `final`: nor will it be, whatever its code."""
 
     SENT = "server -> any"
     code: int
     message: str
+    final: bool = False
 
 
 class Calls(Message, tag=10):

@@ -42,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp_path / "program.yaml").write_text(CLUSTER.replace("PROGRAM", "no-such-program-here"))
     (tmp_path / "key.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py").replace("count: 1", "cuont: 1"))
     (tmp_path / "curve.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {curve: true}\n")
-    (tmp_path / "disk.yaml").write_text(CLUSTER.replace(":0}", ":0, work_dir: here}").replace("PROGRAM", "python x.py"))
+    (tmp_path / "disk.yaml").write_text(
+        CLUSTER.replace(":0}", ":0, fault_tolerant_mode: true}").replace("PROGRAM", "python x.py")
+    )
     (tmp_path / "token").write_text("t" * 43 + "\n")
     (tmp_path / "token").chmod(0o600)
     assert run("keygen", str(tmp_path / "keys")).code == 0
@@ -68,7 +70,8 @@ USAGE: list[tuple[str, str]] = [
     ("dispatcher --token-file nowhere", "cannot read the token file nowhere"),
     ("dispatcher --keys nowhere", "there is no key file nowhere"),
     ("dispatcher --config curve.yaml", "curve.yaml wants CURVE and names no keys"),
-    ("dispatcher --config disk.yaml", "work_dir is not there yet"),
+    ("dispatcher --config disk.yaml", "fault tolerant mode without configuring a work dir"),
+    ("dispatcher --fault-tolerant", "fault tolerant mode without configuring a work dir"),
     ("dispatcher --config nofile.yaml", "nofile.yaml:1: (file): cannot be read"),
     ("worker", "zmqdist worker: which TARGET?"),
     ("worker --dispatcher 127.0.0.1:1 --slots 0", "zmqdist worker: Invalid value for '--slots'"),

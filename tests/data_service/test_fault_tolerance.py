@@ -309,3 +309,50 @@ def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any) -> 
     journal.close()
     with pytest.raises(RuntimeError, match="Failed to parse journal record"):
         DispatchServer(DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True))
+
+
+# -- a disk that is full ----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_lost(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zmqdist.data_service.journal import Journal
+    from zmqdist.errors import ResourceExhaustedError
+
+    first = cluster.distribute(Dataset.range(20), job_name="first")
+    iterator = iter(first)
+    assert next(iterator) == 0
+
+    def full(self: Journal, group: Any) -> None:
+        raise __import__("sqlite3").OperationalError("database or disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Journal, "_commit", full)
+        with pytest.raises(ResourceExhaustedError, match="cannot write its journal"):
+            iter(cluster.distribute(Dataset.range(10), job_name="second"))
+    assert [int(each) for each in iterator] == list(range(1, 20))
+    assert values(cluster.distribute(Dataset.range(10), job_name="second")) == list(range(10))
+    cluster.restart_dispatcher()
+    state = cluster.dispatcher._shell.data.splits.state
+    assert [job.name for job in state.jobs.values()] == ["first", "second"]
+    assert all(each.finished for each in state.iterations.values())
+
+
+def test_many_records_become_one_snapshot_and_all_comes_back(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import zmqdist.data_service.dispatcher as shell
+
+    monkeypatch.setattr(shell, "JOURNAL_RECORDS_MAX", 5)
+    for count in range(10):
+        assert values(cluster.distribute(Dataset.range(count + 1), DYNAMIC)) == list(range(count + 1))
+    data = cluster.dispatcher._shell.data
+    assert data._journal is not None
+    snapshot, records = data._journal.load()
+    assert snapshot is not None
+    assert len(records) < 10
+    before = len(data.splits.state.jobs), data.splits.state.number
+    cluster.restart_dispatcher()
+    state = cluster.dispatcher._shell.data.splits.state
+    assert (len(state.jobs), state.number) == before == (10, state.number)

@@ -61,12 +61,20 @@ def test_dont_gc_used_job(cluster: TestCluster) -> None:
 
 
 def test_dont_gc_jobs_with_visitation_guarantees(cluster: TestCluster) -> None:
-    iterators = [read_one(cluster, ShardingPolicy.OFF), read_one(cluster, ShardingPolicy.DYNAMIC)]
+    iterators = [read_one(cluster, mode, job_name=mode.name) for mode in (ShardingPolicy.OFF, ShardingPolicy.DYNAMIC)]
     tasks_become(cluster, 2)
     iterators.clear()
     tasks_become(cluster, 1)
     checks_pass(cluster)
     assert cluster.num_tasks_on_workers() == 1
+
+
+def test_what_nobody_else_can_join_ends_with_its_reader() -> None:
+    with TestCluster(num_workers=1) as cluster:  # its checks are a second apart, and a job is kept for minutes
+        iterator = read_one(cluster, ShardingPolicy.DYNAMIC)
+        tasks_become(cluster, 1)
+        iterator.close()
+        tasks_become(cluster, 0)
 
 
 def test_gc_dynamic_sharding_job_if_requested() -> None:
@@ -102,7 +110,7 @@ def test_a_collected_iteration_stays_collected_after_a_restart(cluster: TestClus
 
 def test_without_a_time_out_unused_jobs_stay_and_silent_workers_are_given_up_all_the_same() -> None:
     with TestCluster(num_workers=1, job_gc_check_interval_ms=50, job_gc_timeout_ms=-1) as cluster:
-        iterator = read_one(cluster)
+        iterator = read_one(cluster, job_name="test")
         del iterator
         until(lambda: not cluster.dispatcher._shell.data.splits.state.clients)
         checks_pass(cluster)

@@ -200,9 +200,9 @@ REFUSED = [
     ),
     (
         "{address: 127.0.0.1:0}",
-        "{address: 127.0.0.1:0, work_dir: journal}",
-        NotImplementedError,
-        "jobs.dispatcher.work_dir is not there yet: this version's dispatcher keeps nothing on disk",
+        "{address: 127.0.0.1:0, fault_tolerant_mode: true}",
+        ValueError,
+        "Cannot enable fault tolerant mode without configuring a work dir",
     ),
 ]
 

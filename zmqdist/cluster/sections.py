@@ -48,7 +48,29 @@ class DispatcherJob(Section, frozen=True):
         told("host:port to bind; port 0 lets the system choose.", "host:port", schema={"pattern": ":[0-9]+$"}),
     ] = "127.0.0.1:0"
     work_dir: Annotated[
-        str | None, told("Folder of the journal; null keeps nothing on disk.", "the path of a folder, or null")
+        str | None, told("Folder of datasets and of the journal; null: in memory.", "the path of a folder, or null")
+    ] = None
+    fault_tolerant_mode: Annotated[
+        bool,
+        told("Keep a journal in work_dir: after a restart jobs of the data service go on.", "true or false"),
+    ] = False
+    job_gc_timeout_ms: Annotated[
+        int | None,
+        told(
+            "Milliseconds after which a job of the data service without readers is dropped; -1 never.", "a whole number"
+        ),
+    ] = None
+    worker_timeout_ms: Annotated[
+        int | None,
+        told("Milliseconds after which the data service gives up a worker that has gone.", "a whole number"),
+    ] = None
+    client_timeout_ms: Annotated[
+        int | None,
+        told("Milliseconds after which the data service lets go a reader that is silent.", "a whole number"),
+    ] = None
+    worker_addresses: Annotated[
+        list[str] | None,
+        told("The fixed list of workers that shares by place (FILE, DATA, ...) need.", "a list of host or host:port"),
     ] = None
     lease_s: Annotated[
         Seconds, told("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
@@ -64,6 +86,11 @@ class DispatcherJob(Section, frozen=True):
     queue_max: Annotated[
         Amount, told("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
     ] = limits.QUEUE_MAX
+
+    def data_service(self) -> dict[str, Any]:
+        """The fields of a DispatcherConfig that the data service has."""
+        names = ("work_dir", "fault_tolerant_mode", "job_gc_timeout_ms", "worker_timeout_ms", "client_timeout_ms")
+        return {name: getattr(self, name) for name in (*names, "worker_addresses")}
 
 
 class Job(Section, frozen=True):

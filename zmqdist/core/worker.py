@@ -108,8 +108,7 @@ class Worker:
         self.incarnation = incarnation
         self.can_kill = can_kill
         self.leaving = False
-        self.serving = False
-        """The shell has something that readers want to have to its end; a worker that leaves waits for it, within its grace."""
+        self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
         self._queue: deque[Leased] = deque()
@@ -120,7 +119,7 @@ class Worker:
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
         self._contact = Contact(orphan_limit_s, now, now + orphan_limit_s)
-        self._leave_at: float | None = None
+        self.leave_at: float | None = None  # when what it runs is cut off
         self._spawn_failures = 0
         self._careful: tuple[int, int] | None = None
         """The careful lease whose start was reported, and the beat whose echo lets it start."""
@@ -130,18 +129,13 @@ class Worker:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self.ended is not None:
             return None
-        first = earliest(self._contact.deadline, self._leave_at)
+        first = earliest(self._contact.deadline, self.leave_at)
         for slot in self._slots:
             if slot.cut and self.can_kill:
                 first = earliest(first, slot.kill_at)
             if len(slot.given) > 1 and self._could_balance(slot):
                 first = earliest(first, slot.heard_at + STUCK_S)
         return first
-
-    @property
-    def leaves_at(self) -> float | None:
-        """When what it runs is cut off, for it leaves; None: it does not, or that has been."""
-        return self._leave_at
 
     @property
     def registered(self) -> bool:
@@ -238,8 +232,8 @@ class Worker:
                 return self._forget({(coordinator, fn) for fn in functions})
             case Leave(grace_s):
                 return self._leave(grace_s, now)
-            case Refused(code, text):
-                return [] if self._contact.refused(code, now) else self._exit(code, text)
+            case Refused(code, text, final):
+                return [] if not final and self._contact.refused(code, now) else self._exit(code, text)
             case _:
                 return []
 
@@ -272,9 +266,9 @@ class Worker:
             effects += self._abandon()
         if contact.beat_due(now):
             effects.append(self._beat())
-        if self._leave_at is not None and now >= self._leave_at:
+        if self.leave_at is not None and now >= self.leave_at:
             effects += self._cut_off({lease for slot in self._slots for lease in slot.leases()}, now)
-            self._leave_at = None
+            self.leave_at = None
             if not self.can_kill:
                 effects += self._returned([lease for slot in self._slots if not slot.orphan for lease in slot.leases()])
                 effects += self._exit(errors.OK, "")
@@ -320,8 +314,8 @@ class Worker:
 
     def _leave(self, grace_s: float, now: float) -> list[Effect]:
         at = now + grace_s
-        if not self.leaving or (self._leave_at is not None and at < self._leave_at):  # somebody asks for a sooner end
-            self._leave_at = at
+        if not self.leaving or (self.leave_at is not None and at < self.leave_at):  # somebody asks for a sooner end
+            self.leave_at = at
         self.leaving = True
         reclaims = [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
         return [*self._say_leaving(), *self._return_queue(), *reclaims]
@@ -331,11 +325,8 @@ class Worker:
         return [Send(DISPATCHER, Leave(0.0))] if self.leaving and self.registered else []
 
     def _leave_if_done(self) -> list[Effect]:
-        if not self.leaving or self.ended is not None or self.busy_slots or self._queue:
-            return []
-        if self.serving and self._leave_at is not None:
-            return []
-        return self._exit(errors.OK, "")
+        idle = not (self.busy_slots or self._queue or (self.serving and self.leave_at is not None))
+        return self._exit(errors.OK, "") if self.leaving and self.ended is None and idle else []
 
     def _exit(self, code: int, text: str) -> list[Effect]:
         effects: list[Effect] = self._report()

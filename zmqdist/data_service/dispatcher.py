@@ -10,11 +10,11 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
     open(request, job_name, repetition, terms, consumer, saved)  -> (client, iteration, state, cut)
-    watch(state, client, version)                                -> (version, tasks, finished, failed), None when asked again
+    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed), None when asked again
     acknowledge(state, client, marks)                            -> None
     missed(state, client, life)                                  -> None
     release(state, client)                                       -> None
-    work(state, life, has, done)                                 -> (state, new tasks, tasks to drop), None when asked again
+    work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
     portions(state, task, life, client, request, count)          -> portions: see core/splits/questions.py
     hand_back(state, task, life, source, request, repetition, runs) -> None
@@ -41,7 +41,6 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits, not_registered
-from zmqdist.core.splits.portions import is_portioned
 from zmqdist.core.splits.state import decode_state
 from zmqdist.data.splits import portion_rules, split_providers
 from zmqdist.data.tree import deserialize
@@ -176,6 +175,11 @@ class DataDispatcher:
                 self._rules.worker_timeout_s,
             )
 
+    def status(self) -> dict[str, Any]:
+        """What `zmqdist status` shows of it: iterations that are read, and how many workers would be enough for them."""
+        figures = self.splits.figures
+        return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
+
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""
         self._perform(self.splits.handle(event, self._loop.now()))
@@ -260,7 +264,7 @@ class DataDispatcher:
         told = msgspec.convert(list(terms), r.Terms)
         fingerprint = self._dataset(told.dataset).fingerprint
         sources = self._sources_of(fingerprint) if told.mode == r.DYNAMIC else ()
-        grain = portion_rules(deserialize(self._store.get(fingerprint))) if is_portioned(told) else None
+        grain = portion_rules(deserialize(self._store.get(fingerprint))) if told.portioned else None
         state = None if saved is None else q.Saved(*msgspec.convert(saved, SAVED))
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
         self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer, grain, state))
@@ -277,8 +281,18 @@ class DataDispatcher:
             raise from_code(found.error_code, found.message)
         return found
 
-    def _watch(self, asked: Asked, state: int, client: int, version: int) -> None:
-        self._ask(asked, q.Watch(asked, state, client, version))
+    def _watch(
+        self,
+        asked: Asked,
+        state: int,
+        client: int,
+        version: int,
+        target_s: float = 0.0,
+        stopped: int = -1,
+        lost: dict[int, int] | None = None,
+    ) -> None:
+        question = q.Watch(asked, state, client, version, float(target_s), int(stopped), dict(lost or {}))
+        self._ask(asked, question)
 
     def _release(self, asked: Asked, state: int, client: int) -> None:
         self._ask(asked, q.Release(asked, state, client))
@@ -291,8 +305,10 @@ class DataDispatcher:
             ),
         )
 
-    def _work(self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...]) -> None:
-        self._ask(asked, q.Work(asked, state, life, dict(has), tuple(done)))
+    def _work(
+        self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...], figures: dict[int, Any]
+    ) -> None:
+        self._ask(asked, q.Work(asked, state, life, dict(has), tuple(done), dict(figures)))
 
     def _splits(
         self, asked: Asked, state: int, task: int, life: int, source: int, request: int, repetition: int, count: int

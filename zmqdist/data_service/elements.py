@@ -4,6 +4,7 @@ Form
     A structure (tuple, namedtuple, dict) whose leaves are columns. A column is a list, which no element has as structure:
         [SCALARS, array]         numpy scalars of one type: one array of one axis
         [ROWS, array]            arrays of one dtype and shape, each of at most ROW_BYTES_MAX: stacked on a new axis 0
+        [TEXTS, kind, ...]       str (kind 1) or bytes (0) of which some are large: arrays of bytes
         [EACH, one, two, ...]    anything else, as it is: large arrays, str, bytes, what differs in dtype, shape or structure
     All columns have an entry for each element. What differs in structure is a column of structures, be it a part of the elements or
     all of them; no elements are an empty column.
@@ -36,7 +37,7 @@ from zmqdist.errors import UnimplementedError, WireError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
 
-SCALARS, ROWS, EACH = range(3)
+SCALARS, ROWS, EACH, TEXTS = range(4)
 
 ROW_BYTES_MAX: Final = INLINE_BYTES_MAX
 """A larger array travels in a frame of its own: then nobody copies it on the way."""
@@ -70,7 +71,7 @@ def _column(items: Sequence[Any]) -> Any:
         if cls is np.ndarray:
             return _arrays(items)
         if cls is str or cls is bytes:
-            return [EACH, *items]
+            return _texts(cls, items)
         if cls is dict and first and list(map(tuple, items)).count(tuple(first)) == len(items):
             columns = zip(*map(dict.values, items), strict=True)
             return dict(zip(first, map(_column, columns), strict=True))
@@ -90,6 +91,13 @@ def _scalars(items: Sequence[Any]) -> Any:
     if _alike(items, _dtype_of):  # they differ in their units, and numpy would make them alike
         return [SCALARS, np.array(items, dtype)]
     return [EACH, *items]
+
+
+def _texts(cls: type, items: Sequence[Any]) -> Any:
+    if max(map(len, items)) <= ROW_BYTES_MAX:
+        return [EACH, *items]
+    encoded = [item.encode("utf-8", "surrogatepass") for item in items] if cls is str else items
+    return [TEXTS, int(cls is str), *(np.frombuffer(item, np.uint8) for item in encoded)]
 
 
 def _arrays(items: Sequence[Any]) -> Any:
@@ -177,6 +185,8 @@ def _entries_of_column(column: list[Any]) -> list[Any]:
             for entry in entries:
                 _check_entry(entry)
         return entries
+    if kind == TEXTS and len(column) > 2 and column[1] in (0, 1):
+        return [_text(column[1], array) for array in column[2:]]
     if kind in (SCALARS, ROWS) and len(column) == 2 and type(column[1]) is np.ndarray:
         array = column[1]
         if kind == SCALARS:
@@ -187,6 +197,15 @@ def _entries_of_column(column: list[Any]) -> list[Any]:
         elif array.ndim == 1 and array.itemsize:
             return [array[place, ...].copy() for place in range(len(array))]
     return _malformed("no such column")
+
+
+def _text(kind: int, array: Any) -> str | bytes:
+    if type(array) is not np.ndarray or array.dtype != np.uint8 or array.ndim != 1:
+        _malformed("a text that is no array of bytes")
+    try:
+        return array.tobytes().decode("utf-8", "surrogatepass") if kind else array.tobytes()
+    except UnicodeDecodeError as error:
+        _malformed(str(error))
 
 
 def _check_entry(entry: Any) -> None:
@@ -205,6 +224,44 @@ def _malformed(why: str) -> NoReturn:
 
 _OBJECT_BYTES: Final = 64
 """About what an object takes beside its content."""
+
+
+INLINE_BYTES: Final = 4 << 20
+ARRAYS_MAX: Final = 500
+"""What a batch may hold beside its large arrays, and how many of those: well below what the codec takes."""
+
+
+def fits(elements: Iterable[Any], bytes_max: int) -> int:
+    """How many of these make a batch of about `bytes_max` bytes that the codec takes; at least one."""
+    inline = large = arrays = count = 0
+    for value in elements:
+        for nbytes in _sizes(value):
+            if nbytes > ROW_BYTES_MAX:
+                large += nbytes
+                arrays += 1
+            else:
+                inline += nbytes + _OBJECT_BYTES
+        if count and (inline > INLINE_BYTES or arrays > ARRAYS_MAX or inline + large > bytes_max):
+            return count
+        count += 1
+    return max(1, count)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether it is a numpy scalar of a plain type: of these there are never too many in a batch."""
+    return type(value) in _SCALAR_TYPES
+
+
+def _sizes(value: Any) -> list[int]:
+    """Bytes of each leaf."""
+    cls = type(value)
+    if cls is np.ndarray:
+        return [value.nbytes]
+    if cls is str or cls is bytes:
+        return [len(value)]
+    if isinstance(value, (tuple, dict)):
+        return [nbytes for item in (value.values() if isinstance(value, dict) else value) for nbytes in _sizes(item)]
+    return [getattr(value, "nbytes", 0)]
 
 
 def weigh(value: Any) -> int:

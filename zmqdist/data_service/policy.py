@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from zmqdist.data.structure import invalid
+
 
 class ShardingPolicy(IntEnum):
     """Which part of the data each worker computes.
@@ -53,3 +55,19 @@ class CrossTrainerCache:
         if not trainer_id:
             raise ValueError("a cross-trainer cache requires a non-empty trainer ID.")
         self.trainer_id = str(trainer_id)
+
+
+def check_shared(job_name: str | None, repetition: int, num_consumers: int) -> None:
+    """Refuse an iterator that cannot read from a cross-trainer cache. Raises InvalidArgumentError."""
+    if not job_name:
+        raise invalid("Cross-trainer caching requires named jobs. Got empty `job_name`.")
+    if repetition > 1:
+        raise invalid(
+            "Cross-trainer caching requires infinite datasets and disallows multiple repetitions of the same dataset. "
+            f"Got repetition {repetition}."
+        )
+    if num_consumers:
+        raise invalid(
+            "Cross-trainer caching does not support coordinated reads. Got number of coordinated consumers: "
+            f"{num_consumers}"
+        )

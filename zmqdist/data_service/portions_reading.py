@@ -143,6 +143,7 @@ class PortionsReader(Reader):
 
     def pieces(self) -> Iterator[Iterator[Any]]:
         """The elements: as iterators that are to be used up, one after the other. Raises as `batches`."""
+        self._soon(self._begin)
         while True:
             self._have_had()
             if not self._queue:

@@ -29,13 +29,12 @@ from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
-from zmqdist.core.splits.portions import is_portioned
 from zmqdist.core.splits.records import Terms
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
 from zmqdist.data_service.elements import check_spec
-from zmqdist.data_service.policy import STATIC, ShardingPolicy
+from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
 from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
@@ -53,13 +52,16 @@ log = logging.getLogger("zmqdist.data")
 AHEAD: Final = 2
 """Batches asked for of each task."""
 
-ELEMENTS_MAX: Final = 1024
-BATCH_BYTES: Final = 8 << 20
+ELEMENTS_MAX: Final = 4096
+BATCH_BYTES: Final = 17 << 20
 
 PAUSE_S_MAX: Final = 1.0
 
 TURN_S: Final = 0.02
 """Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
+
+TARGET_OF: Final = 16
+"""The consumer's time for an element is a mean over about so many batches."""
 
 WATCH: Final = "zmqdist.data.watch"
 RELEASE: Final = "zmqdist.data.release"
@@ -116,6 +118,8 @@ class Reader:
         Raises:
           OpError: what the dispatcher says.
         """
+        if wish.terms.cache:
+            check_shared(wish.job_name, wish.repetition, wish.terms.num_consumers)
         self._wish = wish
         self._credentials = credentials
         self._stopped = threading.Event()
@@ -128,14 +132,20 @@ class Reader:
         self._held = 0
         """Questions asked and batches in the queue."""
         self._turns = itertools.count()
+        self._begun = False
         self._target = ""
+        self._target_s = 0.0
+        """The consumer needs so long for an element."""
         self._subset = False
         """There are tasks that this reader leaves to others."""
         self._finished = False
         self._version = 0
+        self._watching = 0
         self._watch_pause_s = FIRST_PAUSE_S
         self._dispatcher = self._connect(wish.dispatcher)
         self._opened: tuple[int, int] | None = None
+        self._number = 0
+        """Of the client that this is to the dispatcher."""
         request = random.getrandbits(62)
         terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
 
@@ -154,7 +164,7 @@ class Reader:
         except BaseException:
             self.close()
             raise
-        self._opened = state, client
+        self._opened, self._number = (state, client), client
         self._loop.call_soon(self._watch)
 
     def _deployment_mode(self) -> str:
@@ -173,11 +183,16 @@ class Reader:
         Raises:
           OpError: also what ends the reading.
         """
+        self._soon(self._begin)
         while (value := self._take()) is not None:
             self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
-            yield self._opened_batch(value)
+            elements = self._opened_batch(value)
+            given_at = time.monotonic()
+            yield elements
+            took_s = (time.monotonic() - given_at) / max(1, len(elements))
+            self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
 
     def _take(self) -> Any:
         """What is next in the queue; waits for it. None at the end. Raises what ended the reading."""
@@ -259,9 +274,17 @@ class Reader:
 
     def _watch(self) -> None:
         assert self._opened is not None
-        self._start(self._dispatcher, self._watched, WATCH, *self._opened, self._version)
+        self._watching += 1
+        then = partial(self._watched, self._watching)
+        self._start(self._dispatcher, then, WATCH, *self._opened, self._version, self._target_s, *self._standing())
 
-    def _watched(self, call: StatusOrResult) -> None:
+    def _standing(self) -> tuple[Any, ...]:
+        """What else the dispatcher is told with a question for news."""
+        return ()
+
+    def _watched(self, asking: int, call: StatusOrResult) -> None:
+        if asking != self._watching:
+            return  # there is a later question
         code, message = call.get_error()
         if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
             pause_s, self._watch_pause_s = self._watch_pause_s, min(PAUSE_S_MAX, self._watch_pause_s * PAUSE_GROWS)
@@ -273,10 +296,10 @@ class Reader:
         self._watch_pause_s = FIRST_PAUSE_S
         told = call.get_value()
         if told is not None:
-            self._version, tasks, self._finished, failed = told
+            self._version, tasks, self._finished, hold, ended, failed = told
             if failed:
                 self._end(UnavailableError(None, None, failed))
-            self._note(tasks)
+            self._note(tasks, hold, ended)
             self._top_up()
         if not self._finished:
             if self._wish.refresh_s:
@@ -284,11 +307,11 @@ class Reader:
             else:
                 self._watch()
 
-    def _note(self, tasks: list[tuple[Any, ...]]) -> None:
-        """Which tasks there are now."""
+    def _note(self, tasks: list[tuple[Any, ...]], hold: bool, ended: dict[int, int]) -> None:
+        """Which tasks there are now. The rest is of coordinated reads."""
         random.shuffle(tasks)
         there = set()
-        coordinated = self._wish.terms.num_consumers > 0 and not is_portioned(self._wish.terms)
+        coordinated = self._wish.terms.coordinated
         self._subset = False
         for task, _worker, address, life, tags, _starting_round in tasks:
             if not reads_from(self._target, coordinated, life, tags):
@@ -304,11 +327,12 @@ class Reader:
     def _at(self, task: int, address: str, life: int) -> Local | Remote:
         assert self._opened is not None
         state = self._opened[0]
-        protocol = self._wish.protocol
-        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) else None
+        protocol, shared = self._wish.protocol, bool(self._wish.trainer)
+        # What others get, too, is not handed over as it is.
+        worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
             return Local(worker, address, state, task, self._soon)
-        if protocol and protocol not in PROTOCOLS:
+        if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
             self._end(
                 NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
@@ -325,7 +349,7 @@ class Reader:
 
     def _top_up(self) -> None:
         """Ask for as much as there is room for: some batches of each task, or the elements that the user allows."""
-        if self._over:
+        if self._over or not self._begun:
             return
         sources = [each for each in self._sources.values() if self._may_ask(each)]
         sources.sort(key=attrgetter("asked", "asked_at"))
@@ -339,7 +363,7 @@ class Reader:
             for source in sources:
                 if room > 0 and source.asked < AHEAD:
                     room -= 1
-                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, self._opened[1]))  # type: ignore[index]
+                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, self._number, trainer=self._wish.trainer))
         mine = self._sources.values()
         if not any(source.asked for source in mine) and (
             self._finished or (self._subset and mine and all(source.ended for source in mine))
@@ -377,6 +401,11 @@ class Reader:
             elif error is not None:
                 self._held += 1
                 self._put(error)
+        self._top_up()
+
+    def _begin(self) -> None:
+        """Somebody wants elements. Before that nothing is asked for: what nobody reads is nobody's loss."""
+        self._begun = True
         self._top_up()
 
     def _taken(self) -> None:

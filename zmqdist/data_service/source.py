@@ -12,6 +12,7 @@ from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.portions_reading import PortionsReader, saved_of
 from zmqdist.data_service.reading import Reader, Wish
+from zmqdist.data_service.rounds_reading import RoundsReader
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.net.credentials import Credentials
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class _ReadingNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
-        self._reader = Reader(wish_of(self.op, dataset.memory.number()), Credentials(None, None, False))
+        kind = RoundsReader if self.op.num_consumers else Reader
+        self._reader = kind(wish_of(self.op, dataset.memory.number()), Credentials(None, None, False))
         self._batch: Iterator[Any] = iter(())
 
     def run(self) -> Iterator[Any]:

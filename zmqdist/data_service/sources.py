@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from zmqdist.data_service import squeezing
 from zmqdist.data_service.elements import unpack
-from zmqdist.data_service.runners.base import Wanted
+from zmqdist.data_service.runners.base import Packed, Wanted
 from zmqdist.data_service.worker import ELEMENTS, END, SKIP, SOME, DataWorker
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
@@ -88,13 +88,17 @@ class LocalReply:
         self.answered = True
         self._then(SOME, (self._address, elements, tag, "local"), None)
 
+    def packed(self, batch: Packed) -> None:
+        self.answered = True
+        self._then(SOME, (self._address, batch.form(""), None), None)
+
     def end(self) -> None:
         self.answered = True
         self._then(END, None, None)
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         self.answered = True
-        self._then(SKIP, None, None)
+        self._then(SKIP, (self._address, None, tag), None)
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

@@ -7,6 +7,7 @@ Rules
 
 Methods (after "zmqdist.data.")
     elements(state, task, wanted, compression)   -> (kind, batch, its tag); kinds are below
+    profile()                                    -> {task: its figures}
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from zmqdist.core.splits.portions import is_portioned
 from zmqdist.core.splits.records import DYNAMIC, Terms
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator
@@ -28,11 +28,13 @@ from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.data_service.runners.base import Reply, Runner, Wanted
+from zmqdist.data_service.runners import rounds, shared
+from zmqdist.data_service.runners.base import Packed, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.runners.portions import Portions
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
+from zmqdist.limits import TRAINER_CACHE_BYTES
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
@@ -43,6 +45,8 @@ from zmqdist.wire.hello import host_identity
 
 log = logging.getLogger("zmqdist.data")
 
+PROFILE: Final = "zmqdist.data.profile"
+
 ELEMENTS: Final = "zmqdist.data.elements"
 
 SOME, END, SKIP = 0, 1, 2
@@ -50,6 +54,9 @@ SOME, END, SKIP = 0, 1, 2
 
 AGAIN_S: Final = 0.05
 """After a refused question for work."""
+
+REPORT_S: Final = 5.0
+"""How often a worker that has tasks tells how they do."""
 
 FLUSH_S: Final = 0.1
 """What was answered last has so long to leave before a worker goes."""
@@ -93,6 +100,7 @@ class DataWorker:
         self._life = life
         self._timeout_s = dispatcher_timeout_s
         self.address = ""
+        self.cache_bytes = TRAINER_CACHE_BYTES
         self._state = 0
         self._tasks: dict[int, Task] = {}
         self._asking = 0
@@ -102,6 +110,7 @@ class DataWorker:
         """The worker leaves: to be called when nothing is left to do."""
         self._left = False
         service.register_later(ELEMENTS, self._elements, roles=READERS)
+        service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
 
     @property
@@ -112,7 +121,7 @@ class DataWorker:
     @property
     def num_tasks(self) -> int:
         """Tasks that the dispatcher wants from this worker and that have not ended."""
-        return sum(not task.done for task in self._tasks.values())
+        return sum(not (task.done or task.deleted) for task in self._tasks.values())
 
     # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
 
@@ -127,7 +136,19 @@ class DataWorker:
         self._asking += 1
         has = dict.fromkeys(self._tasks, self.address)
         done = tuple(number for number, task in self._tasks.items() if task.done)
-        self._calls.ask("zmqdist.data.work", (self._state, self._life, has, done), partial(self._told, self._asking))
+        question = (self._state, self._life, has, done, self._figures())
+        self._calls.ask("zmqdist.data.work", question, partial(self._told, self._asking))
+        at_work = any(task.runner is not None and not task.done for task in self._tasks.values())
+        self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S if at_work else None, self._ask_again)
+
+    def _figures(self) -> dict[int, tuple[Any, ...]]:
+        """What the tasks at work tell of themselves."""
+        found = {}
+        for number, task in self._tasks.items():
+            figures = getattr(task.runner, "figures", None)
+            if figures is not None and not task.done:
+                found[number] = figures()
+        return found
 
     def _told(self, asking: int, value: Any, error: OpError | None) -> None:
         if asking != self._asking:
@@ -173,9 +194,9 @@ class DataWorker:
         for task in self._tasks.values():
             dealer = self._dealers.get(task.id)
             if task.terms.mode == DYNAMIC and not task.done:
-                if dealer is None or is_portioned(
-                    task.terms
-                ):  # nobody reads it, or others have what is not acknowledged
+                if (
+                    dealer is None or task.terms.portioned
+                ):  # nobody reads it, or others compute what is not acknowledged
                     task.done = True
                 else:
                     name = f"zmqdist-drain-{task.id}"
@@ -195,14 +216,14 @@ class DataWorker:
     def _end_if_drained(self) -> None:
         if self._drained is not None and not self.num_tasks:
             if self._tasks:
-                self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+                self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
             else:
                 self._end_if_sent()
 
     def _end_if_sent(self) -> None:
         assert self._drained is not None
         if self._service.unsent:
-            self._loop.set_timer("drained", self._loop.now() + FLUSH_S, self._end_if_sent)
+            self._loop.set_timer((self, "drained"), self._loop.now() + FLUSH_S, self._end_if_sent)
         else:
             self._left = True
             self._drained()
@@ -216,6 +237,20 @@ class DataWorker:
             self._client.close()
 
     # -- readers ----------------------------------------------------------------------------------------------------------------
+
+    def _profile(self, asked: Asked) -> None:
+        found = self._figures()
+        if not found:
+            raise UnavailableError(
+                None, None, f"No trace event was collected: no task of worker {self.address} is at work"
+            )
+        names = ("elements", "bytes", "buffered", "room", "element_s")
+        asked.answer(
+            {
+                number: {"dataset": self._tasks[number].dataset, **dict(zip(names, told, strict=True))}
+                for number, told in found.items()
+            }
+        )
 
     def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
@@ -256,6 +291,7 @@ class DataWorker:
             return
         if task.runner is None:
             task.runner = self._run(task)
+            self._loop.set_timer((self, "report"), self._loop.now() + REPORT_S, self._ask_again)
         task.runner.ask(wanted, reply)
         if wanted.wait_s is not None and not reply.answered:
             runner = task.runner
@@ -266,9 +302,14 @@ class DataWorker:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(self._client, self._state, task.id, self._life, self._timeout_s)
-        if is_portioned(task.terms):
+        if task.terms.portioned:
             return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions)
-        return FirstCome(str(task.id), partial(self._open, task, dealer), partial(self._finished, task))
+        opened = partial(self._open, task, dealer)
+        if task.terms.coordinated:
+            return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+        if task.terms.cache:
+            return shared.Shared(str(task.id), opened, self.cache_bytes)
+        return FirstCome(str(task.id), opened, partial(self._finished, task))
 
     def _definition(self, task: Task, dealer: Dealer) -> Dataset:
         """In a thread of the task."""
@@ -290,6 +331,10 @@ class DataWorker:
     def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
         dataset = self._definition(task, dealer)
+        if task.terms.coordinated:
+            rounds.require_infinite(dataset.cardinality())
+        if task.terms.cache:
+            shared.require_infinite(dataset.cardinality())
         if task.terms.mode == DYNAMIC:
             return open_split(dataset, dealer.ask)
         policy = ShardingPolicy(task.terms.mode).name
@@ -303,6 +348,8 @@ class DataWorker:
             pass  # the worker has ended
 
     def _note_finished(self, task: Task) -> None:
+        if task.deleted:
+            return  # who asks for it is told so; the dispatcher collects what nobody reads
         task.done = True
         if task.id in self._tasks:
             self._ask()
@@ -328,9 +375,15 @@ class RemoteReply:
             pass  # the worker has ended: so has the connection
 
     def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self._answer(lambda: squeeze(pack(elements), self._codec), tag)
+
+    def packed(self, batch: Packed) -> None:
+        self._answer(lambda: batch.form(self._codec), None)
+
+    def _answer(self, batch: Callable[[], Any], tag: Any) -> None:
         self.answered = True
         try:
-            value = (SOME, squeeze(pack(elements), self._codec), tag)
+            value = (SOME, batch(), tag)
         except BaseException as error:
             self._asked.fail(error)
         else:
@@ -340,9 +393,9 @@ class RemoteReply:
         self.answered = True
         self._asked.answer((END, None, None))
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         self.answered = True
-        self._asked.answer((SKIP, None, None))
+        self._asked.answer((SKIP, None, tag))
 
     def fail(self, error: BaseException) -> None:
         self.answered = True

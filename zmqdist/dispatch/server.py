@@ -260,7 +260,7 @@ class _Shell:
             try:
                 self.data.splits.admit(message.address)
             except errors.OpError as error:
-                self._perform([Send(peer, Refused(error.error_code, error.message))])
+                self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
                 return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
 
@@ -344,6 +344,7 @@ class _Shell:
                 {**_row(row), "idle_s": now - row.heard_at, "age_s": now - row.joined_at} for row in snapshot.workers
             ],
             "coordinators": [_row(row) for row in snapshot.coordinators],
+            "data": self.data.status(),
             "losses_count": snapshot.losses_count,
             "losses": [
                 {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}

@@ -249,6 +249,7 @@ class _Shell:
             self.data = DataWorker(
                 loop, service, self._calls, self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
             )
+            self.data.cache_bytes = config.cache_bytes
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self.address = self._store.address = router.bind(join(host, config.port))
@@ -312,7 +313,7 @@ class _Shell:
             self._note_bulk(event)
         machine.serving = not self.data.left
         self._perform(machine.handle(event, self._loop_now()))
-        if not self._draining and machine.leaves_at is not None and machine.leaves_at > self._loop_now():
+        if not self._draining and machine.leave_at is not None and machine.leave_at > self._loop_now():
             self._draining = True
             self.data.drain(lambda: self._handle(Ticked()))
         if not machine.running:

@@ -96,10 +96,6 @@ class Launch:
         for job in ("ps", "chief", "evaluator"):
             if getattr(config.jobs, job) is not None:
                 raise NotImplementedError(f"jobs.{job} is not there yet: this version starts a dispatcher and workers")
-        if self._dispatcher_section().work_dir is not None:
-            raise NotImplementedError(
-                "jobs.dispatcher.work_dir is not there yet: this version's dispatcher keeps nothing on disk"
-            )
         if shutil.which(self._command[0]) is None:
             raise errors.NotFoundError(
                 None, None, f"program: {self._command[0]!r} is not found, or may not be executed"
@@ -131,6 +127,7 @@ class Launch:
             cancel_grace_s=self._workers.cancel_grace_s,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
+            **section.data_service(),
         )
 
     def _write_config(self, path: Path, credentials: Credentials) -> None:

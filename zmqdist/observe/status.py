@@ -3,7 +3,7 @@
 Rule: pure functions of the dictionary that the RPC method `status` of a dispatcher returns; nothing is asked, printed or coloured
 here. Names, hosts and reasons were chosen by other processes, so they are made printable and cut before they reach a terminal.
 
-Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, losses_count, losses, dropped,
+Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, data, losses_count, losses, dropped,
 refused_handshakes. All durations are seconds.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from zmqdist.core.splits.records import MODES
 from zmqdist.errors import describe_exit
 
 TEXT_CHARS_MAX: Final = 100
@@ -104,8 +105,9 @@ def headline(status: Status) -> str:
 
 
 def tables(status: Status) -> list[Table]:
-    """The tables that have rows: workers, coordinators, losses."""
-    return [table for table in (workers(status), coordinators(status), losses(status)) if table.rows]
+    """The tables that have rows: workers, coordinators, jobs of the data service, losses."""
+    every = (workers(status), coordinators(status), jobs(status), losses(status))
+    return [table for table in every if table.rows]
 
 
 def lines(status: Status) -> list[str]:
@@ -116,6 +118,31 @@ def lines(status: Status) -> list[str]:
     for table in tables(status):
         told += ["", *table.lines()]
     return told
+
+
+def jobs(status: Status) -> Table:
+    """One row for each iteration of the data service that is read. `left`: positions of its sources that were not given out."""
+    data = status.get("data") or {"jobs": [], "workers_enough": None}
+    enough = data["workers_enough"]
+    title = "data jobs" if enough is None else f"data jobs ({plural(enough, 'worker')} would be enough)"
+    return Table(
+        title,
+        ("job", "mode", ">iteration", ">tasks", ">readers", ">elements/s", ">MB/s", ">buffered", ">left"),
+        tuple(
+            (
+                printable(row["job"]),
+                MODES[row["mode"]] if row["mode"] < len(MODES) else str(row["mode"]),
+                str(row["iteration"]),
+                f"{row['tasks']}/{row['tasks_count']}",
+                str(row["clients"]),
+                f"{row['elements_per_s']:,.0f}",
+                f"{row['bytes_per_s'] / 1e6:,.1f}",
+                f"{row['buffered'] / row['room']:.0%}" if row["room"] else "",
+                ", ".join("endless" if left is None else f"{left:,}" for left in row["positions_left"]),
+            )
+            for row in data["jobs"]
+        ),
+    )
 
 
 def workers(status: Status) -> Table:

@@ -391,7 +391,7 @@ def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
         if life > 1:
             assert world.given(life, client, 4) == []
         world.handle(q.WorkerLost(life))
-    failed = world.answer(world.ask(q.Watch, NUMBER, client, 0))[3]
+    failed = world.answer(world.ask(q.Watch, NUMBER, client, 0))[5]
     assert "positions 0 to 2" in failed
     assert all(f"worker:{life}" in failed for life in (1, 2, 3))
 

@@ -122,6 +122,10 @@ class Book:
         """Answer a question, when all that was changed before is durable."""
         self.commits.effect(q.Answer(token, value))
 
+    def tell(self, token: q.Token, value: Any) -> None:
+        """Answer a question for news."""
+        self.commits.effect(q.Answer(token, value, news=True))
+
     def ask_again(self) -> list[q.Effect]:
         """End all questions that wait for news."""
         tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]

@@ -10,6 +10,7 @@ from zmqdist.core.splits import cutting
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal
+from zmqdist.core.splits.coordinated import is_coordinated, told
 
 WATCH_S_MAX: Final = 10.0
 """A client's question for news is answered after so long, news or not: asking again shows that it lives."""
@@ -57,19 +58,22 @@ class Clients:
         self._book.heard[client.id] = now
         self._forget_watch(client.id)
         if asked.version != self.version(iteration.id):
-            self._book.answer(asked.token, self._told(iteration, client))
+            self._book.tell(asked.token, self._told(iteration, asked))
         else:
             self._book.watching[client.id] = (asked, now)
 
     def _forget_watch(self, client: int) -> None:
         before = self._book.watching.pop(client, None)
         if before is not None:
-            self._book.answer(before[0].token, None)
+            self._book.tell(before[0].token, None)
 
     def version(self, iteration: int) -> int:
         return self._book.versions.setdefault(iteration, self._book.first_version)
 
-    def _told(self, iteration: r.Iteration, client: r.Client) -> tuple[int, list[Any], bool, str]:
+    def _told(self, iteration: r.Iteration, asked: q.Watch) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
+        if is_coordinated(self._book, iteration):
+            tasks, hold, ended = told(self._book, iteration, asked)
+            return self.version(iteration.id), tasks, iteration.finished, hold, ended, ""
         tasks = []
         for number in iteration.tasks:
             task = self._book.state.tasks[number]
@@ -80,9 +84,10 @@ class Clients:
             tasks.append((number, worker.address, address, life, worker.tags, task.starting_round))
         portions = iteration.portions
         if portions is None:
-            return self.version(iteration.id), tasks, iteration.finished, ""
-        over = iteration.finished or cutting.is_lane_over(portions, cutting.lane_of(portions, client))
-        return self.version(iteration.id), tasks, over, portions.failed
+            return self.version(iteration.id), tasks, iteration.finished, False, {}, ""
+        lane = cutting.lane_of(portions, self._book.state.clients[asked.client])
+        over = iteration.finished or cutting.is_lane_over(portions, lane)
+        return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def news(self, iteration_id: int) -> None:
         self._book.versions[iteration_id] = self.version(iteration_id) + 1
@@ -91,11 +96,17 @@ class Clients:
             watch = self._book.watching.pop(number, None)
             if watch is not None:
                 self._book.heard[number] = self._book.now
-                self._book.answer(watch[0].token, self._told(iteration, self._book.state.clients[number]))
+                self._book.tell(watch[0].token, self._told(iteration, watch[0]))
 
-    def release(self, asked: q.Release, now: float) -> None:
-        if asked.state == self._book.state.number and asked.client in self._book.state.clients:
+    def release(self, asked: q.Release, now: float, end: Callable[[r.Iteration], None]) -> None:
+        """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
+        client = self._book.state.clients.get(asked.client)
+        if asked.state == self._book.state.number and client is not None:
             self.let_go(asked.client, now)
+            iteration = self._book.state.iterations[client.iteration]
+            over = iteration.finished or iteration.collected or iteration.clients
+            if not over and self._book.state.jobs[iteration.job].anonymous:
+                end(iteration)
         self._book.answer(asked.token, None)
 
     def let_go(self, number: int, now: float) -> None:
@@ -130,8 +141,8 @@ class Clients:
                 break
             del self._book.watching[number]
             self._book.heard[number] = now
-            client = self._book.state.clients[number]
-            self._book.answer(watch.token, self._told(self._book.state.iterations[client.iteration], client))
+            iteration = self._book.state.iterations[self._book.state.clients[number].iteration]
+            self._book.tell(watch.token, self._told(iteration, watch))
 
     def collect(self, now: float, end: Callable[[r.Iteration], None]) -> None:
         """Release clients that are silent, and end iterations that nobody reads."""

@@ -13,6 +13,7 @@ Without a journal nothing waits.
 
 from __future__ import annotations
 
+from zmqdist import errors
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 
@@ -65,7 +66,12 @@ class Commits:
         waiting = self._held + self._next
         self._held, self._next, self._records = [], [], []
         self._committing = False
-        refused = [q.Fail(each.token, code, message) for each in waiting if isinstance(each, q.Answer | q.Fail)]
+        refused: list[q.Effect] = []
+        for each in waiting:
+            if isinstance(each, q.Answer) and each.news:
+                refused.append(q.Fail(each.token, errors.UNAVAILABLE, f"to be asked again: {message}"))
+            elif isinstance(each, q.Answer | q.Fail):
+                refused.append(q.Fail(each.token, code, message))
         return [q.Reload(), *refused]
 
     def _group(self) -> q.Journal:

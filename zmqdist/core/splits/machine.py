@@ -17,8 +17,8 @@ Promises, checked by tests/core/splits and tests/sim
 
 For what is read in portions, exactly once or in order, see portions.py.
 
-Here are datasets, jobs and the sorting of events; the rest is in the parts: clients.py, workers.py, dealing.py, portions.py, all over
-one book.py.
+Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py, dealing.py,
+rounds.py, portions.py.
 Not here: sockets, files, what a pipeline is.
 """
 
@@ -36,8 +36,10 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
 from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.figures import Figures
 from zmqdist.core.splits.hosts import not_in_list
-from zmqdist.core.splits.portions import Portioning, is_portioned
+from zmqdist.core.splits.portions import Portioning
+from zmqdist.core.splits.rounds import Rounds
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -55,6 +57,8 @@ class Splits:
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
         self._portions = Portioning(self._book, self._clients, self._workers)
+        self._rounds = Rounds(self._book, self._clients, self._workers)
+        self.figures = Figures(self._book)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
 
@@ -134,9 +138,12 @@ class Splits:
             case q.Open():
                 self._open(question, now)
             case q.Watch():
+                self._rounds.check(question)
                 self._clients.watch(question, now)
+                self._rounds.decide(question.client)
+                self.figures.heard_reader(question.client, question.target_s)
             case q.Release():
-                self._clients.release(question, now)
+                self._clients.release(question, now, self._collect)
             case q.Acknowledge():
                 self._portions.acknowledge(question, now)
             case q.Missed():
@@ -145,6 +152,7 @@ class Splits:
                 self._portions.ask(question)
             case q.Work():
                 self._workers.work(question)
+                self.figures.heard_worker(question.figures, now)
             case q.Splits():
                 self._dealing.splits(question)
             case q.HandBack():
@@ -165,7 +173,10 @@ class Splits:
         self._clients.tick(now)
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s
-            self._clients.collect(now, lambda each: self._workers.end(each, r.CollectIteration(each.id)))
+            self._clients.collect(now, self._collect)
+
+    def _collect(self, iteration: r.Iteration) -> None:
+        self._workers.end(iteration, r.CollectIteration(iteration.id))
 
     # -- datasets and jobs --------------------------------------------------------------------------------------------------
 
@@ -212,12 +223,20 @@ class Splits:
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
+        consumers = asked.terms.num_consumers
+        if consumers and not 0 <= asked.consumer < consumers:
+            raise Refusal(
+                errors.FAILED_PRECONDITION,
+                f"Requesting data for consumer index {asked.consumer}, but the job has only {consumers} consumers",
+            )
         if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
             worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
         iteration = None if asked.saved is None else self._portions.saved_iteration(asked.saved, asked.terms.dataset)
         if iteration is None:
-            iteration = self._iteration(self._job(asked), asked)
+            job = self._job(asked)
+            self._check_compression(job, asked.terms)
+            iteration = self._iteration(job, asked)
             if asked.saved is not None:
                 self._portions.check(asked.saved, iteration)
         client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
@@ -241,7 +260,7 @@ class Splits:
         name = asked.job_name or asked.unnamed
         number = self._book.jobs.get(name)
         if number is None:
-            job = r.Job(self._book.state.next_job, name, asked.terms)
+            job = r.Job(self._book.state.next_job, name, asked.terms, anonymous=asked.job_name is None)
             self._book.change(r.CreateJob(job))
             self._book.jobs[name] = job.id
             return job
@@ -258,6 +277,15 @@ class Splits:
             text = f"Tried to create job with name {name}, but found an existing job with different parameters: "
             raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
+
+    def _check_compression(self, job: r.Job, terms: r.Terms) -> None:
+        """Elements come as the job's dataset says, not as this reader's does."""
+        used, expected = (self._book.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
+        if not _fit(used, expected, "compression"):
+            raise Refusal(
+                errors.INVALID_ARGUMENT,
+                f"Data type mismatch: job {job.name} has elements of a dataset with another `compression` than this reader's",
+            )
 
     def _told(self, terms: r.Terms) -> list[tuple[str, object]]:
         """What all that read a job have to agree on, as a user knows it."""
@@ -278,7 +306,7 @@ class Splits:
         iteration = r.Iteration(
             self._book.state.next_iteration, job.id, asked.repetition, [r.Cursor(count) for count in asked.sources]
         )
-        if is_portioned(job.terms):
+        if job.terms.portioned:
             assert asked.grain is not None, "whoever opens a job in portions says how it can be cut"
             iteration.portions = cutting.cut(*asked.grain, max(1, job.terms.num_consumers))
         self._book.change(r.CreateIteration(iteration))

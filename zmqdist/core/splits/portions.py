@@ -44,11 +44,6 @@ WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
 
 
-def is_portioned(terms: r.Terms) -> bool:
-    """Whether a job is read in portions."""
-    return terms.delivery == r.EXACTLY_ONCE or terms.ordered
-
-
 class Portioning:
     """See the module's docstring."""
 
@@ -269,10 +264,11 @@ class Portioning:
                 client = self._book.state.clients[asked.client]
                 if client.iteration != number:
                     continue
-                given = [] if iteration.finished else self._choose(iteration, portions, client, asked)
+                over = iteration.finished or iteration.collected
+                given = [] if over else self._choose(iteration, portions, client, asked)
                 if given:
                     self._book.change(r.GivePortions(client.id, asked.life, asked.request, given))
-                if given or iteration.finished or iteration.collected:
+                if given or over:
                     del self._book.wanting[key]
                     self._book.answer(asked.token, [self._told(portions, each) for each in given])
 

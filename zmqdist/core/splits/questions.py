@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zmqdist.core.splits.records import Terms
@@ -120,14 +120,23 @@ class Open:
 class Watch:
     """What a client reads from, when that is not what it knows, else when it changes or after a while.
 
-    -> (version, tasks, finished, failed); a task is (id, worker's address, where it serves, life, tags, starting round), `failed` why the
-    iteration cannot go on.
+    -> (version, tasks, finished, hold, ended, failed); a task is (id, worker's address, where it serves, life, tags, starting round),
+    `failed` why the iteration cannot go on.
+    `hold` and `ended` are of coordinated reads: whether to stop, and task -> the first round that it is not in. See rounds.py.
+
+    Args:
+      stopped: the round that it does not begin before this is answered.
+      lost: tasks that do not answer -> the first round that it has not received.
     """
 
     token: Token
     state: int
     client: int
     version: int
+    target_s: float = 0.0
+    """It could take an element each so many seconds; 0: not known."""
+    stopped: int = -1
+    lost: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +181,8 @@ class Work:
     life: int
     has: dict[int, str]
     done: tuple[int, ...]
+    figures: dict[int, Any] = field(default_factory=dict)
+    """Task -> fields of a Report (figures.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +268,11 @@ Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCom
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """`news`: the question stands for all that may change: when the journal fails it is asked again, and nobody is at fault."""
+
     token: Token
     value: Any
+    news: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 
 INFINITE = -1
 
+PENDING = -1
+
 
 class Row(msgspec.Struct, array_like=True):
     """Part of the state."""
@@ -60,11 +62,24 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
     delivery: str = AT_MOST_ONCE
     ordered: bool = False
 
+    @property
+    def portioned(self) -> bool:
+        """Whether it is read in portions: portions.py."""
+        return self.delivery == EXACTLY_ONCE or self.ordered
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether it is read by rounds: rounds.py."""
+        return self.num_consumers > 0 and not self.portioned
+
 
 class Job(Row):
+    """`anonymous`: it got its name here, so that nobody else can join it."""
+
     id: int
     name: str
     terms: Terms
+    anonymous: bool = False
 
 
 class Cursor(Row):
@@ -147,9 +162,12 @@ class Task(Row):
     """One worker's part of an iteration.
 
     Attributes:
+      starting_round: of coordinated reads; PENDING: a new worker's, which no round has yet.
       cut: its worker has left before its end: what was to come of it others do.
       handed: questions that handed positions back, for one that is repeated.
       given: what each source was given last: (request, repetition, start, length), for a question that is repeated.
+      life: of the worker that it belongs to, in coordinated reads.
+      end_round: the first round of coordinated reads that it is not in any more, once it has ended.
     """
 
     id: int
@@ -160,6 +178,8 @@ class Task(Row):
     given: dict[int, tuple[int, int, int, int]] = msgspec.field(default_factory=dict)
     cut: bool = False
     handed: list[int] = msgspec.field(default_factory=list)
+    life: int = 0
+    end_round: int = 0
 
 
 class Client(Row):
@@ -212,6 +232,7 @@ class CreateTask(Record, tag=6):
 class FinishTask(Record, tag=7):
     task: int
     cut: bool = False
+    end_round: int = 0
 
 
 class FinishIteration(Record, tag=8):
@@ -251,6 +272,13 @@ class ReturnSplits(Record, tag=13):
     repetition: int
     runs: list[tuple[int, int]]
     request: int = 0
+
+
+class StartTask(Record, tag=40):
+    """All consumers have agreed at which round a pending task begins."""
+
+    task: int
+    round: int
 
 
 class DecideCompression(Record, tag=14):
@@ -340,6 +368,7 @@ Change: TypeAlias = (
     | TakeOver
     | GoBack
     | LeaveOut
+    | StartTask
 )
 
 

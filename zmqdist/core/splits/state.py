@@ -55,8 +55,11 @@ class State(msgspec.Struct):
                 self.tasks[task.id] = task
                 self.iterations[task.iteration].tasks.append(task.id)
                 self.next_task = task.id + 1
-            case r.FinishTask(task_id, cut):
-                self.tasks[task_id].finished, self.tasks[task_id].cut = True, cut
+            case r.FinishTask(task_id, cut, end_round):
+                task = self.tasks[task_id]
+                task.finished, task.cut, task.end_round = True, cut, end_round
+            case r.StartTask(task_id, number):
+                self.tasks[task_id].starting_round = number
             case r.FinishIteration(number):
                 self._end(self.iterations[number])
                 self.iterations[number].finished = True

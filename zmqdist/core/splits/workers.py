@@ -9,6 +9,7 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal
 from zmqdist.core.splits.clients import Clients
+from zmqdist.core.splits.coordinated import is_coordinated, is_pending, runs
 
 
 class Workers:
@@ -32,7 +33,15 @@ class Workers:
         for iteration in list(self._book.state.iterations.values()):
             if iteration.finished or iteration.collected:
                 continue
-            if not any(self._book.state.tasks[task].worker == worker.number for task in iteration.tasks):
+            tasks = [self._book.state.tasks[task] for task in iteration.tasks]
+            mine = [task for task in tasks if task.worker == worker.number]
+            if is_coordinated(self._book, iteration):
+                for task in mine:
+                    if is_pending(task) and not runs(self._book, task):
+                        self._finish_task(task.id, cut=True)
+                if not any(runs(self._book, task) for task in mine):
+                    self.create_task(iteration, worker.number, r.PENDING)
+            elif not mine:
                 self.create_task(iteration, worker.number)
             else:
                 self._finish_if_over(iteration.id)
@@ -42,9 +51,8 @@ class Workers:
         workers = self._book.state.workers
         same = [number for number, worker in workers.items() if worker.address == event.address and event.address]
         same += [number for number in self._book.missing if workers[number].name == event.name]
-        if same:
-            return r.Worker(same[0], event.name, event.address, event.life, event.tags)
-        return r.Worker(self._book.state.next_worker, event.name, event.address, event.life, event.tags)
+        number = same[0] if same else self._book.state.next_worker
+        return r.Worker(number, event.name, event.address, event.life, event.tags)
 
     def reconcile(self) -> None:
         """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
@@ -85,19 +93,29 @@ class Workers:
         return [number for number in self._book.state.workers if number not in going]
 
     def _remove_worker(self, number: int) -> None:
-        for task in list(self._book.tasks_of.get(number, ())):
-            self._finish_task(task, cut=True)
+        for number_of_task in list(self._book.tasks_of.get(number, ())):
+            task = self._book.state.tasks[number_of_task]
+            if is_coordinated(self._book, self._book.state.iterations[task.iteration]) and not is_pending(task):
+                self._clients.news(task.iteration)  # it ends when its consumers agree where
+            else:
+                self._finish_task(task.id, cut=True)
         self._book.tasks_of.pop(number, None)
         self._book.missing.pop(number, None)
         self._book.gone.discard(number)
         self._book.places.pop(self._book.state.workers[number].life, None)
         self._book.change(r.RemoveWorker(number))
 
-    def create_task(self, iteration: r.Iteration, worker: int) -> None:
-        task = r.Task(self._book.state.next_task, iteration.id, worker)
+    def create_task(self, iteration: r.Iteration, worker: int, starting_round: int = 0) -> None:
+        task = r.Task(self._book.state.next_task, iteration.id, worker, starting_round=starting_round)
+        if is_coordinated(self._book, iteration):
+            task.life = self._book.state.workers[worker].life
+            if worker in self._book.missing:
+                return  # when it comes, there will be a task for it
         self._book.change(r.CreateTask(task))
         self._book.tasks_of.setdefault(worker, {})[task.id] = None
         self.news(worker)
+        if is_pending(task):
+            self._clients.news(iteration.id)
 
     def _finish_task(self, number: int, *, cut: bool) -> None:
         task = self._book.state.tasks.get(number)
@@ -114,10 +132,12 @@ class Workers:
         iteration = self._book.state.iterations[number]  # one in portions ends with the last acknowledgement
         if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
+        if is_coordinated(self._book, iteration):
+            return
         tasks = [self._book.state.tasks[each] for each in iteration.tasks]
         open_ = [task for task in tasks if not task.finished]
         terms = self._book.state.jobs[iteration.job].terms
-        if terms.mode == r.DYNAMIC and not terms.num_consumers:
+        if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._book.missing for task in open_):
                 return
             ended = any(task.finished and not task.cut for task in tasks)
@@ -151,7 +171,7 @@ class Workers:
             self._note_serving(asked)
         before = self._book.working.pop(asked.life, None)
         if before is not None:
-            self._book.answer(before.token, None)
+            self._book.tell(before.token, None)
         self._book.working[asked.life] = asked
         self.news(number)
 
@@ -167,12 +187,17 @@ class Workers:
         if work is None or worker is None:
             return
         known = work.has if work.state == self._book.state.number else {}
-        should = self._book.tasks_of.get(number, {})
+        tasks = self._book.state.tasks
+        should = [
+            task
+            for task in self._book.tasks_of.get(number, ())
+            if runs(self._book, tasks[task]) and not is_pending(tasks[task])
+        ]
         new = [self._definition(self._book.state.tasks[task]) for task in should if task not in known]
         drop = [task for task in work.has if task not in should or work.state != self._book.state.number]
         if new or drop:
             del self._book.working[worker.life]
-            self._book.answer(work.token, (self._book.state.number, new, drop))
+            self._book.tell(work.token, (self._book.state.number, new, drop))
 
     def _definition(self, task: r.Task) -> tuple[Any, ...]:
         """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from zmqdist.data_service.squeezing import squeeze
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -29,6 +31,21 @@ class Wanted:
     trainer: str = ""
 
 
+class Packed:
+    """Elements that go to several readers: packed, and compressed for those elsewhere, once."""
+
+    def __init__(self, value: Any) -> None:
+        """`value` is what elements.pack made, and nobody changes it."""
+        self._forms: dict[str, Any] = {"": value}
+
+    def form(self, codec: str) -> Any:
+        """As it travels with this codec. Two threads may both make it: then one of them wins."""
+        made = self._forms.get(codec)
+        if made is None:
+            made = self._forms[codec] = squeeze(self._forms[""], codec)
+        return made
+
+
 class Reply(Protocol):
     """Where the answer goes. Exactly one of the methods that answer is called, once, from any thread."""
 
@@ -43,10 +60,13 @@ class Reply(Protocol):
     def elements(self, elements: list[Any], tag: Any = None) -> None:
         """Some elements, in order; `tag` says what they are parts of."""
 
+    def packed(self, batch: Packed) -> None:
+        """The same, packed before."""
+
     def end(self) -> None:
         """There is nothing more in this task."""
 
-    def skip(self) -> None:
+    def skip(self, tag: Any = None) -> None:
         """There is nothing now."""
 
     def fail(self, error: BaseException) -> None:

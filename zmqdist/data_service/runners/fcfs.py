@@ -12,16 +12,19 @@ Rules
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from math import inf
 from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.dealing import Drained
-from zmqdist.data_service.elements import weigh
+from zmqdist.data_service.elements import fits, is_scalar, weigh
 from zmqdist.data_service.runners.base import Reply, Wanted
 
-BUFFER_BYTES: Final = 16 << 20
+BUFFER_BYTES: Final = 32 << 20
 BUFFER_ELEMENTS_MAX: Final = 4096
 BUFFER_ELEMENTS_MIN: Final = 2
 
@@ -41,6 +44,9 @@ class FirstCome:
         self._failures = 0
         self._limit = BUFFER_ELEMENTS_MIN
         self._bytes = 1
+        self._taken = 0
+        self._began = inf
+        self._idle_s = 0.0
         self._waiting: deque[tuple[Wanted, Reply]] = deque()
         self._woken = False
         self._lock = threading.Lock()
@@ -57,6 +63,13 @@ class FirstCome:
         with self._lock:
             self._waiting.append((wanted, reply))
         self._serve()
+
+    def figures(self) -> tuple[Any, ...]:
+        """The fields of a Report (core/splits/figures.py); what is not known exactly is taken from the last element that was weighed."""
+        made = self._taken + len(self._buffer)
+        busy_s = max(0.0, time.monotonic() - self._began - self._idle_s)
+        element_s = busy_s / made if made and not self._ended else 0.0
+        return self._taken, self._taken * self._bytes, len(self._buffer), self._limit, element_s
 
     def expire(self, reply: Reply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
@@ -78,6 +91,7 @@ class FirstCome:
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._began = time.monotonic()
         try:
             iterator = self._open()
         except BaseException as error:
@@ -119,8 +133,10 @@ class FirstCome:
             if not self._closed:
                 self._bytes = max(1, weigh(element))
                 self._limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // self._bytes))
+            since = time.monotonic()
             while len(self._buffer) >= self._limit and not self._closed:
                 self._room.wait()
+            self._idle_s += time.monotonic() - since
             return not self._closed
 
     def _end(self) -> None:
@@ -157,7 +173,9 @@ class FirstCome:
     def _take(self, wanted: Wanted) -> Any:
         """The next elements, or one failure. With the lock."""
         buffer = self._buffer
-        count = min(len(buffer), wanted.elements_max, max(1, wanted.bytes_max // self._bytes))
+        count = min(len(buffer), wanted.elements_max)
+        if not is_scalar(buffer[0]):
+            count = fits(islice(buffer, count), wanted.bytes_max)
         if not self._failures:
             popleft = buffer.popleft
             taken = [popleft() for _ in range(count)]
@@ -168,5 +186,6 @@ class FirstCome:
             if not taken:
                 self._failures -= 1
                 taken = buffer.popleft()
+        self._taken += len(taken) if type(taken) is list else 0
         self._room.notify()
         return taken

@@ -412,7 +412,7 @@ class SimReader:
             self.error, self.ended = code, True
             return
         if value is not None:
-            self._version, tasks, self._finished, _ = value
+            self._version, tasks, self._finished = value[:3]
             there = {task[0]: task[3] for task in tasks}
             self._sources = {task: life for task, life in there.items() if (task, life) not in self._over}
             for task in self._sources:

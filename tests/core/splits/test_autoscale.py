@@ -1,0 +1,78 @@
+"""How many workers would be enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmqdist.core.splits.autoscale import AutoScaler, AutoScalers
+from zmqdist.errors import InvalidArgumentError, NotFoundError
+
+
+def scaler(workers: list[float], readers: list[float]) -> AutoScaler:
+    made = AutoScaler()
+    for number, seconds in enumerate(workers):
+        made.report_worker(number, seconds)
+    for number, seconds in enumerate(readers):
+        made.report_reader(number, seconds)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("workers", "readers", "optimal"),
+    [
+        ([], [], None),
+        ([0.1], [], None),
+        ([], [0.1], None),
+        ([0.2], [0.025], 8),
+        ([0.2], [0.025, 0.05], 12),
+        ([0.2, 0.15], [0.025], 7),
+        ([0.1], [1.0], 1),
+        ([0.08] * 4 + [0.5], [0.01], 8),  # a worker that is far from the others counts as the one in the middle
+        ([0.2], [0.03] * 4 + [0.3], 34),
+    ],
+)
+def test_workers_make_what_readers_could_take(workers: list[float], readers: list[float], optimal: int | None) -> None:
+    assert scaler(workers, readers).optimal() == optimal
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_times_that_are_none_are_refused(seconds: float) -> None:
+    made = AutoScaler()
+    with pytest.raises(InvalidArgumentError, match="processing_time is"):
+        made.report_worker(1, seconds)
+    with pytest.raises(InvalidArgumentError, match="target_processing_time is"):
+        made.report_reader(1, seconds)
+    assert made.optimal() is None
+
+
+def test_who_goes_counts_no_more_and_who_was_never_there_is_not_found() -> None:
+    made = scaler([0.2, 0.2], [0.05, 0.05])
+    assert made.optimal() == 8
+    made.remove_reader(0)
+    made.remove_worker(1)
+    assert made.optimal() == 4
+    for remove in (made.remove_reader, made.remove_worker, AutoScalers().remove):
+        with pytest.raises(NotFoundError, match="is not found"):
+            remove(9)
+
+
+@pytest.mark.parametrize(("workers", "bound"), [(0, 1), (1, 4), (10, 40), (200, 700), (1000, 1500)])
+def test_the_figure_is_bounded_by_what_there_is(workers: int, bound: int) -> None:
+    scalers = AutoScalers()
+    assert scalers.optimal(workers) is None
+    scalers.of(1).report_worker(1, 1.0)
+    scalers.of(1).report_reader(1, 1e-6)
+    assert scalers.optimal(workers) == bound
+
+
+def test_the_iteration_that_needs_most_decides() -> None:
+    scalers = AutoScalers()
+    reports: dict[int, Any] = {1: (0.2, 0.1), 2: (0.2, 0.02)}
+    for iteration, (made, taken) in reports.items():
+        scalers.of(iteration).report_worker(1, made)
+        scalers.of(iteration).report_reader(1, taken)
+    assert scalers.optimal(100) == 10
+    scalers.remove(2)
+    assert scalers.optimal(100) == 2

@@ -1,0 +1,205 @@
+"""The dispatcher's state: each change by itself, and all of them again from their records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.machine import Splits
+from zmqdist.core.splits.state import State, decode_state
+from zmqdist.errors import (
+    ALREADY_EXISTS,
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+)
+
+STATE = 77
+OFF, DYNAMIC = r.OFF, r.DYNAMIC
+
+
+class Driven:
+    """A machine with a journal that takes everything at once, unless `full`."""
+
+    def __init__(self, **rules: Any) -> None:
+        self.machine = Splits(Rules(fault_tolerant=True, **rules), STATE, 0.0)
+        self.first = r.encode(self.machine.state)
+        self.records: list[bytes] = []
+        self.full = False
+        self.now = 0.0
+        self.answers: dict[Any, Any] = {}
+
+    def __call__(self, event: Any) -> Any:
+        effects = list(self.machine.handle(event, self.now))
+        while effects:
+            effect = effects.pop(0)
+            match effect:
+                case q.Journal(records):
+                    if self.full:
+                        effects += self.machine.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
+                    else:
+                        self.records += records
+                        effects += self.machine.handle(q.JournalCommitted(), self.now)
+                case q.Reload():
+                    self.reload(self.machine)
+                case q.Answer(token, value):
+                    self.answers[token] = value
+                case q.Fail(token, code, message):
+                    self.answers[token] = (code, message)
+        return self.answers.pop(getattr(event, "token", None), None)
+
+    def reload(self, machine: Splits) -> None:
+        machine.restore(decode_state(self.first), [r.decode(record) for record in self.records], self.now)
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self(q.Ticked())
+
+
+@pytest.fixture
+def driven() -> Driven:
+    made = Driven()
+    made(q.WorkerJoined("worker:0", "a:1", 11))
+    made(q.WorkerJoined("worker:1", "b:1", 12))
+    assert made(q.Register("t", 1, None, "print", "{}")) == ("1000", False)
+    return made
+
+
+def opened(driven: Driven, name: str | None, request: int, mode: int = OFF, repetition: int = 0) -> Any:
+    terms = r.Terms("1000", mode)
+    return driven(
+        q.Open("t", request, name, repetition, terms, (100,) if mode == DYNAMIC else (), f"anonymous_{request}")
+    )
+
+
+def test_numbers_begin_where_those_of_tf_data_service_do(driven: Driven) -> None:
+    assert opened(driven, "job", 5) == (3000, 2000, STATE)
+    state = driven.machine.state
+    assert (list(state.datasets), list(state.jobs), list(state.tasks)) == (["1000"], [5000], [4000, 4001])
+
+
+def test_the_same_question_has_the_same_answer(driven: Driven) -> None:
+    assert driven(q.Register("t", 1, None, "print", "{}")) == ("1000", False)
+    assert opened(driven, "job", 5) == opened(driven, "job", 5)
+    assert len(driven.machine.state.clients) == 1
+
+
+def test_readers_of_one_name_share_an_iteration_and_a_repetition_makes_another(driven: Driven) -> None:
+    assert [opened(driven, "job", request)[1] for request in (5, 6)] == [2000, 2000]
+    assert opened(driven, "job", 7, repetition=1)[1] == 2001
+    assert opened(driven, None, 8)[1] == 2002
+
+
+def test_an_iteration_ends_when_all_its_tasks_have(driven: Driven) -> None:
+    opened(driven, "job", 5)
+    iteration = driven.machine.state.iterations[2000]
+    driven(q.Work("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    assert driven.machine.state.tasks[4000].finished
+    assert not iteration.finished
+    driven(q.Work("v", STATE, 12, {4001: "b:1"}, (4001,)))
+    assert iteration.finished
+    assert not driven.machine.state.tasks
+
+
+def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is_collected() -> None:
+    driven = Driven(gc_check_s=1.0, gc_timeout_s=10.0)
+    driven(q.Register("t", 1, None, "print", "{}"))
+    first, second = (opened(driven, "job", request)[0] for request in (5, 6))
+    driven(q.Release("t", STATE, first))
+    driven.tick(20.0)
+    assert not driven.machine.state.iterations[2000].collected
+    driven(q.Release("t", STATE, second))
+    driven.tick(29.0)
+    assert not driven.machine.state.iterations[2000].collected
+    driven.tick(31.0)
+    assert driven.machine.state.iterations[2000].collected
+    assert opened(driven, "job", 7)[1] == 2001
+
+
+@pytest.mark.parametrize(("timeout_s", "left"), [(5.0, 0), (1000.0, 1)])
+def test_silent_readers_are_let_go_after_their_time(timeout_s: float, left: int) -> None:
+    driven = Driven(gc_check_s=1.0, client_timeout_s=timeout_s)
+    driven(q.Register("t", 1, None, "print", "{}"))
+    client = opened(driven, "job", 5)[0]
+    driven.tick(500.0)
+    assert client in driven.machine.state.clients, "not before its first question for news"
+    driven(q.Watch("news", STATE, client, 0))
+    driven.tick(600.0)
+    assert len(driven.machine.state.clients) == left
+
+
+REFUSED = [
+    (q.Open("t", 9, "job", 0, r.Terms("2222", OFF)), NOT_FOUND, "Dataset id 2222 not found"),
+    (
+        q.Open("t", 9, "job", 0, r.Terms("1000", DYNAMIC), (5,)),
+        INVALID_ARGUMENT,
+        "existing job with different parameters",
+    ),
+    (q.Register("t", 9, "1000", "print", '{"a": 1}'), INVALID_ARGUMENT, "should have the same structure"),
+    (q.Register("t", 9, "1000", "other", "{}", "error"), ALREADY_EXISTS, "another pipeline"),
+    (q.Watch("t", STATE, 3999, 0), NOT_FOUND, "Unknown iteration client id 3999."),
+    (q.Watch("t", STATE + 1, 3000, 0), NOT_FOUND, "lost its state"),
+    (q.Work("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
+    (q.Splits("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "does not read what is dealt out"),
+    (q.Splits("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "is not there"),
+]
+
+
+@pytest.mark.parametrize(("question", "code", "text"), REFUSED)
+def test_what_does_not_fit_changes_nothing(driven: Driven, question: Any, code: int, text: str) -> None:
+    opened(driven, "job", 5)
+    before = r.encode(driven.machine.state)
+    told = driven(question)
+    assert told[0] == code
+    assert text in told[1]
+    assert r.encode(driven.machine.state) == before
+
+
+def test_the_records_give_the_same_state_again(driven: Driven) -> None:
+    opened(driven, "job", 5, DYNAMIC)
+    driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10))
+    driven(q.HandBack("t", STATE, 4000, 11, 0, 22, 0, ((4, 6),)))
+    driven(q.Work("w", STATE, 11, {}, (4000,)))
+    driven(q.CompressionAsked("t", "1000", True))
+    driven(q.Release("t", STATE, 3000))
+    other = Splits(Rules(fault_tolerant=True), 5, 0.0)
+    driven.reload(other)
+    assert r.encode(other.state) == r.encode(driven.machine.state)
+    assert decode_state(r.encode(other.state)) == other.state
+
+
+def test_a_journal_that_fails_leaves_what_it_has_and_questions_for_news_are_asked_again(driven: Driven) -> None:
+    client = opened(driven, "job", 5, DYNAMIC)[0]
+    driven(q.Watch("news", STATE, client, 0))
+    version = driven.answers.pop("news")[0] if "news" in driven.answers else 0
+    driven(q.Watch("waits", STATE, client, version))
+    before = r.encode(driven.machine.state)
+    driven.full = True
+    told = driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10))
+    assert told[0] == RESOURCE_EXHAUSTED
+    assert driven.answers.get("waits", (UNAVAILABLE,))[0] == UNAVAILABLE
+    assert r.encode(driven.machine.state) == before
+    driven.full = False
+    start, length = driven(q.Splits("t", STATE, 4000, 11, 0, 23, 0, 10))
+    assert (start, length > 0) == (0, True)
+
+
+def test_workers_have_time_to_come_back_after_a_restart() -> None:
+    driven = Driven(worker_timeout_s=0.2)
+    driven(q.WorkerJoined("worker:0", "a:1", 11))
+    other = Splits(Rules(fault_tolerant=True, worker_timeout_s=0.2), 5, 0.0)
+    driven.reload(other)
+    other.handle(q.Ticked(), 5.0)
+    assert other.state.workers
+    other.handle(q.Ticked(), 11.0)
+    assert not other.state.workers
+
+
+def test_a_state_begins_empty() -> None:
+    assert decode_state(r.encode(State(number=3))) == State(number=3)

@@ -1,0 +1,184 @@
+"""Workers beside the reader: tf.data service's own tests (local_workers_test.py, multi_process_cluster_test.py), row by row.
+
+No cluster lives longer than its test here: whatever worker there is in this process counts as local.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.data_service.clusters import MultiProcessCluster, TestCluster, values
+from zmqdist.data import Dataset
+from zmqdist.data.experimental import SHARD_HINT
+from zmqdist.data.service import ShardingPolicy
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+
+# What a local reader leaves ends a little after it.
+pytestmark = pytest.mark.shares_cluster
+
+OFF, DYNAMIC, FILE, DATA, FILE_OR_DATA, HINT = ShardingPolicy
+TEN = list(range(10))
+
+
+def local(cluster: MultiProcessCluster | TestCluster, dataset: Dataset, mode: Any = OFF, **options: Any) -> Dataset:
+    return cluster.distribute(dataset, mode, target_workers="LOCAL", **options)
+
+
+def test_one_local_worker() -> None:
+    with MultiProcessCluster(1, 5) as cluster:
+        assert values(local(cluster, Dataset.range(10), data_transfer_protocol="local")) == TEN
+
+
+@pytest.mark.parametrize(("near", "far"), [(1, 0), (3, 0), (1, 3), (3, 3)])
+def test_local_workers(near: int, far: int) -> None:
+    """And RepeatedDataset, PrefetchingDataset, MultipleEpochs, DynamicSharding, EmptyDataset."""
+    with MultiProcessCluster(near, far) as cluster:
+        dataset = local(cluster, Dataset.range(10))
+        assert sorted(values(dataset)) == sorted(near * TEN)
+        assert sorted(values(dataset.repeat(5))) == sorted(near * TEN * 5)
+        assert sorted(values(dataset.prefetch(10))) == sorted(near * TEN)
+        for _ in range(10):
+            assert sorted(values(dataset)) == sorted(near * TEN)
+        assert sorted(values(local(cluster, Dataset.range(100), DYNAMIC))) == list(range(100))
+        assert values(local(cluster, Dataset.range(0))) == []
+
+
+def test_multiple_consumers() -> None:
+    with MultiProcessCluster(1, 3) as cluster:
+        datasets = [cluster.distribute(Dataset.range(100), OFF, job_name="shared") for _ in range(8)]
+        iterators = [iter(dataset) for dataset in datasets]
+        read: list[int] = []
+        threads = [threading.Thread(target=lambda each=each: read.extend(map(int, each))) for each in iterators]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(read) == sorted(list(range(100)) * 4)
+
+
+@pytest.mark.parametrize(("near", "far"), [(0, 1), (1, 0), (1, 3), (3, 1)])
+def test_non_local_read(near: int, far: int) -> None:
+    """And testCluster."""
+    with MultiProcessCluster(near, far) as cluster:
+        assert sorted(values(cluster.distribute(Dataset.range(10), target_workers="any"))) == sorted((near + far) * TEN)
+
+
+def test_no_local_worker() -> None:
+    with MultiProcessCluster(0, 1, worker_addresses=["localhost"]) as cluster:
+        with pytest.raises(InvalidArgumentError, match=r"Local reads require local tf\.data workers, but no"):
+            values(local(cluster, Dataset.range(10)))
+        static = cluster.distribute(Dataset.range(20), FILE_OR_DATA)
+        text = r"Static sharding policy <FILE_OR_DATA> requires local tf\.data workers"
+        with pytest.raises(InvalidArgumentError, match=text):
+            values(static)
+
+
+def test_a_protocol_that_a_worker_does_not_have() -> None:
+    with MultiProcessCluster(0, 1) as cluster:
+        for protocol in ("local", "carrier pigeon"):
+            dataset = cluster.distribute(Dataset.range(10), data_transfer_protocol=protocol)
+            text = rf"Protocol '{protocol}' is not available for worker 'localhost:\d+'"
+            with pytest.raises(NotFoundError, match=text):
+                values(dataset)
+
+
+def test_inconsistent_target_workers() -> None:
+    with MultiProcessCluster(3, 0) as cluster:
+        assert sorted(values(cluster.distribute(Dataset.range(10), target_workers="AUTO", job_name="job")))
+        for target in ("ANY", "LOCAL"):
+            other = cluster.distribute(Dataset.range(10), target_workers=target, job_name="job")
+            text = (
+                f"but found an existing job with different parameters: Existing target workers: <AUTO>; got <{target}>"
+            )
+            with pytest.raises(InvalidArgumentError, match=text):
+                values(other)
+
+
+def test_anonymous_job_with_different_target_workers() -> None:
+    with MultiProcessCluster(3, 3, deployment_mode=None) as cluster:
+        for target, factor in (("ANY", 6), ("AUTO", 6), ("LOCAL", 3)):
+            assert sorted(values(cluster.distribute(Dataset.range(10), target_workers=target))) == sorted(factor * TEN)
+
+
+def test_coordinated_read() -> None:
+    with MultiProcessCluster(3, 0) as cluster:
+        dataset = local(cluster, Dataset.range(10).repeat(), job_name="job", consumer_index=0, num_consumers=2)
+        with pytest.raises(InvalidArgumentError, match="Coordinated reads require non-local workers"):
+            next(iter(dataset))
+
+
+# -- LocalTaskGarbageCollect -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[(1, 0), (1, 1)], ids=["one", "with a remote one"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[MultiProcessCluster]:
+    with MultiProcessCluster(*request.param) as made:
+        yield made
+
+
+ENDLESS = Dataset.range(1 << 55)
+
+
+def take(iterator: Iterator[Any], count: int) -> list[int]:
+    return [int(next(iterator)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", [None, "shared"])
+def test_local_task_garbage_collect_multiple_epochs(cluster: MultiProcessCluster, name: str | None) -> None:
+    """And MultipleEpochsSharedJob."""
+    dataset = local(cluster, ENDLESS, job_name=name)
+    for _ in range(5):
+        with iter(dataset) as iterator:
+            assert take(iterator, 10) == TEN
+
+
+def test_local_task_garbage_collect_repeat_distributed_dataset(cluster: MultiProcessCluster) -> None:
+    dataset = local(cluster, Dataset.range(10)).repeat(3)
+    assert values(dataset) == TEN * 3
+
+
+def test_local_task_garbage_collect_read_from_deleted_task(cluster: MultiProcessCluster) -> None:
+    first, second = (local(cluster, ENDLESS, job_name="shared") for _ in range(2))
+    with iter(first) as iterator:
+        assert take(iterator, 10) == TEN
+    # The task of this iteration went with its first reader.
+    with iter(second) as iterator, pytest.raises(FailedPreconditionError, match=r"which has been deleted\."):
+        next(iterator)
+
+
+@pytest.mark.parametrize("what", ["worker", "dispatcher"])
+def test_local_task_garbage_collect_multiple_epochs_after_restart(cluster: MultiProcessCluster, what: str) -> None:
+    """WorkerRestart and DispatcherRestart."""
+    dataset = local(cluster, ENDLESS)
+    with iter(dataset) as iterator:
+        assert take(iterator, 10) == TEN
+    if what == "worker":
+        cluster.restart_local_workers()
+    else:
+        cluster.restart_dispatcher()
+    with iter(dataset) as iterator:
+        assert take(iterator, 10) == TEN
+
+
+# -- workers that are stuck ---------------------------------------------------------------------------------------------------
+
+
+def test_distribute_nonblocking_with_stuck_workers() -> None:
+    """One of six never gives anything, and only one question may be outstanding."""
+    addresses = ["localhost"] * 6
+
+    def sleep_in_the_first(x: Any) -> Any:
+        import time
+
+        while not x:
+            time.sleep(1)
+        return x
+
+    with MultiProcessCluster(0, 6, worker_addresses=addresses, deployment_mode=None) as cluster:
+        dataset = Dataset.range(6).shard(SHARD_HINT, SHARD_HINT).repeat().map(sleep_in_the_first)
+        with iter(cluster.distribute(dataset, HINT, max_outstanding_requests=1)) as iterator:
+            assert 0 not in take(iterator, 100)

@@ -1,0 +1,65 @@
+"""What a dispatcher and a worker tell of the data service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.data_service.clusters import TestCluster, until
+from zmqdist.data import Dataset
+from zmqdist.data.service import ShardingPolicy
+from zmqdist.data_service import worker as data_worker
+from zmqdist.errors import UnavailableError
+from zmqdist.net.credentials import Credentials
+from zmqdist.observe.status import jobs, lines
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCluster]:
+    monkeypatch.setattr(data_worker, "REPORT_S", 0.05)
+    with TestCluster(num_workers=2, client_timeout_ms=300) as made:
+        yield made
+
+
+def asked(address: str, method: str) -> object:
+    with ZmqClient(address, "test", security=Credentials(None, None, False).client(address, "submit")) as client:
+        return asking.start(client, method).get_value()
+
+
+def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(2**40), ShardingPolicy.DYNAMIC, job_name="mine"))
+
+    def status() -> dict[str, object]:
+        next(iterator)
+        return cluster.dispatcher._shell._status()
+
+    assert not jobs({**status(), "data": {"jobs": [], "workers_enough": None}}).rows
+    until(lambda: status()["data"]["jobs"][0]["elements_per_s"] > 0)  # type: ignore[index]
+    until(lambda: (status()["data"]["workers_enough"] or 0) >= 1)  # type: ignore[index]
+    told = status()
+    (row,) = jobs(told).rows
+    assert row[:5] == ("mine", "DYNAMIC", "2000", "2/2", "1")
+    assert any(line.startswith("data jobs (") and "would be enough" in line for line in lines(told))
+    iterator.close()
+
+
+def test_an_idle_worker_has_no_trace_and_one_at_work_has_figures_of_its_tasks(cluster: TestCluster) -> None:
+    address = cluster.workers[0].running.address
+    with pytest.raises(UnavailableError, match="No trace event was collected"):
+        asked(address, "zmqdist.data.profile")
+    iterator = iter(cluster.distribute(Dataset.range(2**40).map(lambda x: x)))
+    next(iterator)
+    until(lambda: cluster.workers[0].num_tasks() == 1)
+
+    def profile() -> dict[int, dict[str, float]]:
+        next(iterator)
+        return asked(address, "zmqdist.data.profile")  # type: ignore[return-value]
+
+    (told,) = profile().values()
+    until(lambda: next(iter(profile().values()))["elements"] > 0)
+    assert told["dataset"] == "1000"
+    assert told["room"] >= 2
+    iterator.close()

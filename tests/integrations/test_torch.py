@@ -1,0 +1,61 @@
+"""A PyTorch DataLoader over datasets: run where PyTorch is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.utils.data import DataLoader
+
+from tests.data_service.clusters import TestCluster
+from zmqdist.data import Dataset
+from zmqdist.integrations.torch import IterableDataset
+
+# Workers of the cluster keep the tasks of readers that have gone.
+pytestmark = pytest.mark.shares_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TestCluster]:
+    with TestCluster(2) as made:
+        yield made
+
+
+def read(loader: DataLoader[torch.Tensor]) -> list[int]:
+    return [int(x) for batch in loader for x in batch]
+
+
+def test_arrays_become_tensors() -> None:
+    dataset = Dataset.from_tensor_slices({"x": np.arange(6, dtype=np.float32)}).batch(3)
+    first, second = DataLoader(IterableDataset(dataset), batch_size=None)
+    assert first["x"].dtype == torch.float32
+    assert second["x"].tolist() == [3, 4, 5]
+
+
+def test_a_loader_has_the_length_of_the_dataset() -> None:
+    assert len(IterableDataset(Dataset.range(7))) == 7
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_processes_of_a_loader_share_an_epoch(workers: int) -> None:
+    loader = DataLoader(IterableDataset(Dataset.range(20).batch(2)), batch_size=None, num_workers=workers)
+    for _ in range(2):
+        assert sorted(read(loader)) == list(range(20))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_processes_of_a_loader_read_one_job(cluster: TestCluster, workers: int) -> None:
+    dataset = cluster.distribute(Dataset.range(100), "distributed_epoch").batch(5)
+    loader = DataLoader(
+        IterableDataset(dataset),
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="spawn" if workers else None,
+    )
+    for _ in range(2):
+        assert sorted(read(loader)) == list(range(100))
