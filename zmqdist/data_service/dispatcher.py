@@ -291,7 +291,7 @@ class DataDispatcher:
         stopped: int = -1,
         lost: dict[int, int] | None = None,
     ) -> None:
-        question = q.Watch(asked, state, client, version, float(target_s), int(stopped), dict(lost or {}))
+        question = q.Watch(asked, state, client, version, int(stopped), dict(lost or {}), float(target_s))
         self._ask(asked, question)
 
     def _release(self, asked: Asked, state: int, client: int) -> None:

@@ -133,10 +133,10 @@ class Watch:
     state: int
     client: int
     version: int
-    target_s: float = 0.0
-    """It could take an element each so many seconds; 0: not known."""
     stopped: int = -1
     lost: dict[int, int] = field(default_factory=dict)
+    target_s: float = 0.0
+    """It could take an element each so many seconds; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
