@@ -254,6 +254,7 @@ def test_e4_a_client_that_is_silent_is_released() -> None:
     life = world.worker(1)
     a = world.open()
     assert world.given(life, a) == [0]
+    world.ask(q.Watch, NUMBER, a, 0)
     world.now = world.rules.gc_check_s + 1
     b = world.open()
     world.handle(q.Ticked())

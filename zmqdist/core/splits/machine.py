@@ -242,7 +242,6 @@ class Splits:
         client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
-        self._book.heard[client.id] = now
         self._book.released.pop(iteration.id, None)
         if iteration.portions is not None:
             self._portions.adopt(asked, client)
