@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from zmqdist.core.splits.records import AT_MOST_ONCE, EXACTLY_ONCE
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.external_state import check_external_state
 from zmqdist.data.sharding import distributed_cardinality
+from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
 from zmqdist.data.tree import Tree, make
 from zmqdist.data_service.dealing import insist
@@ -31,6 +33,7 @@ REGISTER_S = 3600.0
 """Registration waits so long for a dispatcher, as tf.data service does."""
 
 COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
+DELIVERIES = (AT_MOST_ONCE, EXACTLY_ONCE)
 TARGET_WORKERS = ("AUTO", "ANY", "LOCAL")
 ON_CONFLICT = ("keep", "replace", "error")
 
@@ -50,7 +53,17 @@ def distribute(
     delivery: str = "at_most_once",
     ordered: bool = False,
 ) -> Callable[[Dataset], Dataset]:
-    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here."""
+    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here.
+
+    Args:
+      delivery: "at_most_once": what a worker has when it dies is lost. "exactly_once": others compute it, and the iterator has a state.
+      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": docs/delivery.md.
+
+    Raises (when it is called):
+      ValueError, InvalidArgumentError: arguments that make no sense.
+    Raises (when it is applied):
+      UnimplementedError: portions of this pipeline are not the whole of it.
+    """
     read = _checked(
         processing_mode,
         job_name,
@@ -66,6 +79,8 @@ def distribute(
     _check_compression(compression)
 
     def apply(dataset: Dataset) -> Dataset:
+        if ordered or delivery == EXACTLY_ONCE:
+            portion_rules(dataset)  # or an error that says what cannot be cut
         id = register_dataset(service, dataset, compression)
         made = _reading(_address(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
@@ -207,6 +222,13 @@ def _checked(
         raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
     if max_outstanding_requests is not None and max_outstanding_requests != -1 and max_outstanding_requests < 1:
         raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
+    if delivery not in DELIVERIES:
+        raise ValueError(f"`delivery` is {delivery!r}, wants one of {list(DELIVERIES)}")
+    if (ordered or delivery == EXACTLY_ONCE) and (mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None):
+        raise invalid(
+            'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC ("distributed_epoch") without a cross-trainer cache: '
+            "elsewhere workers give the same elements more than once"
+        )
     target = str(target_workers or "AUTO").upper()
     if target not in TARGET_WORKERS:
         raise invalid(f"Unrecognized target workers: {target_workers}")

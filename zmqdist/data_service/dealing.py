@@ -135,6 +135,18 @@ class Dealer:
 
         insist(question, self._timeout_s, self.stopped, f"task {task}")
 
+    def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
+        """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
+        request = random.getrandbits(62)
+
+        def question() -> Any:
+            return asking.start(self._client, "zmqdist.data.portions", *self._who, client, request, count).get_value()
+
+        try:
+            return [tuple(each) for each in insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")]
+        except (NotFoundError, CancelledError):
+            return []
+
     def close(self) -> None:
         """End what waits."""
         self.stopped.set()

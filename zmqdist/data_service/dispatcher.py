@@ -9,11 +9,14 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     metadata(id)                                                 -> metadata
     config()                                                     -> {"deployment_mode"}
     definition(fingerprint)                                      -> description
-    open(request, job_name, repetition, terms, consumer)         -> (client, iteration, state)
-    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended), None when asked again
+    open(request, job_name, repetition, terms, consumer, saved)  -> (client, iteration, state, cut)
+    watch(state, client, version, target_s, stopped, lost)       -> (version, tasks, finished, hold, ended, failed), None when asked again
+    acknowledge(state, client, marks)                            -> None
+    missed(state, client, life)                                  -> None
     release(state, client)                                       -> None
     work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
+    portions(state, task, life, client, request, count)          -> portions: see core/splits/questions.py
     hand_back(state, task, life, source, request, repetition, runs) -> None
     leave(life)                                                  -> None
     compression(id, off)                                         -> whether AUTO is off
@@ -39,7 +42,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits, not_registered
 from zmqdist.core.splits.state import decode_state
-from zmqdist.data.splits import split_providers
+from zmqdist.data.splits import portion_rules, split_providers
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service.journal import Journal
 from zmqdist.data_service.snapshots.service import SnapshotService
@@ -53,6 +56,9 @@ log = logging.getLogger("zmqdist.data")
 
 PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
+
+SAVED: Final = tuple[int, int, int, tuple[int, int, int], int, tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+"""What a client sends of a saved state: the fields of `questions.Saved`."""
 
 
 class DataDispatcher:
@@ -151,6 +157,9 @@ class DataDispatcher:
             "open": self._open,
             "watch": self._watch,
             "release": self._release,
+            "acknowledge": self._acknowledge,
+            "missed": lambda asked, *args: self._ask(asked, q.Missed(asked, *args)),
+            "portions": lambda asked, *args: self._ask(asked, q.AskPortions(asked, *args)),
             "work": self._work,
             "splits": self._splits,
             "hand_back": self._hand_back,
@@ -260,12 +269,16 @@ class DataDispatcher:
         job_name: str | None,
         repetition: int,
         terms: tuple[Any, ...],
-        consumer: int = -1,
+        consumer: int,
+        saved: tuple[Any, ...] | None,
     ) -> None:
         told = msgspec.convert(list(terms), r.Terms)
-        sources = self._sources_of(self._dataset(told.dataset).fingerprint) if told.mode == r.DYNAMIC else ()
+        fingerprint = self._dataset(told.dataset).fingerprint
+        sources = self._sources_of(fingerprint) if told.mode == r.DYNAMIC else ()
+        grain = portion_rules(deserialize(self._store.get(fingerprint))) if told.portioned else None
+        state = None if saved is None else q.Saved(*msgspec.convert(saved, SAVED))
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
-        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer))
+        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer, grain, state))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
@@ -294,6 +307,14 @@ class DataDispatcher:
 
     def _release(self, asked: Asked, state: int, client: int) -> None:
         self._ask(asked, q.Release(asked, state, client))
+
+    def _acknowledge(self, asked: Asked, state: int, client: int, marks: tuple[tuple[int, int, bool], ...]) -> None:
+        self._ask(
+            asked,
+            q.Acknowledge(
+                asked, state, client, tuple((int(n), int(elements), bool(done)) for n, elements, done in marks)
+            ),
+        )
 
     def _work(
         self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...], figures: dict[int, Any]

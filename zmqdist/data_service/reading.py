@@ -39,7 +39,7 @@ from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
 from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
 from zmqdist.data_service.worker import END, SOME
-from zmqdist.errors import FailedPreconditionError, NotFoundError, OpError, from_code
+from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
@@ -83,12 +83,14 @@ class Wish:
     protocol: str = ""
     compression: str | None = "AUTO"
     spec: Any = UNKNOWN_SPEC
+    saved: tuple[Any, ...] | None = None
+    """Where to go on: portions_reading.py."""
     refresh_s: float = 0.0
     """Pause before asking for news again; 0: they come at once."""
 
 
 @dataclass(eq=False)
-class _Source:
+class TaskSource:
     """One task. `life` is that of the worker that has it."""
 
     task: int
@@ -125,7 +127,7 @@ class Reader:
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
-        self._sources: dict[int, _Source] = {}
+        self._sources: dict[int, TaskSource] = {}
         self._clients: dict[str, ZmqClient] = {}
         self._held = 0
         """Questions asked and batches in the queue."""
@@ -144,29 +146,27 @@ class Reader:
         self._watch_pause_s = FIRST_PAUSE_S
         self._dispatcher = self._connect(wish.dispatcher)
         self._opened: tuple[int, int] | None = None
+        self._number = 0
+        """Of the client that this is to the dispatcher."""
         request = random.getrandbits(62)
         terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
 
+        args = (request, wish.job_name, wish.repetition, terms, wish.consumer_index, wish.saved)
+
         def question() -> Any:
-            return asking.start(
-                self._dispatcher,
-                "zmqdist.data.open",
-                request,
-                wish.job_name,
-                wish.repetition,
-                terms,
-                wish.consumer_index,
-            ).get_value()
+            return asking.start(self._dispatcher, "zmqdist.data.open", *args).get_value()
 
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         try:
             self._target = target_of(wish.terms, self._deployment_mode())
-            client, self.iteration, state = insist(question, inf, self._stopped, f"reading from {wish.dispatcher}")
+            client, self.iteration, state, self._cut = insist(
+                question, inf, self._stopped, f"reading from {wish.dispatcher}"
+            )
         except BaseException:
             self.close()
             raise
-        self._opened = state, client
+        self._opened, self._number = (state, client), client
         self._loop.call_soon(self._watch)
 
     def _deployment_mode(self) -> str:
@@ -186,18 +186,7 @@ class Reader:
           OpError: also what ends the reading.
         """
         self._soon(self._begin)
-        while True:
-            with self._ready:
-                waited_s = 0.0
-                while not self._queue and not self._over:
-                    if not self._ready.wait(WAIT_LOG_S):
-                        waited_s += WAIT_LOG_S
-                        log.info("%s", self._waits_for(waited_s))
-                if not self._queue:
-                    if self._error is not None:
-                        raise self._error
-                    return
-                value = self._queue.popleft()
+        while (value := self._take()) is not None:
             self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
@@ -206,6 +195,20 @@ class Reader:
             yield elements
             took_s = (time.monotonic() - given_at) / max(1, len(elements))
             self._target_s += (took_s - self._target_s) / TARGET_OF if self._target_s else took_s
+
+    def _take(self) -> Any:
+        """What is next in the queue; waits for it. None at the end. Raises what ended the reading."""
+        with self._ready:
+            waited_s = 0.0
+            while not self._queue and not self._over:
+                if not self._ready.wait(WAIT_LOG_S):
+                    waited_s += WAIT_LOG_S
+                    log.info("%s", self._waits_for(waited_s))
+            if self._queue:
+                return self._queue.popleft()
+            if self._error is not None:
+                raise self._error
+            return None
 
     def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
@@ -238,12 +241,16 @@ class Reader:
                     source.at.delete()
         if self._opened is not None:
             try:
+                self._leave()
                 due = time.monotonic() + RELEASE_S
                 asking.start(self._dispatcher, RELEASE, *self._opened, due=due, waits_for_server=False).is_ok()
             except OpError:
                 pass
         for client in self._clients.values():
             client.close()
+
+    def _leave(self) -> None:
+        """Say what is to be said before the reader is released."""
 
     def _connect(self, address: str) -> ZmqClient:
         client = self._clients.get(address)
@@ -282,7 +289,7 @@ class Reader:
         if asking != self._watching:
             return  # there is a later question
         code, message = call.get_error()
-        if code in RETRIABLE:
+        if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
             pause_s, self._watch_pause_s = self._watch_pause_s, min(PAUSE_S_MAX, self._watch_pause_s * PAUSE_GROWS)
             self._loop.set_timer(self, self._loop.now() + pause_s, self._watch)
             return
@@ -292,8 +299,10 @@ class Reader:
         self._watch_pause_s = FIRST_PAUSE_S
         told = call.get_value()
         if told is not None:
-            self._version, tasks, self._finished, *more = told
-            self._note(tasks, *more)
+            self._version, tasks, self._finished, hold, ended, failed = told
+            if failed:
+                self._end(UnavailableError(None, None, failed))
+            self._note(tasks, hold, ended)
             self._top_up()
         if not self._finished:
             if self._wish.refresh_s:
@@ -305,7 +314,7 @@ class Reader:
         """Which tasks there are now. The rest is of coordinated reads."""
         random.shuffle(tasks)
         there = set()
-        coordinated = bool(self._wish.terms.num_consumers)
+        coordinated = self._wish.terms.coordinated
         self._subset = self._awaits = False
         for task, _worker, address, life, tags, _starting_round in tasks:
             if not reads_from(self._target, coordinated, life, tags):
@@ -317,7 +326,7 @@ class Reader:
             there.add(task)
             known = self._sources.get(task)
             if known is None or known.life != life:
-                self._sources[task] = _Source(task, address, life, self._at(task, address, life))
+                self._sources[task] = TaskSource(task, address, life, self._at(task, address, life))
         for task, source in self._sources.items():
             source.gone = task not in there
 
@@ -348,7 +357,7 @@ class Reader:
         """Ask for as much as there is room for: some batches of each task, or the elements that the user allows."""
         if self._over or not self._begun:
             return
-        sources = [each for each in self._sources.values() if not (each.ended or each.gone or each.pause_s)]
+        sources = [each for each in self._sources.values() if self._may_ask(each)]
         sources.sort(key=attrgetter("asked", "asked_at"))
         limit = self._wish.max_outstanding
         if limit < 0:
@@ -360,14 +369,17 @@ class Reader:
             for source in sources:
                 if room > 0 and source.asked < AHEAD:
                     room -= 1
-                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, trainer=self._wish.trainer))
+                    self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, self._number, trainer=self._wish.trainer))
         mine = self._sources.values()
         if not any(source.asked for source in mine) and (
             self._finished or (self._subset and not self._awaits and mine and all(source.ended for source in mine))
         ):
             self._end(None)
 
-    def _ask(self, source: _Source, wanted: Wanted) -> None:
+    def _may_ask(self, source: TaskSource) -> bool:
+        return not (source.ended or source.gone or source.pause_s)
+
+    def _ask(self, source: TaskSource, wanted: Wanted) -> None:
         self._held += 1
         source.asked += 1
         source.asked_at = next(self._turns)
@@ -375,12 +387,12 @@ class Reader:
         source.answers.append(answer)
         source.at.ask(wanted, partial(self._soon, self._came, source, answer))
 
-    def _came(self, source: _Source, answer: list[Any], *told: Any) -> None:
+    def _came(self, source: TaskSource, answer: list[Any], *told: Any) -> None:
         answer.append(told)
         while source.answers and source.answers[0]:
             self._answered(source, *source.answers.popleft()[0])
 
-    def _answered(self, source: _Source, kind: int, value: Any, error: OpError | None) -> None:
+    def _answered(self, source: TaskSource, kind: int, value: Any, error: OpError | None) -> None:
         source.asked -= 1
         if kind == SOME:
             source.pause_s = 0.0
@@ -407,7 +419,7 @@ class Reader:
         self._held -= 1
         self._top_up()
 
-    def _again(self, source: _Source) -> None:
+    def _again(self, source: TaskSource) -> None:
         source.pause_s = 0.0
         self._top_up()
 

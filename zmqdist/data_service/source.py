@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from zmqdist.core.splits.records import Terms
+from zmqdist.core.splits.records import EXACTLY_ONCE, Terms
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import UNKNOWN_SPEC
+from zmqdist.data_service.portions_reading import PortionsReader, saved_of
 from zmqdist.data_service.reading import Reader, Wish
 from zmqdist.data_service.rounds_reading import RoundsReader
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
@@ -22,33 +23,8 @@ if TYPE_CHECKING:
 class _ReadingNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
-        op: Distributed = self.op
-        terms = Terms(
-            op.dataset,
-            op.mode,
-            op.num_consumers,
-            op.target_workers,
-            bool(op.trainer),
-            op.delivery,
-            op.ordered,
-        )
-        kind = RoundsReader if op.num_consumers else Reader
-        self._reader = kind(
-            Wish(
-                op.service,
-                terms,
-                op.job_name,
-                dataset.memory.number(),
-                op.max_outstanding,
-                op.consumer_index,
-                op.trainer,
-                op.protocol,
-                op.compression,
-                UNKNOWN_SPEC if op.spec is None else op.spec,
-                op.refresh_ms / 1000,
-            ),
-            Credentials(None, None, False),
-        )
+        kind = RoundsReader if self.op.num_consumers else Reader
+        self._reader = kind(wish_of(self.op, dataset.memory.number()), Credentials(None, None, False))
         self._batch: Iterator[Any] = iter(())
 
     def run(self) -> Iterator[Any]:
@@ -57,12 +33,75 @@ class _ReadingNode(Node):
             self._batch = iter(batch)
             yield from self._batch
 
+    def state(self) -> dict[str, Any]:
+        raise UnimplementedError(
+            None,
+            None,
+            'distribute() without delivery="exactly_once" has no state: elements that workers had are not told again',
+        )
+
     def abandon(self) -> None:
         self._reader.interrupt()
 
     def close(self) -> None:
         super().close()
         self._reader.close()
+
+
+class _PortionsNode(Node):
+    """Its reader is opened by the first question, so that a state can be loaded before an iteration begins."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self._wish = wish_of(self.op, dataset.memory.number())
+        self._reader: PortionsReader | None = None
+        self._saved: dict[str, Any] = {}
+        self._elements: Iterator[Any] = iter(())
+
+    def run(self) -> Iterator[Any]:
+        if self._reader is None:
+            saved = saved_of(self._saved) if self._saved else None
+            self._reader = PortionsReader(replace(self._wish, saved=saved), Credentials(None, None, False))
+        yield from self._elements
+        for elements in self._reader.pieces():
+            self._elements = elements
+            yield from elements
+
+    def state(self) -> dict[str, Any]:
+        return self._saved if self._reader is None else self._reader.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state:
+            saved_of(state)
+        self.close()
+        self._reader, self._elements, self._saved = None, iter(()), state
+
+    def abandon(self) -> None:
+        if self._reader is not None:
+            self._reader.interrupt()
+
+    def close(self) -> None:
+        super().close()
+        if self._reader is not None:
+            self._reader.close()
+
+
+def wish_of(op: Distributed, repetition: int) -> Wish:
+    """What an iterator over the operator wants to read."""
+    terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
+    return Wish(
+        op.service,
+        terms,
+        op.job_name,
+        repetition,
+        op.max_outstanding,
+        op.consumer_index,
+        op.trainer,
+        op.protocol,
+        op.compression,
+        UNKNOWN_SPEC if op.spec is None else op.spec,
+        refresh_s=op.refresh_ms / 1000,
+    )
 
 
 @operator("distribute", _ReadingNode)
@@ -86,6 +125,10 @@ class Distributed(Op):
     compression: str | None
     count: int
     refresh_ms: int = 0
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        portioned = self.delivery == EXACTLY_ONCE or self.ordered
+        return (_PortionsNode if portioned else _ReadingNode)(dataset, context)
 
     @property
     def is_shared(self) -> bool:

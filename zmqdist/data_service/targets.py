@@ -30,7 +30,7 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
         target = "LOCAL"
     if target != "LOCAL":
         return target
-    if terms.num_consumers:
+    if terms.coordinated:
         raise invalid(
             "Coordinated reads require non-local workers, but `target_workers` is LOCAL: all consumers read from all workers"
         )

@@ -21,9 +21,10 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from zmqdist.core.splits.records import DYNAMIC, Terms
+from zmqdist.data.dataset import Dataset
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.sharding import shard_for_worker
-from zmqdist.data.splits import open_split
+from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import Dealer, insist
@@ -33,6 +34,7 @@ from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.runners import rounds, shared
 from zmqdist.data_service.runners.base import PROGRESS, Packed, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
+from zmqdist.data_service.runners.portions import Portions
 from zmqdist.data_service.snapshots.worker import SnapshotWorker
 from zmqdist.data_service.squeezing import codec_for, squeeze
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
@@ -83,6 +85,8 @@ class Task:
         self.progress = [0] * PROGRESS if progress is None else progress
         self.failed: Failed | None = None
         self.runner: Runner | None = None
+        self.pipeline: Dataset | None = None
+        """What is run over each portion."""
         self.done = False
         self.deleted = False
 
@@ -280,8 +284,10 @@ class DataWorker:
         self._say_leaving()
         self.snapshots.drain(self._end_if_drained)
         for task in self._tasks.values():
-            if task.terms.mode == DYNAMIC and not task.done and not self._host.hand_back(task.id):
-                task.done = True  # nobody reads it
+            if task.terms.mode != DYNAMIC or task.done:
+                continue
+            if task.terms.portioned or not self._host.hand_back(task.id):
+                task.done = True  # others compute what is not acknowledged, or nobody reads it
         self._ask()
         self._end_if_drained()
 
@@ -442,7 +448,9 @@ class Tasks:
         )
         opened = partial(self._open, task, dealer)
         if not task.failed:
-            if task.terms.num_consumers:
+            if task.terms.portioned:
+                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions)
+            if task.terms.coordinated:
                 return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
             if task.terms.cache:
                 return shared.Shared(str(task.id), opened, self.cache_bytes)
@@ -455,16 +463,27 @@ class Tasks:
             task.failed,
         )
 
-    def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
-        """In the task's thread."""
+    def _definition(self, task: Task, dealer: Dealer) -> Dataset:
+        """In a thread of the task."""
         client = self._client
         assert client is not None
 
         def question() -> Any:
             return asking.start(client, "zmqdist.data.definition", task.fingerprint).get_value()
 
-        dataset = deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
-        if task.terms.num_consumers:
+        return deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
+
+    def _open_portion(self, task: Task, dealer: Dealer, start: int, length: int) -> DatasetIterator:
+        """In a thread of the task."""
+        if task.pipeline is None:
+            task.pipeline = portion_pipeline(self._definition(task, dealer))
+        positions = iter(range(start, start + length))
+        return open_split(task.pipeline, lambda source, repetition: next(positions, None))
+
+    def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
+        """In the task's thread."""
+        dataset = self._definition(task, dealer)
+        if task.terms.coordinated:
             rounds.require_infinite(dataset.cardinality())
         if task.terms.cache:
             shared.require_infinite(dataset.cardinality())

@@ -99,7 +99,7 @@ class Client:
         told = self.service.answers.pop(self.question, None)
         if told is None:
             return False
-        self.version, self.tasks, _, self.hold, ended = told
+        self.version, self.tasks, _, self.hold, ended, _ = told
         self.ended.update(ended)
         return True
 

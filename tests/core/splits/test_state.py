@@ -79,7 +79,7 @@ def opened(driven: Driven, name: str | None, request: int, mode: int = OFF, repe
 
 
 def test_numbers_begin_where_those_of_tf_data_service_do(driven: Driven) -> None:
-    assert opened(driven, "job", 5) == (3000, 2000, STATE)
+    assert opened(driven, "job", 5)[:3] == (3000, 2000, STATE)
     state = driven.machine.state
     assert (list(state.datasets), list(state.jobs), list(state.tasks)) == (["1000"], [5000], [4000, 4001])
 

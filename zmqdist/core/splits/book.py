@@ -49,6 +49,8 @@ class Book:
       hosts: which place in the fixed list each worker has. Durable is where a worker of the state had it (`Worker.index`).
       working: the question for work of each life of a worker.
       watching: the question for news of each client, and since when it waits.
+      wanting: (client, life) -> the question for portions that waits.
+      freed: iterations in portions in which there may be something to give out, or that may be over.
       leaving: lives of workers that go for good when they have done what they have.
       places: life -> number of its worker.
       gone: those of the missing that were seen to go: not those of before a restart that are not back yet.
@@ -80,6 +82,8 @@ class Book:
         """What is known of the moment only, and what follows from the state."""
         self.working: dict[int, q.Work] = {}
         self.watching: dict[int, tuple[q.Watch, float]] = {}
+        self.wanting: dict[tuple[int, int], q.AskPortions] = {}
+        self.freed: set[int] = set()
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
         self.gone: set[int] = set()
@@ -125,7 +129,8 @@ class Book:
     def ask_again(self) -> list[q.Effect]:
         """End all questions that wait for news."""
         tokens = [work.token for work in self.working.values()] + [watch.token for watch, _ in self.watching.values()]
-        self.working, self.watching = {}, {}
+        tokens += [asked.token for asked in self.wanting.values()]
+        self.working, self.watching, self.wanting = {}, {}, {}
         return [
             q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
         ]

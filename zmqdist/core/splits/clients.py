@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist import errors
+from zmqdist.core.splits import cutting
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal
@@ -27,10 +28,17 @@ class Clients:
     def watch_s(self) -> float:
         return min(WATCH_S_MAX, self._book.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
-    def _client(self, state: int, number: int) -> r.Client:
+    def client(self, state: int, number: int) -> r.Client:
+        """The client that asks."""
         client = self._book.state.clients.get(number)
         if state == self._book.state.number and client is not None:
             return client
+        if state == self._book.state.number and number in self._book.state.heirs:
+            raise Refusal(
+                errors.ABORTED,
+                f"Another reader has taken over from iteration client {number}: it went on from a saved state of it, or reads with the "
+                "same job name as the same consumer. One of the two is enough: stop one.",
+            )
         text = f"Unknown iteration client id {number}."
         if not self._book.rules.fault_tolerant:
             text += " The dispatcher is not configured to be fault tolerant, so this could be caused by a dispatcher restart."
@@ -39,7 +47,7 @@ class Clients:
         raise Refusal(errors.NOT_FOUND, text)
 
     def watch(self, asked: q.Watch, now: float) -> None:
-        client = self._client(asked.state, asked.client)
+        client = self.client(asked.state, asked.client)
         iteration = self._book.state.iterations[client.iteration]
         if iteration.collected:
             raise Refusal(
@@ -62,10 +70,10 @@ class Clients:
     def version(self, iteration: int) -> int:
         return self._book.versions.setdefault(iteration, self._book.first_version)
 
-    def _told(self, iteration: r.Iteration, asked: q.Watch) -> tuple[int, list[Any], bool, bool, dict[int, int]]:
+    def _told(self, iteration: r.Iteration, asked: q.Watch) -> tuple[int, list[Any], bool, bool, dict[int, int], str]:
         if is_coordinated(self._book, iteration):
             tasks, hold, ended = told(self._book, iteration, asked)
-            return self.version(iteration.id), tasks, iteration.finished, hold, ended
+            return self.version(iteration.id), tasks, iteration.finished, hold, ended, ""
         tasks = []
         for number in iteration.tasks:
             task = self._book.state.tasks[number]
@@ -78,7 +86,12 @@ class Clients:
                     continue
                 address = ""  # it is about to serve: who reads from this worker is not at the end before
             tasks.append((number, worker.address, address, worker.life, worker.tags, task.starting_round))
-        return self.version(iteration.id), tasks, iteration.finished, False, {}
+        portions = iteration.portions
+        if portions is None:
+            return self.version(iteration.id), tasks, iteration.finished, False, {}, ""
+        lane = cutting.lane_of(portions, self._book.state.clients[asked.client])
+        over = iteration.finished or cutting.is_lane_over(portions, lane)
+        return self.version(iteration.id), tasks, over, False, {}, portions.failed
 
     def news(self, iteration_id: int) -> None:
         self._book.versions[iteration_id] = self.version(iteration_id) + 1
@@ -103,11 +116,18 @@ class Clients:
     def let_go(self, number: int, now: float) -> None:
         client = self._book.state.clients[number]
         self._book.change(r.ReleaseClient(number))
-        self._book.requests.pop(client.request, None)
-        self._book.heard.pop(number, None)
-        self._forget_watch(number)
+        self.forget(client)
+        self._book.freed.add(client.iteration)
         if not self._book.state.iterations[client.iteration].clients:
             self._book.released[client.iteration] = now
+
+    def forget(self, client: r.Client) -> None:
+        """It is released: answer what waits for it."""
+        self._book.requests.pop(client.request, None)
+        self._book.heard.pop(client.id, None)
+        self._forget_watch(client.id)
+        for key in [key for key in self._book.wanting if key[0] == client.id]:
+            self._book.answer(self._book.wanting.pop(key).token, [])
 
     def gone(self, token: q.Token) -> bool:
         """Nobody waits for this answer any more; whether it was one of these."""

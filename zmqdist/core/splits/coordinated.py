@@ -11,7 +11,7 @@ from zmqdist.core.splits.book import Book
 
 def is_coordinated(book: Book, iteration: r.Iteration) -> bool:
     """Whether consumers read it in step."""
-    return book.state.jobs[iteration.job].terms.num_consumers > 0
+    return book.state.jobs[iteration.job].terms.coordinated
 
 
 def is_pending(task: r.Task) -> bool:

@@ -15,8 +15,10 @@ Promises, checked by tests/core/splits and tests/sim
     D5  numbers only grow, also over restarts
     D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
+For what is read in portions, exactly once or in order, see portions.py.
+
 Here are datasets, jobs and the sorting of events; the rest is in the parts, all over one book.py: clients.py, workers.py, dealing.py,
-rounds.py.
+rounds.py, portions.py.
 Not here: sockets, files, what a pipeline is.
 """
 
@@ -28,6 +30,7 @@ from math import inf
 from typing import Final
 
 from zmqdist import errors
+from zmqdist.core.splits import cutting
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Book, Refusal, Rules
@@ -35,6 +38,7 @@ from zmqdist.core.splits.clients import Clients
 from zmqdist.core.splits.dealing import Dealing
 from zmqdist.core.splits.figures import Figures
 from zmqdist.core.splits.hosts import not_in_list
+from zmqdist.core.splits.portions import Portioning
 from zmqdist.core.splits.rounds import Rounds
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
@@ -52,6 +56,7 @@ class Splits:
         self._clients = Clients(self._book)
         self._workers = Workers(self._book, self._clients)
         self._dealing = Dealing(self._book)
+        self._portions = Portioning(self._book, self._clients, self._workers)
         self._rounds = Rounds(self._book, self._clients, self._workers)
         self.figures = Figures(self._book)
         self._next_check = now + rules.gc_check_s
@@ -108,17 +113,23 @@ class Splits:
                 self._tick(now)
             case q.WorkerJoined():
                 self._workers.joined(event)
+                self._portions.look_for_dead()
             case q.WorkerLost():
+                self._portions.lost(event)
                 self._workers.lost(event, now)
             case q.AskerGone(token):
-                if not self._clients.gone(token):
-                    self._workers.gone(token)
+                self._gone(token)
             case _:
                 try:
                     self._answer_to(event, now)
                 except Refusal as refusal:
                     self._book.commits.effect(q.Fail(event.token, refusal.code, refusal.message))
+        self._portions.serve()
         return self._book.commits.flush()
+
+    def _gone(self, token: q.Token) -> None:
+        if not (self._clients.gone(token) or self._portions.gone(token)):
+            self._workers.gone(token)
 
     def _answer_to(self, question: q.Question, now: float) -> None:
         match question:
@@ -133,6 +144,12 @@ class Splits:
                 self.figures.heard_reader(question.client, question.target_s)
             case q.Release():
                 self._clients.release(question, now, self._collect)
+            case q.Acknowledge():
+                self._portions.acknowledge(question, now)
+            case q.Missed():
+                self._portions.missed(question)
+            case q.AskPortions():
+                self._portions.ask(question)
             case q.Work():
                 self._workers.work(question)
                 self.figures.heard_worker(question.figures, now)
@@ -156,6 +173,7 @@ class Splits:
             self._look_at = inf
             self._workers.reconcile()
         self._workers.tick(now)
+        self._portions.look_for_dead()
         self._clients.tick(now)
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s
@@ -205,7 +223,7 @@ class Splits:
     def _open(self, asked: q.Open, now: float) -> None:
         known = self._book.requests.get(asked.request)
         if known is not None and known in self._book.state.clients:
-            self._book.answer(asked.token, (known, self._book.state.clients[known].iteration, self._book.state.number))
+            self._book.answer(asked.token, self._opened(self._book.state.clients[known]))
             return
         if asked.terms.dataset not in self._book.state.datasets:
             raise Refusal(errors.NOT_FOUND, not_registered(asked.terms.dataset))
@@ -218,14 +236,28 @@ class Splits:
         if asked.terms.mode not in (r.OFF, r.DYNAMIC) and not self._book.hosts.entries:
             worker = next((each.address for each in self._book.state.workers.values()), "(none yet)")
             raise Refusal(errors.NOT_FOUND, not_in_list(worker, ()))
-        job = self._job(asked)
-        self._check_compression(job, asked.terms)
-        iteration = self._iteration(job, asked)
+        iteration = None if asked.saved is None else self._portions.saved_iteration(asked.saved, asked.terms.dataset)
+        if iteration is None:
+            job = self._job(asked)
+            self._check_compression(job, asked.terms)
+            iteration = self._iteration(job, asked)
+            if asked.saved is not None:
+                self._portions.check(asked.saved, iteration)
         client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
         self._book.released.pop(iteration.id, None)
-        self._book.answer(asked.token, (client.id, iteration.id, self._book.state.number))
+        if iteration.portions is not None:
+            self._portions.adopt(asked, client)
+        self._book.answer(asked.token, self._opened(client))
+
+    def _opened(self, client: r.Client) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
+        portions = self._book.state.iterations[client.iteration].portions
+        cut = None
+        if portions is not None:
+            first = cutting.first_open(portions, cutting.lane_of(portions, client))
+            cut = portions.positions, portions.repetitions, portions.length, first
+        return client.id, client.iteration, self._book.state.number, cut
 
     def _job(self, asked: q.Open) -> r.Job:
         name = asked.job_name or asked.unnamed
@@ -277,6 +309,9 @@ class Splits:
         iteration = r.Iteration(
             self._book.state.next_iteration, job.id, asked.repetition, [r.Cursor(count) for count in asked.sources]
         )
+        if job.terms.portioned:
+            assert asked.grain is not None, "whoever opens a job in portions says how it can be cut"
+            iteration.portions = cutting.cut(*asked.grain, max(1, job.terms.num_consumers))
         self._book.change(r.CreateIteration(iteration))
         self._book.keys[key] = iteration.id
         for worker in self._workers.staying():

@@ -74,13 +74,33 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """Where a reader was that reads in portions: `done` steps of its lane, (number, elements) of `open` ones.
+
+    `cut` and `lanes` are those of its iteration; a state of another data set does not fit.
+    """
+
+    state: int
+    iteration: int
+    client: int
+    cut: tuple[int, int, int]
+    lanes: int
+    done: tuple[tuple[int, int], ...]
+    open: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
-    """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks. -> (client, iteration, state number).
+    """Read a dataset once: joins the iteration that exists, or makes job, iteration and tasks.
+
+    -> (client, iteration, state number, cut); `cut` is (positions, repetitions, length, lowest open number) where it is read in portions.
 
     Args:
       request: repeated after a lost answer.
       sources: positions of each source in a repetition, for a job that is dealt out.
-      consumer: which one of a coordinated read.
+      consumer: which of `terms.num_consumers`.
+      grain: (positions, repetitions, grain), for a job that is read in portions.
+      saved: go on there.
     """
 
     token: Token
@@ -92,14 +112,17 @@ class Open:
     unnamed: str = ""
     """A name that nobody has, for a job without one."""
     consumer: int = -1
+    grain: tuple[int, int, int] | None = None
+    saved: Saved | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """What a client reads from, when that is not what it knows, else when it changes or after a while.
 
-    -> (version, tasks, finished, hold, ended); a task is (id, worker's address, where it serves, life, tags, starting round).
-    The last two are of coordinated reads: whether to stop, and task -> the first round that it is not in. See rounds.py.
+    -> (version, tasks, finished, hold, ended, failed); a task is (id, worker's address, where it serves, life, tags, starting round),
+    `failed` why the iteration cannot go on.
+    `hold` and `ended` are of coordinated reads: whether to stop, and task -> the first round that it is not in. See rounds.py.
 
     Args:
       stopped: the round that it does not begin before this is answered.
@@ -121,6 +144,26 @@ class Release:
     token: Token
     state: int
     client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """A client has had so many elements of portions: (number, elements, whether that is all)."""
+
+    token: Token
+    state: int
+    client: int
+    marks: tuple[tuple[int, int, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """An answer of this life of a worker to this client was lost: what is missing must be computed again."""
+
+    token: Token
+    state: int
+    client: int
+    life: int
 
 
 # -- questions of workers ---------------------------------------------------------------------------------------------------
@@ -153,6 +196,22 @@ class Splits:
     source: int
     request: int
     repetition: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskPortions:
+    """Up to `count` portions to compute for a client; answered when there are some.
+
+    -> [(number, repetition, start, length, elements to leave out)]; empty: there will be none any more.
+    """
+
+    token: Token
+    state: int
+    task: int
+    life: int
+    client: int
+    request: int
     count: int
 
 
@@ -196,7 +255,19 @@ class NoteSnapshot:
 
 
 Question: TypeAlias = (
-    Register | Open | Watch | Release | Work | Splits | HandBack | Leave | CompressionAsked | NoteSnapshot
+    Register
+    | Open
+    | Watch
+    | Release
+    | Acknowledge
+    | Missed
+    | Work
+    | Splits
+    | AskPortions
+    | HandBack
+    | Leave
+    | CompressionAsked
+    | NoteSnapshot
 )
 Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
 

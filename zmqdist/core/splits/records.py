@@ -21,6 +21,8 @@ FIRST_DATASET, FIRST_ITERATION, FIRST_CLIENT, FIRST_TASK, FIRST_JOB = 1000, 2000
 OFF, DYNAMIC = 0, 1
 """Numbers of two processing modes; the others share statically."""
 
+AT_MOST_ONCE, EXACTLY_ONCE = "at_most_once", "exactly_once"
+"""Of what a worker had when it died nothing comes any more; or each element comes once."""
 MODES = ("OFF", "DYNAMIC", "FILE", "DATA", "FILE_OR_DATA", "HINT")
 """Names by number."""
 
@@ -57,8 +59,18 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
     num_consumers: int = 0
     target_workers: str = "AUTO"
     cache: bool = False
-    delivery: str = "at_most_once"
+    delivery: str = AT_MOST_ONCE
     ordered: bool = False
+
+    @property
+    def portioned(self) -> bool:
+        """Whether it is read in portions: portions.py."""
+        return self.delivery == EXACTLY_ONCE or self.ordered
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether it is read by rounds: rounds.py."""
+        return self.num_consumers > 0 and not self.portioned
 
 
 class Job(Row):
@@ -89,6 +101,51 @@ class Cursor(Row):
         return self.position == self.count and not self.returned
 
 
+class Portion(Row):
+    """A portion that somebody has begun and that is not done.
+
+    Attributes:
+      client: whose it is; 0: nobody's any more, it was left.
+      life: of the worker that computes it; 0: nobody, it is to be given out.
+      acked: elements of it that the client has acknowledged.
+      request: the question that it was the answer to.
+      deaths: workers that died while they had it.
+      missed: the life that computed it before, whose answer did not arrive: perhaps because it was about to be lost.
+    """
+
+    client: int
+    life: int = 0
+    acked: int = 0
+    request: int = 0
+    deaths: list[str] = msgspec.field(default_factory=list)
+    missed: int = 0
+
+
+class Portions(Row):
+    """How an iteration is cut, and where it has come to: cutting.py.
+
+    Attributes:
+      positions, repetitions: of the source; INFINITE without end.
+      length: of a portion, in positions.
+      next: of each lane, the step that is given out next.
+      skip: of each lane, later steps that are not given out: an earlier iteration had them.
+      open: by number.
+      done: client -> steps of its lane that it has acknowledged as done; of clients that have gone, too.
+      left: client -> (number, acknowledged elements) of what it has left to others.
+      failed: why the iteration cannot go on.
+    """
+
+    positions: int
+    repetitions: int
+    length: int
+    next: list[int]
+    skip: list[list[tuple[int, int]]]
+    open: dict[int, Portion] = msgspec.field(default_factory=dict)
+    done: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    left: dict[int, list[tuple[int, int]]] = msgspec.field(default_factory=dict)
+    failed: str = ""
+
+
 class Iteration(Row):
     id: int
     job: int
@@ -98,6 +155,7 @@ class Iteration(Row):
     clients: list[int] = msgspec.field(default_factory=list)
     finished: bool = False
     collected: bool = False
+    portions: Portions | None = None
 
 
 class Task(Row):
@@ -230,6 +288,64 @@ class DecideCompression(Record, tag=14):
     off: bool
 
 
+class GivePortions(Record, tag=30):
+    """A worker's life computes these for a client, in this order."""
+
+    client: int
+    life: int
+    request: int
+    numbers: list[int]
+
+
+class Acknowledge(Record, tag=31):
+    """A client has had so many elements of a portion: (number, elements, whether that is all)."""
+
+    client: int
+    marks: list[tuple[int, int, bool]]
+
+
+class LosePortions(Record, tag=32):
+    """What a life of a worker computed is to be given out again.
+
+    Attributes:
+      client: of this client only; 0: of all.
+      died: the worker's name, where they are charged with its death.
+    """
+
+    iteration: int
+    life: int
+    client: int = 0
+    died: str = ""
+
+
+class FailPortions(Record, tag=33):
+    iteration: int
+    why: str
+
+
+class TakeOver(Record, tag=34):
+    """A client has all that was another's, which is released."""
+
+    client: int
+    old: int
+
+
+class GoBack(Record, tag=35):
+    """What a client has is what a saved state says: steps that are done, and (number, elements) of those that are not."""
+
+    client: int
+    done: list[tuple[int, int]]
+    open: list[tuple[int, int]]
+
+
+class LeaveOut(Record, tag=36):
+    """A client begins with what a saved state of another iteration says."""
+
+    client: int
+    done: list[tuple[int, int]]
+    open: list[tuple[int, int]]
+
+
 class BeginSnapshot(Record, tag=50):
     """A snapshot's folder is there; what is in it tells the rest."""
 
@@ -251,6 +367,13 @@ Change: TypeAlias = (
     | GiveSplits
     | ReturnSplits
     | DecideCompression
+    | GivePortions
+    | Acknowledge
+    | LosePortions
+    | FailPortions
+    | TakeOver
+    | GoBack
+    | LeaveOut
     | StartTask
     | BeginSnapshot
 )

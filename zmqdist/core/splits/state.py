@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from zmqdist.core.splits import cutting
 from zmqdist.core.splits import records as r
 
 
@@ -14,6 +15,7 @@ class State(msgspec.Struct):
       number: of this state: tells a dispatcher that goes on from one that has lost everything.
       snapshots: their folders, in the order in which they were begun.
       next: the next free number of each kind.
+      heirs: a client that another one has taken over -> that one.
     """
 
     number: int
@@ -31,6 +33,7 @@ class State(msgspec.Struct):
     next_task: int = r.FIRST_TASK
     next_client: int = r.FIRST_CLIENT
     snapshots: list[str] = []
+    heirs: dict[int, int] = {}
 
     def apply(self, record: r.Change) -> None:
         """Make one change."""
@@ -70,8 +73,7 @@ class State(msgspec.Struct):
                 self.iterations[client.iteration].clients.append(client.id)
                 self.next_client = client.id + 1
             case r.ReleaseClient(number):
-                client = self.clients.pop(number)
-                self.iterations[client.iteration].clients.remove(number)
+                self._release(number)
             case r.GiveSplits():
                 self._give(record)
             case r.ReturnSplits(task_id, source, repetition, runs, request):
@@ -83,6 +85,44 @@ class State(msgspec.Struct):
                 self.compression_off[dataset_id] = off
             case r.BeginSnapshot(path):
                 self.snapshots.append(path)
+            case _:
+                self._apply_to_portions(record)
+
+    def _release(self, number: int) -> None:
+        iteration = self.iterations[self.clients.pop(number).iteration]
+        iteration.clients.remove(number)
+        if iteration.portions is not None:
+            cutting.leave(iteration.portions, number)
+
+    def _apply_to_portions(self, record: cutting.Change) -> None:
+        of = (
+            record.iteration
+            if isinstance(record, r.LosePortions | r.FailPortions)
+            else self.clients[record.client].iteration
+        )
+        iteration = self.iterations[of]
+        portions = iteration.portions
+        assert portions is not None
+        match record:
+            case r.GivePortions(client, life, request, numbers):
+                cutting.give(portions, client, life, request, numbers)
+            case r.Acknowledge(client, marks):
+                cutting.acknowledge(portions, client, marks)
+            case r.LosePortions(_, life, client, died):
+                cutting.lose(portions, life, client, died)
+            case r.FailPortions(_, why):
+                portions.failed = why
+            case r.TakeOver(client, old):
+                cutting.take_over(portions, client, old)
+                self.heirs[old] = client
+                if old in self.clients:
+                    del self.clients[old]
+                    iteration.clients.remove(old)
+            case r.GoBack(client, done, open_):
+                cutting.go_back(portions, self.clients[client], done, open_)
+                iteration.finished = cutting.is_over(portions)
+            case r.LeaveOut(client, done, open_):
+                cutting.leave_out(portions, self.clients[client], done, open_)
 
     def _end(self, iteration: r.Iteration) -> None:
         for task in iteration.tasks:

@@ -129,15 +129,15 @@ class Workers:
         self._finish_if_over(task.iteration)
 
     def _finish_if_over(self, number: int) -> None:
-        iteration = self._book.state.iterations[number]
-        if iteration.finished or iteration.collected or not iteration.tasks:
+        iteration = self._book.state.iterations[number]  # one in portions ends with the last acknowledgement
+        if iteration.finished or iteration.collected or not iteration.tasks or iteration.portions is not None:
             return
         if is_coordinated(self._book, iteration):
             return
         tasks = [self._book.state.tasks[each] for each in iteration.tasks]
         open_ = [task for task in tasks if not task.finished]
         terms = self._book.state.jobs[iteration.job].terms
-        if terms.mode == r.DYNAMIC and not terms.num_consumers:
+        if terms.mode == r.DYNAMIC and not terms.coordinated:
             if any(task.worker not in self._book.missing for task in open_):
                 return
             ended = any(task.finished and not task.cut for task in tasks)

@@ -393,7 +393,7 @@ class SimReader:
         elif code:
             self.sim.clock.after(0.05, self._open)
         else:
-            self.client, self.iteration, self.state = value
+            self.client, self.iteration, self.state, _ = value
             self._watch()
 
     def _watch(self) -> None:

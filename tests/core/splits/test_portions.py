@@ -1,0 +1,512 @@
+"""Portions: the promises E1 to E7 of core/splits/portions.py, told one by one and at random."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from zmqdist.core.splits import cutting
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits import runs as sets
+from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.machine import Splits
+from zmqdist.core.splits.state import State
+from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND
+
+NUMBER = 77
+NONE_YET = "none yet"
+
+
+class World:
+    """A machine with a journal that never fails."""
+
+    def __init__(
+        self, positions: int = 20, repetitions: int = 1, grain: int = 1, ordered: bool = False, consumers: int = 0
+    ) -> None:
+        self.rules = Rules(fault_tolerant=True)
+        self.machine = Splits(self.rules, NUMBER, 0.0)
+        self.now = 0.0
+        self.records: list[bytes] = []
+        self.answers: dict[int, Any] = {}
+        self.tokens = 0
+        self.terms = r.Terms("a", r.DYNAMIC, consumers, delivery=r.EXACTLY_ONCE, ordered=ordered)
+        self.grain = (positions, repetitions, grain)
+        self.handle(q.Register(self.token(), 1, "a", "print", "{}"))
+
+    def token(self) -> int:
+        self.tokens += 1
+        return self.tokens
+
+    def handle(self, event: q.Event) -> None:
+        effects = self.machine.handle(event, self.now)
+        while effects:
+            more: list[q.Effect] = []
+            for effect in effects:
+                match effect:
+                    case q.Answer(token, value):
+                        self.answers[token] = value
+                    case q.Fail(token, code, message):
+                        self.answers[token] = (code, message)
+                    case q.Journal(records):
+                        self.records += records
+                        more += self.machine.handle(q.JournalCommitted(), self.now)
+            effects = more
+
+    def ask(self, kind: Any, *args: Any, **more: Any) -> int:
+        token = self.token()
+        self.handle(kind(token, *args, **more))
+        return token
+
+    def answer(self, token: int) -> Any:
+        return self.answers.get(token, NONE_YET)
+
+    def worker(self, life: int) -> int:
+        self.handle(q.WorkerJoined(f"worker:{life}", f"host:{life}", life))
+        return life
+
+    def open(self, saved: q.Saved | None = None, consumer: int = -1) -> int:
+        token = self.ask(
+            q.Open, self.token(), "job", 0, self.terms, (20,), consumer=consumer, grain=self.grain, saved=saved
+        )
+        told = self.answer(token)
+        if isinstance(told[1], str):
+            raise AssertionError(told)
+        return int(told[0])
+
+    def task(self, life: int) -> int:
+        number = next(each.number for each in self.machine.state.workers.values() if each.life == life)
+        return next(each.id for each in self.machine.state.tasks.values() if each.worker == number)
+
+    def want(self, life: int, client: int, count: int = 1, request: int | None = None) -> int:
+        request = self.token() if request is None else request
+        return self.ask(q.AskPortions, NUMBER, self.task(life), life, client, request, count)
+
+    def given(self, life: int, client: int, count: int = 1) -> list[int]:
+        told = self.answer(self.want(life, client, count))
+        return [] if told == NONE_YET else [each[0] for each in told]
+
+    def acknowledge(self, client: int, *marks: tuple[int, int, bool]) -> Any:
+        return self.answer(self.ask(q.Acknowledge, NUMBER, client, marks))
+
+    @property
+    def iteration(self) -> r.Iteration:
+        return next(iter(self.machine.state.iterations.values()))
+
+    @property
+    def portions(self) -> r.Portions:
+        assert self.iteration.portions is not None
+        return self.iteration.portions
+
+    def saved(self, client: int, done: list[tuple[int, int]], open_: list[tuple[int, int]] = []) -> q.Saved:  # noqa: B006
+        p = self.portions
+        cut = p.positions, p.repetitions, p.length
+        return q.Saved(NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_))
+
+    def replayed(self) -> State:
+        state = State(number=NUMBER)
+        for record in self.records:
+            state.apply(r.decode(record))
+        return state
+
+
+@pytest.mark.parametrize(
+    ("positions", "grain", "length"),
+    [
+        (10, 1, 1),
+        (256, 1, 1),
+        (1024, 1, 4),
+        (1024, 3, 3),
+        (10**9, 1, 1024),
+        (10**9, 100, 1000),
+        (10, 5000, 5000),
+        (-1, 1, 256),
+    ],
+)
+def test_the_length_of_a_portion_is_a_multiple_of_the_grain_and_bounded(
+    positions: int, grain: int, length: int
+) -> None:
+    assert cutting.cut(positions, 1, grain, 1).length == length
+
+
+def test_portions_cover_each_position_of_each_repetition_once() -> None:
+    portions = cutting.cut(1000, 3, 7, 1)
+    places = [cutting.place_of(portions, number) for number in range(int(cutting.total(portions)))]
+    covered = [
+        (repetition, position) for repetition, start, length in places for position in range(start, start + length)
+    ]
+    assert covered == [(repetition, position) for repetition in range(3) for position in range(1000)]
+
+
+def test_runs_are_sets() -> None:
+    chance = random.Random(5)
+    for _ in range(300):
+        runs: sets.Runs = []
+        other: sets.Runs = []
+        wanted: dict[int, set[int]] = {0: set(), 1: set()}
+        for _ in range(chance.randrange(8)):
+            which = chance.randrange(2)
+            start = chance.randrange(20)
+            stop = start + chance.randrange(5)
+            sets.add((runs, other)[which], start, stop)
+            wanted[which] |= set(range(start, stop))
+        assert list(sets.members(runs)) == sorted(wanted[0])
+        assert all(one[1] < two[0] for one, two in pairwise(runs))
+        assert list(sets.members(sets.without(runs, other))) == sorted(wanted[0] - wanted[1])
+        assert {n for n in range(30) if sets.end_of(runs, n) is not None} == wanted[0]
+
+
+def test_e1_a_portion_is_given_to_one_task_for_one_client_and_to_the_same_question_again() -> None:
+    world = World()
+    first, second = world.worker(1), world.worker(2)
+    a, b = world.open(), world.open()
+    token = world.want(first, a, 2, request=99)
+    assert [each[0] for each in world.answer(token)] == [0, 1]
+    assert world.given(second, a) == [2]
+    assert world.given(first, b) == [3]
+    again = world.want(first, a, 2, request=99)
+    assert world.answer(again) == world.answer(token)
+
+
+def test_e2_the_iteration_ends_with_the_last_acknowledgement() -> None:
+    world = World(positions=2)
+    life = world.worker(1)
+    client = world.open()
+    assert world.given(life, client) + world.given(life, client) == [0, 1]
+    waits = world.want(life, client)
+    world.acknowledge(client, (1, 5, True), (0, 4, False))
+    assert world.answer(waits) == NONE_YET
+    assert not world.iteration.finished
+    world.acknowledge(client, (0, 5, True))
+    assert world.iteration.finished
+    assert world.answer(waits) == []
+    late = world.open()
+    assert world.answer(world.ask(q.Watch, NUMBER, late, 0))[2] is True
+
+
+def test_e2_an_iteration_without_positions_ends_at_once() -> None:
+    world = World(positions=0)
+    world.worker(1)
+    world.open()
+    assert world.iteration.finished
+
+
+def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowledged() -> None:
+    world = World()
+    one, two = world.worker(1), world.worker(2)
+    client = world.open()
+    assert world.given(one, client) == [0]
+    waits = world.want(one, client, 2)
+    assert [each[0] for each in world.answer(waits)] == [1, 2]
+    world.acknowledge(client, (0, 3, True), (1, 2, False))
+    world.handle(q.WorkerLost(one))
+    token = world.want(two, client)
+    assert world.answer(token) == [(1, 0, 1, 1, 2)]
+
+
+def test_e3_a_question_that_waits_gets_what_becomes_free() -> None:
+    world = World(positions=1)
+    one, two = world.worker(1), world.worker(2)
+    client = world.open()
+    assert world.given(one, client) == [0]
+    waits = world.want(two, client)
+    assert world.answer(waits) == NONE_YET
+    world.handle(q.WorkerLost(one))
+    assert [each[0] for each in world.answer(waits)] == [0]
+
+
+def test_e3_an_answer_that_was_lost_is_computed_again() -> None:
+    world = World(positions=1)
+    life = world.worker(1)
+    client = world.open()
+    assert world.given(life, client) == [0]
+    waits = world.want(life, client)
+    world.ask(q.Missed, NUMBER, client, life)
+    assert [each[0] for each in world.answer(waits)] == [0]
+
+
+def test_e3_a_worker_that_came_back_while_no_dispatcher_looked_has_nothing() -> None:
+    world = World(positions=1)
+    one = world.worker(1)
+    client = world.open()
+    assert world.given(one, client) == [0]
+    world.handle(q.WorkerJoined("worker:1", "host:1", 2))
+    assert world.given(2, client) == [0]
+
+
+def test_e4_a_released_client_leaves_the_rest_to_others() -> None:
+    world = World()
+    life = world.worker(1)
+    a, b = world.open(), world.open()
+    assert world.given(life, a) == [0]
+    world.acknowledge(a, (0, 3, False))
+    world.ask(q.Release, NUMBER, a)
+    token = world.want(life, b)
+    assert world.answer(token) == [(0, 0, 0, 1, 3)]
+    assert world.acknowledge(a, (0, 9, True))[0] == NOT_FOUND
+
+
+def test_e4_a_client_that_is_silent_is_released() -> None:
+    world = World()
+    life = world.worker(1)
+    a = world.open()
+    assert world.given(life, a) == [0]
+    world.ask(q.Watch, NUMBER, a, 0)
+    world.now = world.rules.gc_check_s + 1
+    b = world.open()
+    world.handle(q.Ticked())
+    assert a not in world.machine.state.clients
+    assert world.given(life, b) == [0]
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_e5_who_goes_on_from_a_state_gets_what_was_acknowledged_after_it(taken: bool) -> None:
+    world = World(positions=5)
+    life = world.worker(1)
+    old = world.open()
+    for number in range(5):
+        assert world.given(life, old) == [number]
+    world.acknowledge(old, *((number, 4, True) for number in range(5 if taken else 3)))
+    assert world.iteration.finished == taken
+    new = world.open(world.saved(old, [(0, 1)], [(1, 2)]))
+    assert not world.iteration.finished
+    told = [world.answer(world.want(life, new))[0] for _ in range(4)]
+    assert [(each[0], each[4]) for each in told] == [(1, 2), (2, 0), (3, 0), (4, 0)]
+    world.acknowledge(new, *((number, 4, True) for number in range(1, 5)))
+    assert world.iteration.finished
+
+
+def test_e5_the_reader_of_before_is_told_that_another_took_over() -> None:
+    world = World()
+    life = world.worker(1)
+    old = world.open()
+    watch = world.ask(q.Watch, NUMBER, old, world.answer(world.ask(q.Watch, NUMBER, old, 0))[0])
+    new = world.open(world.saved(old, []))
+    assert world.answer(watch) is None
+    for kind, args in ((q.Watch, (0,)), (q.Acknowledge, ((),))):
+        code, message = world.answer(world.ask(kind, NUMBER, old, *args))
+        assert code == ABORTED
+        assert "taken over" in message
+    newest = world.open(world.saved(old, []))  # the same state once more
+    assert list(world.machine.state.clients) == [newest] != [new]
+    assert world.given(life, newest) == [0]
+
+
+def test_e5_a_closed_reader_may_go_on_if_nobody_went_on_with_its_part() -> None:
+    world = World()
+    life = world.worker(1)
+    old = world.open()
+    assert world.given(life, old) == [0]
+    world.acknowledge(old, (0, 3, False))
+    saved = world.saved(old, [], [(0, 1)])
+    world.ask(q.Release, NUMBER, old)
+    new = world.open(saved)
+    assert world.answer(world.want(life, new)) == [(0, 0, 0, 1, 1)]
+
+
+def test_e5_a_state_whose_elements_would_be_lost_is_refused() -> None:
+    world = World()
+    life = world.worker(1)
+    old, other = world.open(), world.open()
+    assert world.given(life, old) == [0]
+    world.acknowledge(old, (0, 3, False))
+    saved = world.saved(old, [], [(0, 1)])
+    world.ask(q.Release, NUMBER, old)
+    assert world.given(life, other) == [0]
+    before = len(world.machine.state.clients)
+    with pytest.raises(AssertionError, match=r"elements 1 to 2 of portion 0 would be lost"):
+        world.open(saved)
+    assert len(world.machine.state.clients) == before
+
+
+def test_e5_a_state_of_another_dataset_is_refused() -> None:
+    world = World(positions=20)
+    client = world.open()
+    saved = world.saved(client, [])
+    other = World(positions=21)
+    other.open()
+    with pytest.raises(AssertionError, match=rf"\({FAILED_PRECONDITION}, .*the state is of a dataset"):
+        other.open(saved)
+
+
+def test_e5_another_dispatcher_leaves_out_what_the_state_says() -> None:
+    world = World(positions=6)
+    saved = q.Saved(NUMBER + 1, 2000, 3000, (6, 1, 1), 1, ((0, 2), (3, 4)), ((4, 7),))
+    life = world.worker(1)
+    client = world.open(saved)
+    told = [world.answer(world.want(life, client))[0] for _ in range(3)]
+    assert [(each[0], each[4]) for each in told] == [(4, 7), (2, 0), (5, 0)]
+    world.acknowledge(client, *((number, 9, True) for number in (2, 4, 5)))
+    assert world.iteration.finished
+
+
+def test_e6_consumers_have_fixed_shares_and_each_ends_by_itself() -> None:
+    world = World(positions=5, consumers=2)
+    one, two = world.worker(1), world.worker(2)
+    even, odd = world.open(consumer=0), world.open(consumer=1)
+    assert world.given(one, odd) + world.given(two, odd) == [1, 3]
+    assert world.given(two, even) + world.given(one, even) == [0, 2]
+    version = world.answer(world.ask(q.Watch, NUMBER, odd, 0))[0]
+    watch = world.ask(q.Watch, NUMBER, odd, version)
+    world.acknowledge(odd, (1, 1, True), (3, 1, True))
+    assert world.answer(watch)[2] is True
+    assert not world.iteration.finished
+    assert world.given(one, odd) == []
+
+
+def test_e6_a_second_reader_of_a_consumer_takes_over() -> None:
+    world = World(consumers=2)
+    life = world.worker(1)
+    first = world.open(consumer=1)
+    assert world.given(life, first) == [1]
+    world.acknowledge(first, (1, 3, False))
+    second = world.open(consumer=1)
+    assert world.answer(world.want(life, second)) == [(1, 0, 1, 1, 3)]
+    assert world.answer(world.ask(q.Watch, NUMBER, first, 0))[0] == ABORTED
+
+
+def test_e6_in_order_nothing_is_given_out_far_ahead() -> None:
+    world = World(positions=200, ordered=True)
+    life = world.worker(1)
+    client = world.open()
+    numbers = []
+    while given := world.given(life, client, 100):
+        numbers += given
+    assert numbers == list(range(4))
+    world.acknowledge(client, (1, 1, True))
+    assert world.given(life, client) == []
+    world.acknowledge(client, (0, 1, True))
+    assert world.given(life, client, 100) == [5]  # the question of before had 4
+
+
+def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
+    world = World(positions=1000)
+    client = world.open()
+    for life in (1, 2, 3):
+        world.worker(life)
+        token = world.want(life, client, 4)
+        assert [each[0] for each in world.answer(token)] == ([0, 1, 2, 3] if life == 1 else [0])
+        if life > 1:
+            assert world.given(life, client, 4) == []
+        world.handle(q.WorkerLost(life))
+    failed = world.answer(world.ask(q.Watch, NUMBER, client, 0))[5]
+    assert "positions 0 to 2" in failed
+    assert all(f"worker:{life}" in failed for life in (1, 2, 3))
+
+
+def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> None:
+    world = World()
+    client = world.open()
+    for life in (1, 2, 3):
+        world.worker(life)
+        assert world.given(life, client) == [0]
+        world.ask(q.Missed, NUMBER, client, life)
+        world.handle(q.WorkerLost(life))
+    assert "positions 0 to 0" in world.portions.failed
+
+
+def test_e7_workers_that_leave_are_not_blamed() -> None:
+    world = World()
+    client = world.open()
+    for life in range(1, 6):
+        world.worker(life)
+        assert world.given(life, client) == [0]
+        world.handle(q.WorkerLost(life, left=True))
+    assert world.portions.failed == ""
+
+
+def test_who_is_gone_is_not_given_anything() -> None:
+    world = World(positions=1)
+    one, two = world.worker(1), world.worker(2)
+    client = world.open()
+    assert world.given(one, client) == [0]
+    waits = world.want(two, client)
+    world.handle(q.AskerGone(waits))
+    world.handle(q.WorkerLost(one))
+    assert world.answer(waits) == NONE_YET
+    assert world.portions.open[0].life == 0
+
+
+# -- at random -----------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """A trainer that acknowledges what it has had, and can be brought back to an earlier state."""
+
+    def __init__(self, client: int, had: dict[int, int], done: set[int]) -> None:
+        self.client, self.had, self.done = client, had, done
+
+    def state(self, world: World) -> q.Saved:
+        runs: sets.Runs = []
+        for number in self.done:
+            sets.add(runs, number, number + 1)
+        return world.saved(self.client, runs, [(n, count) for n, count in self.had.items() if n not in self.done])
+
+
+def size_of(number: int) -> int:
+    return number * 7 % 4
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_at_random_each_element_is_had_once(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World(positions=chance.choice([1, 5, 40]), repetitions=chance.choice([1, 2]), ordered=chance.random() < 0.3)
+    lives = [world.worker(1)]
+    reader = Reader(world.open(), {}, set())
+    state = (reader.state(world), {}, set())
+    outstanding: dict[int, int] = {}
+    holds: dict[int, list[tuple[int, int]]] = {1: []}
+    total = int(cutting.total(world.portions))
+    for _ in range(5000):
+        if world.iteration.finished and chance.random() < 0.7:
+            break
+        life = chance.choice(lives)
+        action = chance.random()
+        if action < 0.3 and life not in outstanding and not world.iteration.finished:
+            outstanding[life] = world.want(life, reader.client, chance.randrange(1, 5))
+        elif action < 0.6 and holds[life]:
+            number, skip = holds[life].pop(0)
+            if skip <= reader.had.get(number, 0) and number not in reader.done:  # else an answer on this way was lost
+                stop = size_of(number) if chance.random() < 0.8 else chance.randrange(skip, size_of(number) + 1)
+                reader.had[number] = max(reader.had.get(number, 0), stop)
+                if reader.had[number] == size_of(number) and (stop == size_of(number)):
+                    reader.done.add(number)
+                if chance.random() < 0.7:
+                    world.acknowledge(reader.client, (number, reader.had[number], number in reader.done))
+                if stop < size_of(number):
+                    world.ask(q.Missed, NUMBER, reader.client, life)
+        elif action < 0.7:
+            marks = [(n, count, n in reader.done) for n, count in reader.had.items()]
+            world.acknowledge(reader.client, *marks, *((n, 0, True) for n in reader.done if n not in reader.had))
+        elif action < 0.75:
+            world.handle(q.WorkerLost(life, left=chance.random() < 0.9))
+            lives.remove(life)
+            outstanding.pop(life, None)
+            new = max(holds) + 1
+            lives.append(world.worker(new))
+            holds[new] = []
+        elif action < 0.8:
+            state = (reader.state(world), dict(reader.had), set(reader.done))
+        elif action < 0.83:
+            reader = Reader(world.open(state[0]), dict(state[1]), set(state[2]))
+            outstanding, holds = {}, {each: [] for each in holds}
+            state = (reader.state(world), dict(reader.had), set(reader.done))
+        for asked, token in list(outstanding.items()):
+            if (told := world.answer(token)) != NONE_YET:
+                del outstanding[asked]
+                if told[:1] == (NOT_FOUND,):
+                    continue  # the iteration has ended
+                holds[asked] += [(each[0], each[4]) for each in told]
+                assert all(each[4] <= reader.had.get(each[0], 0) for each in told), (
+                    "something was left out that nobody had"
+                )
+        assert all(portion.client in (0, reader.client) for portion in world.portions.open.values())
+        if world.portions.failed:
+            break
+    assert r.encode(world.replayed()) == r.encode(world.machine.state)
+    if not world.portions.failed:
+        assert world.iteration.finished, "it never ended"
+        assert reader.done == set(range(total))

@@ -1,0 +1,227 @@
+"""State of an iterator over a service: who goes on from it, in another process or at another dispatcher, gets the rest."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data_service.clusters import TestCluster
+from zmqdist.data import Dataset
+from zmqdist.data_service.policy import ShardingPolicy
+from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, UnimplementedError
+
+ROOT = Path(__file__).resolve().parents[2]
+ONCE = {"processing_mode": ShardingPolicy.DYNAMIC, "delivery": "exactly_once"}
+ORDERED = {"processing_mode": ShardingPolicy.DYNAMIC, "ordered": True}
+COUNT = 20_000
+
+
+@pytest.fixture
+def cluster() -> Iterator[TestCluster]:
+    with TestCluster(2, fault_tolerant_mode=False) as cluster:
+        yield cluster
+
+
+def take(iterator: Iterator[Any], count: int) -> list[int]:
+    return [int(next(iterator)) for _ in range(count)]
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["in the middle", "after its end"])
+@pytest.mark.parametrize("after", [0, 1, 3000, COUNT])
+def test_another_iterator_gives_what_the_first_had_not_when_the_state_was_taken(
+    cluster: TestCluster, after: int, ended: bool
+) -> None:
+    dataset = cluster.distribute(Dataset.range(COUNT), **ONCE)
+    first = iter(dataset)
+    read = take(first, after)
+    state = through_json(first.state_dict())
+    lost = list(first) if ended else take(first, min(2000, COUNT - after))
+    second = iter(dataset)
+    second.load_state_dict(state)
+    rest = [int(x) for x in second]
+    assert sorted(read + rest) == list(range(COUNT))
+    assert len(lost) <= len(rest)
+    first.close()
+
+
+def test_in_order_the_rest_is_the_rest(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(COUNT), **ORDERED)
+    first = iter(dataset)
+    take(first, 1234)
+    state = through_json(first.state_dict())
+    assert len(json.dumps(state)) < 600
+    take(first, 4000)
+    second = iter(dataset)
+    second.load_state_dict(state)
+    assert [int(x) for x in second] == list(range(1234, COUNT))
+    first.close()
+
+
+def test_a_state_can_be_gone_on_from_twice(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(COUNT), **ORDERED)
+    first = iter(dataset)
+    take(first, 100)
+    state = first.state_dict()
+    for _ in range(2):
+        again = iter(dataset)
+        again.load_state_dict(state)
+        assert take(again, 1000) == list(range(100, 1100))
+        again.close()
+    first.close()
+
+
+def test_the_reader_of_before_is_aborted(cluster: TestCluster) -> None:
+    dataset = cluster.distribute(Dataset.range(COUNT), **ONCE)
+    first = iter(dataset)
+    take(first, 100)
+    second = iter(dataset)
+    second.load_state_dict(first.state_dict())
+    take(second, 1)
+    with pytest.raises(AbortedError, match="Another reader has taken over"):
+        for _ in first:
+            pass
+    second.close()
+    first.close()
+
+
+@pytest.mark.parametrize(
+    "put_behind",
+    [
+        lambda dataset: dataset.batch(7),
+        lambda dataset: dataset.shuffle(50, seed=3),
+        lambda dataset: dataset.map(lambda x: x, num_parallel_calls=3).prefetch(5),
+        lambda dataset: dataset.take(10_000),
+    ],
+    ids=["batch", "shuffle", "parallel map and prefetch", "take"],
+)
+def test_what_stands_behind_it_has_its_state_too(cluster: TestCluster, put_behind: Any) -> None:
+    dataset = put_behind(cluster.distribute(Dataset.range(COUNT), **ORDERED))
+    first = iter(dataset)
+    for _ in range(500):
+        next(first)
+    state = through_json(first.state_dict())
+    rest = [x.tolist() for x in first]
+    second = iter(dataset)
+    second.load_state_dict(state)
+    assert [x.tolist() for x in second] == rest
+
+
+def test_an_error_behind_it_costs_one_element(cluster: TestCluster) -> None:
+    def checked(x: Any) -> Any:
+        if x == 5:
+            raise ValueError
+        return x
+
+    iterator = iter(cluster.distribute(Dataset.range(1000), **ORDERED).map(checked))
+    assert take(iterator, 5) == list(range(5))
+    with pytest.raises(ValueError):
+        next(iterator)
+    assert [int(x) for x in iterator] == list(range(6, 1000))
+
+
+_TRAIN = """
+import json, sys
+from zmqdist.data import Dataset
+from zmqdist.data_service.client import distribute
+dataset = Dataset.range(int(sys.argv[2])).apply(distribute("distributed_epoch", sys.argv[1], delivery="exactly_once"))
+iterator = iter(dataset)
+read = []
+for element in iterator:
+    read.append(int(element))
+    if len(read) == 3000:
+        print(json.dumps([read, iterator.state_dict()]), flush=True)
+    if len(read) == 9000:
+        print("on", flush=True)
+        sys.stdin.read()
+"""
+
+
+def test_a_trainer_that_is_killed_goes_on_from_its_checkpoint(cluster: TestCluster) -> None:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", _TRAIN, cluster.target, str(COUNT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert trainer.stdout is not None
+    read, state = json.loads(trainer.stdout.readline())
+    assert trainer.stdout.readline() == "on\n"
+    trainer.kill()
+    trainer.communicate()
+    iterator = iter(cluster.distribute(Dataset.range(COUNT), **ONCE))
+    iterator.load_state_dict(state)
+    assert sorted(read + [int(x) for x in iterator]) == list(range(COUNT))
+
+
+def test_another_dispatcher_gives_the_rest(cluster: TestCluster) -> None:
+    with TestCluster(2, fault_tolerant_mode=False) as lost:
+        first = iter(lost.distribute(Dataset.range(COUNT), **ONCE))
+        read = take(first, 5000)
+        state = through_json(first.state_dict())
+        first.close()
+    second = iter(cluster.distribute(Dataset.range(COUNT), **ONCE))
+    second.load_state_dict(state)
+    read += take(second, 5000)
+    third = iter(cluster.distribute(Dataset.range(COUNT), **ONCE))
+    third.load_state_dict(through_json(second.state_dict()))
+    assert sorted(read + [int(x) for x in third]) == list(range(COUNT))
+    second.close()
+
+
+def test_consumers_go_on_each_from_its_own_state(cluster: TestCluster) -> None:
+    def streams(job_name: str) -> list[Any]:
+        told = {"job_name": job_name, "num_consumers": 2}
+        return [iter(cluster.distribute(Dataset.range(COUNT), **ORDERED, **told, consumer_index=n)) for n in range(2)]
+
+    first = streams("job")
+    read = [take(each, 500) for each in first]
+    states = [through_json(each.state_dict()) for each in first]
+    for each in first:
+        take(each, 500)
+    second = streams("job")
+    for consumer in (1, 0):
+        second[consumer].load_state_dict(states[consumer])
+        read[consumer] += [int(x) for x in second[consumer]]
+    assert sorted(read[0] + read[1]) == list(range(COUNT))
+    assert [sorted(each) for each in read] == read
+    for each in first:
+        each.close()
+
+
+def test_a_state_of_another_dataset_is_refused(cluster: TestCluster) -> None:
+    first = iter(cluster.distribute(Dataset.range(100), **ONCE))
+    take(first, 5)
+    for other in (Dataset.range(100).map(lambda x: x), Dataset.range(101)):
+        second = iter(cluster.distribute(other, **ONCE))
+        second.load_state_dict(first.state_dict())
+        with pytest.raises(FailedPreconditionError, match="the state is of"):
+            next(second)
+        second.close()
+    first.close()
+
+
+def test_a_state_that_is_none_is_refused_when_it_is_loaded(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(100), **ONCE))
+    state = iterator.state_dict()
+    state["tree"]["own"] = {"version": 1, "done": 5}
+    with pytest.raises(InvalidArgumentError, match="not the state of a reader"):
+        iterator.load_state_dict(state)
+    iterator.close()
+
+
+def test_reading_at_most_once_has_no_state(cluster: TestCluster) -> None:
+    iterator = iter(cluster.distribute(Dataset.range(100)))
+    with pytest.raises(UnimplementedError, match="exactly_once"):
+        iterator.state_dict()
+    iterator.close()

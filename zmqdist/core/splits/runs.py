@@ -1,0 +1,48 @@
+"""Sets of numbers as sorted runs (start, stop), stop excluded, no two of which touch: what is done of a long row of work."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from typing import TypeAlias
+
+Runs: TypeAlias = list[tuple[int, int]]
+
+_start, _stop = itemgetter(0), itemgetter(1)
+
+
+def add(runs: Runs, start: int, stop: int) -> None:
+    """Put start, ..., stop - 1 in."""
+    if start >= stop:
+        return
+    low = bisect_left(runs, start, key=_stop)
+    high = bisect_right(runs, stop, key=_start)
+    if low < high:
+        start, stop = min(start, runs[low][0]), max(stop, runs[high - 1][1])
+    runs[low:high] = [(start, stop)]
+
+
+def end_of(runs: Runs, number: int) -> int | None:
+    """Where the run ends that holds `number`; None where none does."""
+    place = bisect_right(runs, number, key=_start) - 1
+    return runs[place][1] if place >= 0 and number < runs[place][1] else None
+
+
+def without(runs: Runs, other: Runs) -> Runs:
+    """What is in `runs` and not in `other`."""
+    left: Runs = []
+    for start, stop in runs:
+        for from_, to in other[bisect_right(other, start, key=_stop) :]:
+            if from_ >= stop:
+                break
+            add(left, start, from_)
+            start = to
+        add(left, start, stop)
+    return left
+
+
+def members(runs: Iterable[tuple[int, int]]) -> Iterator[int]:
+    """The numbers, in order."""
+    for start, stop in runs:
+        yield from range(start, stop)
