@@ -114,9 +114,10 @@ class Book:
         ]
 
     def change(self, record: r.Change) -> None:
-        """Change the state, and have the journal know."""
-        self.commits.record(record)
+        """Change the state, and have the journal know: not of a change that cannot be made, which would end every restart."""
+        told = r.encode(record)  # as it is now: its rows become the state's, and change
         self.state.apply(record)
+        self.commits.record(told)
 
     def answer(self, token: q.Token, value: Any) -> None:
         """Answer a question, when all that was changed before is durable."""

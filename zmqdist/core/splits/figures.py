@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.autoscale import AutoScalers
 from zmqdist.core.splits.book import Book
+
+SHORTEST_S: Final = 1e-9
+"""Nobody makes or takes an element in less: what is said to be shorter is not known."""
 
 
 class Report(NamedTuple):
@@ -34,13 +37,12 @@ class Figures:
         self._rates: dict[int, tuple[float, float]] = {}
         self._scalers = AutoScalers()
 
-    def heard_worker(self, tasks: dict[int, Any], now: float) -> None:
+    def heard_worker(self, tasks: dict[int, Report], now: float) -> None:
         """Reports of a worker, by task."""
-        for number, told in tasks.items():
+        for number, report in tasks.items():
             task = self._book.state.tasks.get(number)
             if task is None:
                 continue
-            report = Report(*told)
             before_at, before = self._reports.get(number, (now, report))
             if now > before_at:
                 passed = now - before_at
@@ -49,13 +51,13 @@ class Figures:
                     (report.nbytes - before.nbytes) / passed,
                 )
             self._reports[number] = (now, report)
-            if report.element_s > 0:
+            if report.element_s > SHORTEST_S:
                 self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
 
     def heard_reader(self, client: int, seconds: float) -> None:
         """A reader could take an element each so many seconds."""
         known = self._book.state.clients.get(client)
-        if known is not None and seconds > 0:
+        if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)
 
     def optimal(self) -> int | None:
