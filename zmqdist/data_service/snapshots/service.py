@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from zmqdist.data import storage
+from zmqdist.data import layout, storage
 from zmqdist.data_service.asked import Number, checked
 from zmqdist.data_service.snapshots.manager import Mode, Snapshot, Snapshots
 from zmqdist.errors import (
@@ -98,12 +98,19 @@ class SnapshotService:
         }
 
     def recover(self, paths: Iterable[str]) -> None:
-        """Before the port answers: go on with the snapshots of the journal. One whose folder is gone is forgotten.
+        """Before the port answers: go on with the snapshots of the journal.
+
+        One whose folder is gone, or has become something else, is forgotten: what its owner did with it must not keep all others waiting.
 
         Raises:
           InvalidArgumentError, InternalError, DataLossError: a folder cannot be right; see manager.py.
         """
-        there = [path for path in paths if storage.exists(path)]
+        there: list[str] = []
+        for path in paths:
+            if storage.exists(storage.join(path, layout.METADATA)):
+                there.append(path)
+            else:
+                log.warning("%s is no snapshot any more, and is left alone", path)
         for made in self._pool.map(Snapshot.recover, there):
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
