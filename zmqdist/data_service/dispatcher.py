@@ -51,7 +51,7 @@ from zmqdist.data_service.asked import Number, Seconds, checked
 from zmqdist.data_service.journal import Journal
 from zmqdist.data_service.snapshots.service import SnapshotService
 from zmqdist.data_service.store import DatasetStore
-from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, from_code
+from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.net.loop import Loop
 from zmqdist.rpc.service import Asked, RpcService
@@ -60,6 +60,8 @@ log = logging.getLogger("zmqdist.data")
 
 PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
+
+READ_AGAIN_S: Final = 1.0
 
 SAVED: TypeAlias = tuple[
     Number,
@@ -95,6 +97,8 @@ class DataDispatcher:
         self.snapshots = SnapshotService(service, loop, note, snapshots_max, rules.worker_timeout_s)
         self._journal: Journal | None = None
         self._journaled = 0
+        self._behind: list[q.Event] | None = None
+        """While the journal can be neither written nor read: who has come and gone since."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
@@ -137,8 +141,29 @@ class DataDispatcher:
             raise DataLossError(
                 None, None, f"{journal.path}: corrupted record: Failed to parse journal record: {error}"
             ) from error
-        self.splits.restore(state, changes, self._loop.now())
+        try:
+            self.splits.restore(state, changes, self._loop.now())
+        except (LookupError, ValueError, AssertionError) as error:
+            raise DataLossError(
+                None, None, f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
+            ) from error
         return state is not None
+
+    def _go_back(self) -> None:
+        """After a commit that failed: to what the journal has. While that cannot be read, either, nothing is decided."""
+        assert self._journal is not None
+        behind = self._behind or []
+        try:
+            self._read(self._journal)
+        except OpError as error:
+            log.error("%s; the data service waits until it can be read", error.message)
+            self._behind = behind
+            self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._go_back)
+            return
+        self._behind = None
+        for event in behind:
+            self.handle(event)
+        self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
         """Have a group of records written: by themselves, or as part of the whole state, which has them already."""
@@ -205,7 +230,19 @@ class DataDispatcher:
 
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""
+        if self._behind is not None:
+            self._wait_for_journal(event)
+            return
         self._perform(self.splits.handle(event, self._loop.now()))
+
+    def _wait_for_journal(self, event: q.Event) -> None:
+        assert self._behind is not None
+        assert self._journal is not None
+        if isinstance(event, q.WorkerJoined | q.WorkerLost):
+            self._behind.append(event)
+        elif not isinstance(event, q.Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
+            error = UnavailableError(None, None, f"the dispatcher cannot read its journal {self._journal.path}")
+            event.token.fail(error)  # type: ignore[attr-defined]
 
     def _perform(self, effects: list[q.Effect]) -> None:
         for effect in effects:
@@ -217,8 +254,7 @@ class DataDispatcher:
                 case q.Journal(records):
                     self._write(records)
                 case q.Reload():
-                    assert self._journal is not None
-                    self._read(self._journal)
+                    self._go_back()
         self._set_timer()
 
     def _set_timer(self) -> None:
