@@ -60,16 +60,22 @@ class Figures:
         if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)
 
-    def optimal(self) -> int | None:
-        """Workers that would be enough; None when nothing is known."""
+    def forget(self) -> None:
+        """What is known of tasks, iterations, workers and readers that are not there any more."""
         state = self._book.state
         self._reports = {task: told for task, told in self._reports.items() if task in state.tasks}
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
-        for number, iteration in state.iterations.items():
-            if iteration.finished or iteration.collected:
+        for number in self._scalers.iterations:
+            iteration = state.iterations.get(number)
+            if iteration is None or iteration.finished or iteration.collected:
                 self._scalers.discard(number)
             else:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
+
+    def optimal(self) -> int | None:
+        """Workers that would be enough; None when nothing is known."""
+        self.forget()
+        state = self._book.state
         return self._scalers.optimal(len(state.workers) - len(self._book.missing))
 
     def rows(self) -> list[dict[str, Any]]:
