@@ -295,5 +295,8 @@ JOURNAL_LOG_BYTES_MAX: Final = 16 * 2**20
 """Bytes that the journal's write-ahead log keeps on the disk; a larger commit lengthens it
 for a while only. SQLite moves it into the database every 4 MiB."""
 
+CONSUMERS_MAX: Final = 65_536
+"""Readers that may share a job by `num_consumers`: each has a lane of its own, which the dispatcher keeps."""
+
 JOURNAL_RECORDS_MAX: Final = 10_000
 """Records after which a dispatcher writes its state anew in their place: a restart reads them in a fraction of a second."""

@@ -18,9 +18,19 @@ from tests.data_service.clusters import (
     until,
     values,
 )
+from zmqdist.core.splits.records import ReleaseClient, encode
 from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolicy, distribute
-from zmqdist.errors import InvalidArgumentError, NotFoundError
+from zmqdist.errors import (
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from zmqdist.net.credentials import Credentials
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
 
 DYNAMIC = ShardingPolicy.DYNAMIC
 LONG = 4 * READ_AHEAD
@@ -299,15 +309,19 @@ def test_a_damaged_journal_is_told_and_left_as_it_is(tmp_path: Any) -> None:
     assert path.read_bytes() == damaged
 
 
-def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [(b"text garbage", "Failed to parse journal record"), (encode(ReleaseClient(9)), "does not fit those before it")],
+)
+def test_a_journal_that_holds_what_nobody_understands_is_told(tmp_path: Any, record: bytes, text: str) -> None:
     from zmqdist.data_service.journal import Journal
 
     done = threading.Event()
     journal = Journal(str(tmp_path))
-    journal.append([b"text garbage"], lambda error: done.set())
+    journal.append([record], lambda error: done.set())
     done.wait()
     journal.close()
-    with pytest.raises(RuntimeError, match="Failed to parse journal record"):
+    with pytest.raises(RuntimeError, match=text):
         DispatchServer(DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True))
 
 
@@ -339,6 +353,44 @@ def test_what_the_journal_cannot_take_is_refused_and_nothing_acknowledged_is_los
     assert all(each.finished for each in state.iterations.values())
 
 
+def test_a_journal_that_can_be_neither_written_nor_read_is_waited_for(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may be decided from changes that were lost: a later start would stumble over what follows them."""
+    import zmqdist.data_service.dispatcher as shell
+    from zmqdist.data_service.journal import Journal
+
+    monkeypatch.setattr(shell, "READ_AGAIN_S", 0.05)
+    iterator = iter(cluster.distribute(Dataset.range(20), job_name="first"))
+    assert next(iterator) == 0
+    data, looked = cluster.dispatcher._shell.data, threading.Event()
+    looks = itertools.count()
+
+    def broken(self: Journal, *group: Any) -> Any:
+        if next(looks) > 2:
+            looked.set()
+        raise FailedPreconditionError(None, None, "too many open files")
+
+    def full(self: Journal, group: Any) -> None:
+        raise __import__("sqlite3").OperationalError("disk I/O error")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Journal, "_commit", full)
+        failing.setattr(Journal, "load", broken)
+        security = Credentials(None, None, False).client(cluster.dispatcher.address, "submit")
+        with ZmqClient(cluster.dispatcher.address, "test", security=security) as client:
+            refused = asking.start(client, "zmqdist.data.compression", "1000", True).get_error()[0]
+        assert refused in (RESOURCE_EXHAUSTED, UNAVAILABLE)
+        assert looked.wait(20)
+        cluster.workers[0].restart()
+    second = cluster.distribute(Dataset.range(10), job_name="second")
+    assert values(second) == list(range(10))
+    assert data._behind is None
+    iterator.close()
+    cluster.restart_dispatcher()
+    assert [job.name for job in cluster.dispatcher._shell.data.splits.state.jobs.values()] == ["first", "second"]
+
+
 def test_many_records_become_one_snapshot_and_all_comes_back(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +398,8 @@ def test_many_records_become_one_snapshot_and_all_comes_back(
 
     monkeypatch.setattr(shell, "JOURNAL_RECORDS_MAX", 5)
     for count in range(10):
-        assert values(cluster.distribute(Dataset.range(count + 1), DYNAMIC)) == list(range(count + 1))
+        dataset = cluster.distribute(Dataset.range(count + 1), DYNAMIC, job_name=f"job {count}")
+        assert values(dataset) == list(range(count + 1))
     data = cluster.dispatcher._shell.data
     assert data._journal is not None
     snapshot, records = data._journal.load()

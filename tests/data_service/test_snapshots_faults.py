@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,22 @@ def test_recovery_succeeds_and_blocks_overwrite(tmp_path: Path) -> None:
         with pytest.raises(AlreadyExistsError):
             distributed_save(Dataset.range(100), str(tmp_path / "s"), cluster.target)
     assert loaded(tmp_path / "s") == list(range(100))
+
+
+@pytest.mark.parametrize("now", ["nothing", "an empty folder", "a file", "another dataset"])
+def test_a_snapshot_that_its_owner_has_removed_keeps_no_dispatcher_from_starting(tmp_path: Path, now: str) -> None:
+    path = tmp_path / "s"
+    with TestCluster(1) as cluster:
+        distributed_save(Dataset.range(10), str(path), cluster.dispatcher_address()).wait(WAIT_S)
+        shutil.rmtree(path)
+        if now == "an empty folder":
+            path.mkdir()
+        elif now == "a file":
+            path.write_text("mine")
+        elif now == "another dataset":
+            Dataset.range(3).save(str(path))
+        cluster.restart_dispatcher()
+        distributed_save(Dataset.range(10), str(tmp_path / "t"), cluster.dispatcher_address()).wait(WAIT_S)
 
 
 @pytest.mark.parametrize(

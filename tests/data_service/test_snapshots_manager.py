@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_service.snapshots import begin, names, save
-from zmqdist.data import Dataset, layout
+from zmqdist.data import Dataset, layout, storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
 from zmqdist.data_service.snapshots.manager import Mode, Run, Snapshot, Snapshots, StreamState
@@ -23,6 +25,7 @@ from zmqdist.errors import (
     InternalError,
     InvalidArgumentError,
     NotFoundError,
+    ResourceExhaustedError,
     UnimplementedError,
 )
 
@@ -421,3 +424,27 @@ def test_streams_keep_their_workers_over_a_restart(tmp_path: Path) -> None:
     recovered = Snapshot.recover(snapshot.path)
     assert {worker: recovered.assign(worker) for worker in "edcba"} == given
     assert [stream.index for stream in recovered.streams()] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("full", ["DONE", "ERROR"])
+def test_a_disk_that_is_full_at_the_very_end_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    snapshot = begin(tmp_path / "s", Dataset.range(10))
+    snapshot.assign("a")
+    write = storage.write
+
+    def refusing(path: str, *args: Any) -> None:
+        if os.path.basename(path) == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, *args)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(storage, "write", refusing)
+        failed = partial(snapshot.failed, "a", 0, InternalError(None, None, "broken"))
+        end = failed if full == "ERROR" else partial(snapshot.finished, "a", 0)
+        with pytest.raises(OSError, match="No space left"):
+            end()
+    assert snapshot.mode is Mode.ERROR
+    assert snapshot.error is not None
+    assert isinstance(snapshot.error, ResourceExhaustedError if full == "DONE" else InternalError)

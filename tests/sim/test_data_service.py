@@ -111,7 +111,7 @@ def careless(failed: Any) -> Any:
 
 def unrecorded(kind: type) -> Callable[[Any], Any]:
     def make(record: Any) -> Any:
-        return lambda self, change: None if isinstance(change, kind) else record(self, change)
+        return lambda self, told: None if isinstance(r.decode(told), kind) else record(self, told)
 
     return make
 

@@ -238,8 +238,8 @@ def _checked(
     return {
         "mode": int(mode),
         "job_name": job_name,
-        "consumer_index": -1 if consumer_index is None else consumer_index,
-        "num_consumers": num_consumers or 0,
+        "consumer_index": -1 if consumer_index is None else int(consumer_index),
+        "num_consumers": int(num_consumers or 0),
         "max_outstanding": max_outstanding_requests or -1,
         "protocol": data_transfer_protocol or "",
         "trainer": "" if cross_trainer_cache is None else cross_trainer_cache.trainer_id,

@@ -26,29 +26,33 @@ Not here: what is decided (core/splits), what is kept in files (journal.py, stor
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.figures import Report
 from zmqdist.core.splits.machine import Splits, not_registered
 from zmqdist.core.splits.state import decode_state
 from zmqdist.data.splits import portion_rules, split_providers
 from zmqdist.data.tree import deserialize
+from zmqdist.data_service.asked import Number, Seconds, checked
 from zmqdist.data_service.journal import Journal
 from zmqdist.data_service.snapshots.service import SnapshotService
 from zmqdist.data_service.store import DatasetStore
-from zmqdist.errors import DataLossError, NotFoundError, OpError, from_code
-from zmqdist.limits import JOURNAL_RECORDS_MAX
+from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
+from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.net.loop import Loop
 from zmqdist.rpc.service import Asked, RpcService
 
@@ -57,7 +61,17 @@ log = logging.getLogger("zmqdist.data")
 PREFIX: Final = "zmqdist.data."
 ROLES: Final = frozenset({"worker", "submit"})
 
-SAVED: Final = tuple[int, int, int, tuple[int, int, int], int, tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]
+READ_AGAIN_S: Final = 1.0
+
+SAVED: TypeAlias = tuple[
+    Number,
+    Number,
+    Number,
+    tuple[Number, Number, Number],
+    Number,
+    tuple[tuple[Number, Number], ...],
+    tuple[tuple[Number, Number], ...],
+]
 """What a client sends of a saved state: the fields of `questions.Saved`."""
 
 
@@ -76,13 +90,15 @@ class DataDispatcher:
         self._rules = rules
         self._due = inf
         self._store = DatasetStore(work_dir)
-        self._sources: dict[str, tuple[int, ...] | OpError] = {}
+        self._sources: dict[str, tuple[int, ...]] = {}
         self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
         self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
         note = self._note_snapshot if rules.fault_tolerant else None
         self.snapshots = SnapshotService(service, loop, note, snapshots_max, rules.worker_timeout_s)
         self._journal: Journal | None = None
         self._journaled = 0
+        self._behind: list[q.Event] | None = None
+        """While the journal can be neither written nor read: who has come and gone since."""
         if rules.fault_tolerant:
             assert work_dir is not None
             self._journal = Journal(work_dir)
@@ -97,7 +113,7 @@ class DataDispatcher:
                 "%s has the datasets; without fault_tolerant_mode jobs will not be recovered after a restart", work_dir
             )
         for name, fn in self._methods().items():
-            service.register_later(PREFIX + name, fn, roles=ROLES)
+            service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
         loop.on_stop(self._close)
 
     # -- the journal ----------------------------------------------------------------------------------------------------------
@@ -125,8 +141,29 @@ class DataDispatcher:
             raise DataLossError(
                 None, None, f"{journal.path}: corrupted record: Failed to parse journal record: {error}"
             ) from error
-        self.splits.restore(state, changes, self._loop.now())
+        try:
+            self.splits.restore(state, changes, self._loop.now())
+        except (LookupError, ValueError, AssertionError) as error:
+            raise DataLossError(
+                None, None, f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
+            ) from error
         return state is not None
+
+    def _go_back(self) -> None:
+        """After a commit that failed: to what the journal has. While that cannot be read, either, nothing is decided."""
+        assert self._journal is not None
+        behind = self._behind or []
+        try:
+            self._read(self._journal)
+        except OpError as error:
+            log.error("%s; the data service waits until it can be read", error.message)
+            self._behind = behind
+            self._loop.set_timer((self, "journal"), self._loop.now() + READ_AGAIN_S, self._go_back)
+            return
+        self._behind = None
+        for event in behind:
+            self.handle(event)
+        self._set_timer()
 
     def _write(self, records: tuple[bytes, ...]) -> None:
         """Have a group of records written: by themselves, or as part of the whole state, which has them already."""
@@ -152,19 +189,19 @@ class DataDispatcher:
         return {
             "register": self._register,
             "metadata": self._metadata,
-            "config": lambda asked: asked.answer({"deployment_mode": self._rules.deployment_mode}),
+            "config": self._config,
             "definition": self._definition,
             "open": self._open,
             "watch": self._watch,
             "release": self._release,
             "acknowledge": self._acknowledge,
-            "missed": lambda asked, *args: self._ask(asked, q.Missed(asked, *args)),
-            "portions": lambda asked, *args: self._ask(asked, q.AskPortions(asked, *args)),
+            "missed": self._missed,
+            "portions": self._portions,
             "work": self._work,
             "splits": self._splits,
             "hand_back": self._hand_back,
-            "leave": lambda asked, life: self._ask(asked, q.Leave(asked, life)),
-            "compression": lambda asked, id, off: self._ask(asked, q.CompressionAsked(asked, id, bool(off))),
+            "leave": self._leave,
+            "compression": self._compression,
         }
 
     def joined(self, name: str, address: str, life: int, tags: tuple[str, ...]) -> None:
@@ -193,7 +230,19 @@ class DataDispatcher:
 
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""
+        if self._behind is not None:
+            self._wait_for_journal(event)
+            return
         self._perform(self.splits.handle(event, self._loop.now()))
+
+    def _wait_for_journal(self, event: q.Event) -> None:
+        assert self._behind is not None
+        assert self._journal is not None
+        if isinstance(event, q.WorkerJoined | q.WorkerLost):
+            self._behind.append(event)
+        elif not isinstance(event, q.Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
+            error = UnavailableError(None, None, f"the dispatcher cannot read its journal {self._journal.path}")
+            event.token.fail(error)  # type: ignore[attr-defined]
 
     def _perform(self, effects: list[q.Effect]) -> None:
         for effect in effects:
@@ -205,8 +254,7 @@ class DataDispatcher:
                 case q.Journal(records):
                     self._write(records)
                 case q.Reload():
-                    assert self._journal is not None
-                    self._read(self._journal)
+                    self._go_back()
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -225,9 +273,20 @@ class DataDispatcher:
 
     # -- methods ------------------------------------------------------------------------------------------------------------
 
+    def _config(self, asked: Asked) -> None:
+        asked.answer({"deployment_mode": self._rules.deployment_mode})
+
     def _register(
-        self, asked: Asked, request: int, id: str | None, description: str, metadata: str, on_conflict: str
+        self,
+        asked: Asked,
+        request: Number,
+        id: str | None,
+        description: str,
+        metadata: str,
+        on_conflict: Literal["keep", "error", "replace"],
     ) -> None:
+        if not isinstance(json.loads(metadata), dict):
+            raise ValueError(f"the metadata of a dataset is a JSON object, not {metadata[:80]!r}")
         self._writer.submit(self._keep, asked, request, id, description, metadata, on_conflict)
 
     def _keep(
@@ -242,7 +301,16 @@ class DataDispatcher:
             asked.fail(error)
             return
         question = q.Register(asked, request, id, fingerprint, metadata, on_conflict)
-        self._loop.call_soon(self._ask, asked, question)
+        with suppress(OpError):  # the dispatcher has ended
+            self._loop.call_soon(self._ask_or_fail, asked, question)
+
+    def _ask_or_fail(self, asked: Asked, question: q.Question) -> None:
+        """As `_ask`, where nobody above tells the asker what was raised."""
+        try:
+            self._ask(asked, question)
+        except Exception as error:
+            asked.fail(error)
+            raise
 
     def _metadata(self, asked: Asked, id: str) -> None:
         asked.answer(self._dataset(id).metadata)
@@ -265,82 +333,116 @@ class DataDispatcher:
     def _open(
         self,
         asked: Asked,
-        request: int,
+        request: Number,
         job_name: str | None,
-        repetition: int,
-        terms: tuple[Any, ...],
-        consumer: int,
-        saved: tuple[Any, ...] | None,
+        repetition: Number,
+        terms: r.Terms,
+        consumer: Number,
+        saved: SAVED | None,
     ) -> None:
-        told = msgspec.convert(list(terms), r.Terms)
-        fingerprint = self._dataset(told.dataset).fingerprint
-        sources = self._sources_of(fingerprint) if told.mode == r.DYNAMIC else ()
-        grain = portion_rules(deserialize(self._store.get(fingerprint))) if told.portioned else None
-        state = None if saved is None else q.Saved(*msgspec.convert(saved, SAVED))
+        _check_terms(terms)
+        fingerprint = self._dataset(terms.dataset).fingerprint
+        sources = self._sources_of(fingerprint) if terms.mode == r.DYNAMIC else ()
+        grain = portion_rules(deserialize(self._store.get(fingerprint))) if terms.portioned else None
+        state = None if saved is None else q.Saved(*saved)
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
-        self._ask(asked, q.Open(asked, request, job_name, repetition, told, sources, unnamed, consumer, grain, state))
+        self._ask(asked, q.Open(asked, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state))
 
     def _sources_of(self, fingerprint: str) -> tuple[int, ...]:
         found = self._sources.get(fingerprint)
         if found is None:
-            try:
-                found = tuple(each.count for each in split_providers(deserialize(self._store.get(fingerprint))))
-            except OpError as error:
-                found = error
+            found = tuple(each.count for each in split_providers(deserialize(self._store.get(fingerprint))))
             self._sources[fingerprint] = found
-        if isinstance(found, OpError):
-            raise from_code(found.error_code, found.message)
         return found
 
     def _watch(
         self,
         asked: Asked,
-        state: int,
-        client: int,
-        version: int,
-        target_s: float = 0.0,
-        stopped: int = -1,
-        lost: dict[int, int] | None = None,
+        state: Number,
+        client: Number,
+        version: Number,
+        target_s: Seconds = 0.0,
+        stopped: Number = -1,
+        lost: dict[Number, Number] | None = None,
     ) -> None:
-        question = q.Watch(asked, state, client, version, int(stopped), dict(lost or {}), float(target_s))
-        self._ask(asked, question)
+        self._ask(asked, q.Watch(asked, state, client, version, stopped, lost or {}, target_s))
 
-    def _release(self, asked: Asked, state: int, client: int) -> None:
+    def _release(self, asked: Asked, state: Number, client: Number) -> None:
         self._ask(asked, q.Release(asked, state, client))
 
-    def _acknowledge(self, asked: Asked, state: int, client: int, marks: tuple[tuple[int, int, bool], ...]) -> None:
-        self._ask(
-            asked,
-            q.Acknowledge(
-                asked, state, client, tuple((int(n), int(elements), bool(done)) for n, elements, done in marks)
-            ),
-        )
+    def _acknowledge(
+        self, asked: Asked, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
+    ) -> None:
+        self._ask(asked, q.Acknowledge(asked, state, client, marks))
+
+    def _missed(self, asked: Asked, state: Number, client: Number, life: Number) -> None:
+        self._ask(asked, q.Missed(asked, state, client, life))
 
     def _work(
-        self, asked: Asked, state: int, life: int, has: dict[int, str], done: tuple[int, ...], figures: dict[int, Any]
+        self,
+        asked: Asked,
+        state: Number,
+        life: Number,
+        has: dict[Number, str],
+        done: tuple[Number, ...],
+        figures: dict[Number, Report],
     ) -> None:
-        self._ask(asked, q.Work(asked, state, life, dict(has), tuple(done), dict(figures)))
+        self._ask(asked, q.Work(asked, state, life, has, done, figures))
+
+    def _portions(
+        self, asked: Asked, state: Number, task: Number, life: Number, client: Number, request: Number, count: Number
+    ) -> None:
+        self._ask(asked, q.AskPortions(asked, state, task, life, client, request, count))
+
+    def _leave(self, asked: Asked, life: Number) -> None:
+        self._ask(asked, q.Leave(asked, life))
+
+    def _compression(self, asked: Asked, id: str, off: bool) -> None:
+        self._dataset(id)
+        self._ask(asked, q.CompressionAsked(asked, id, off))
 
     def _splits(
-        self, asked: Asked, state: int, task: int, life: int, source: int, request: int, repetition: int, count: int
+        self,
+        asked: Asked,
+        state: Number,
+        task: Number,
+        life: Number,
+        source: Number,
+        request: Number,
+        repetition: Number,
+        count: Number,
     ) -> None:
         self._ask(asked, q.Splits(asked, state, task, life, source, request, repetition, count))
 
     def _hand_back(
         self,
         asked: Asked,
-        state: int,
-        task: int,
-        life: int,
-        source: int,
-        request: int,
-        repetition: int,
-        runs: tuple[tuple[int, int], ...],
+        state: Number,
+        task: Number,
+        life: Number,
+        source: Number,
+        request: Number,
+        repetition: Number,
+        runs: tuple[tuple[Number, Number], ...],
     ) -> None:
-        told: Any = tuple(map(tuple, runs))
-        self._ask(asked, q.HandBack(asked, state, task, life, source, request, repetition, told))
+        self._ask(asked, q.HandBack(asked, state, task, life, source, request, repetition, runs))
 
     def _close(self) -> None:
         self._writer.shutdown(wait=False)
         if self._journal is not None:
             self._journal.close()
+
+
+def _check_terms(terms: r.Terms) -> None:
+    """Raises InvalidArgumentError for what no job can be."""
+    known = (
+        0 <= terms.mode < len(r.MODES)
+        and 0 <= terms.num_consumers <= CONSUMERS_MAX
+        and terms.delivery in (r.AT_MOST_ONCE, r.EXACTLY_ONCE)
+    )
+    if not known:
+        raise InvalidArgumentError(
+            None,
+            None,
+            f"no job can be read as {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
+        )

@@ -30,9 +30,14 @@ def failed(id: int, error: BaseException) -> Reply:
 def told(error: BaseException) -> tuple[int, str]:
     """Code and message of an error. Never raises."""
     if isinstance(error, OpError):
-        return error.error_code, error.message
+        return error.error_code, _encodable(error.message)
     code = next((code for kinds, code in _CODES if isinstance(error, kinds)), errors.UNKNOWN)
-    return code, _text(error)
+    return code, _encodable(_text(error))
+
+
+def _encodable(text: str) -> str:
+    """A text that may have the name of a file in it, whose bytes need not be UTF-8: with those written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(error: BaseException) -> str:

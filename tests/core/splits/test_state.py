@@ -9,6 +9,7 @@ import pytest
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.figures import Report
 from zmqdist.core.splits.machine import Splits
 from zmqdist.core.splits.state import State, decode_state
 from zmqdist.errors import (
@@ -221,3 +222,62 @@ def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
     driven(q.WorkerLost(12))
     _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
     assert [task[0] for task in tasks] == [4000], "one that has gone is waited for by the dispatcher"
+
+
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_what_a_killed_reader_has_read_alone_ends_when_it_is_given_up(mode: int) -> None:
+    driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
+    driven(q.WorkerJoined("worker:0", "a:1", 11))
+    driven(q.Register("t", 1, None, "print", "{}"))
+    client = opened(driven, None, 5, mode)[0]
+    driven(q.Watch("news", STATE, client, 0))
+    driven.tick(60.0)
+    assert (driven.machine.num_tasks, driven.machine.state.iterations) == (0, {})
+
+
+def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_given_up_in_the_end() -> None:
+    driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
+    driven(q.Register("t", 1, None, "print", "{}"))
+    opened(driven, "job", 5)
+    driven.tick(3700.0)
+    assert not driven.machine.state.clients
+
+
+@pytest.mark.parametrize("ends", ["read to the end", "closed", "given up"])
+def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: Driven, ends: str) -> None:
+    book = driven.machine._book
+    tables = ("watching", "wanting", "freed", "heard", "released", "versions", "serving", "requests", "keys", "jobs")
+
+    def size() -> tuple[int, ...]:
+        driven.tick(driven.now + 700.0)
+        kept = [len(getattr(book, name)) for name in tables]
+        figures = driven.machine.figures
+        kept += [len(figures._reports), len(figures._rates), len(figures._scalers.iterations)]
+        return (len(r.encode(driven.machine.state)) // 16, *kept, driven.machine.num_tasks)
+
+    before = size()
+    for request in range(1000, 2000):
+        client, _, _, _ = opened(driven, None, request, DYNAMIC)
+        tasks = dict.fromkeys(book.tasks_of[1], "a:1")
+        driven(q.Work("w", STATE, 11, tasks, (), {task: Report(1, 1, 1, 1, 0.1) for task in tasks}))
+        driven(q.Watch("news", STATE, client, 0, target_s=0.1))
+        if ends == "read to the end":
+            for worker, life in ((1, 11), (2, 12)):
+                driven(q.Work("w", STATE, life, {}, tuple(book.tasks_of[worker])))
+        if ends == "given up":
+            driven.tick(driven.now + 1000.0)
+        else:
+            driven(q.Release("t", STATE, client))
+        driven.answers.clear()
+    assert size() == before
+    other = Splits(Rules(fault_tolerant=True), 5, 0.0)
+    driven.reload(other)
+    assert r.encode(other.state) == r.encode(driven.machine.state)
+
+
+def test_a_change_that_cannot_be_made_is_not_told_to_the_journal(driven: Driven) -> None:
+    told = len(driven.records)
+    with pytest.raises(KeyError):
+        driven.machine._book.change(r.ReleaseClient(9))
+    driven(q.Ticked())
+    assert len(driven.records) == told

@@ -67,6 +67,11 @@ class AutoScalers:
         """That of one iteration, made when it is new."""
         return self._scalers.setdefault(iteration, AutoScaler())
 
+    @property
+    def iterations(self) -> list[int]:
+        """Those that somebody has reported of."""
+        return list(self._scalers)
+
     def remove(self, iteration: int) -> None:
         """Raises NotFoundError."""
         if self._scalers.pop(iteration, None) is None:

@@ -62,8 +62,8 @@ class Book:
       serving: task -> (life that serves it, where).
       requests: question that opened -> client.
       registered: question that registered -> dataset.
-      keys: (job's name, repetition) -> iteration.
-      jobs: name -> job.
+      keys: (job's name, repetition) -> iteration, of jobs that others can join.
+      jobs: name -> job, of the same.
       tasks_of: worker -> its tasks that have not ended.
     """
 
@@ -96,9 +96,9 @@ class Book:
         self.keys = {
             (self.state.jobs[each.job].name, each.repetition): number
             for number, each in self.state.iterations.items()
-            if not each.collected
+            if not (each.collected or self.state.jobs[each.job].anonymous)
         }
-        self.jobs = {job.name: number for number, job in self.state.jobs.items()}
+        self.jobs = {job.name: number for number, job in self.state.jobs.items() if not job.anonymous}
         self.hosts = HostList(self.rules.worker_addresses)
         self.hosts.restore(self._holders())
         self.tasks_of: dict[int, dict[int, None]] = {}
@@ -114,9 +114,19 @@ class Book:
         ]
 
     def change(self, record: r.Change) -> None:
-        """Change the state, and have the journal know."""
-        self.commits.record(record)
+        """Change the state, and have the journal know: not of a change that cannot be made, which would end every restart."""
+        told = r.encode(record)  # as it is now: its rows become the state's, and change
         self.state.apply(record)
+        self.commits.record(told)
+
+    def is_forgotten(self, iteration: int) -> bool:
+        """Whether the last change has made the state forget an iteration; then the rest is forgotten, too."""
+        if iteration in self.state.iterations:
+            return False
+        self.versions.pop(iteration, None)
+        self.released.pop(iteration, None)
+        self.freed.discard(iteration)
+        return True
 
     def answer(self, token: q.Token, value: Any) -> None:
         """Answer a question, when all that was changed before is durable."""

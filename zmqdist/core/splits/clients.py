@@ -106,20 +106,22 @@ class Clients:
         """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
         client = self._book.state.clients.get(asked.client)
         if asked.state == self._book.state.number and client is not None:
-            self.let_go(asked.client, now)
-            iteration = self._book.state.iterations[client.iteration]
-            over = iteration.finished or iteration.collected or iteration.clients
-            if not over and self._book.state.jobs[iteration.job].anonymous:
-                end(iteration)
+            self._let_go(client, now, end)
         self._book.answer(asked.token, None)
 
-    def let_go(self, number: int, now: float) -> None:
-        client = self._book.state.clients[number]
-        self._book.change(r.ReleaseClient(number))
+    def _let_go(self, client: r.Client, now: float, end: Callable[[r.Iteration], None]) -> None:
+        iteration = self._book.state.iterations[client.iteration]
+        anonymous = self._book.state.jobs[iteration.job].anonymous
+        self._book.change(r.ReleaseClient(client.id))
         self.forget(client)
-        self._book.freed.add(client.iteration)
-        if not self._book.state.iterations[client.iteration].clients:
-            self._book.released[client.iteration] = now
+        if self._book.is_forgotten(iteration.id):
+            return
+        self._book.freed.add(iteration.id)
+        if iteration.clients:
+            return
+        self._book.released[iteration.id] = now
+        if anonymous and not (iteration.finished or iteration.collected):
+            end(iteration)
 
     def forget(self, client: r.Client) -> None:
         """It is released: answer what waits for it."""
@@ -153,7 +155,7 @@ class Clients:
         book = self._book
         for number, heard in list(book.heard.items()):
             if number not in book.watching and heard + book.rules.client_timeout_s <= now:
-                self.let_go(number, now)
+                self._let_go(book.state.clients[number], now, end)
         for number, since in list(book.released.items()):
             iteration = book.state.iterations[number]
             if iteration.finished or iteration.collected:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from zmqdist import errors
 from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
 
 
 class Commits:
@@ -31,10 +30,10 @@ class Commits:
         """Behind the one after it."""
         self._committing = False
 
-    def record(self, change: r.Change) -> None:
-        """A change of the present event. Told as it is now: its rows are the state's, and change."""
+    def record(self, record: bytes) -> None:
+        """A change of the present event."""
         if self._journaled:
-            self._records.append(r.encode(change))
+            self._records.append(record)
 
     def effect(self, effect: q.Effect) -> None:
         """An effect of the present event."""

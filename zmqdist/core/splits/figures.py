@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.autoscale import AutoScalers
 from zmqdist.core.splits.book import Book
+
+SHORTEST_S: Final = 1e-9
+"""Nobody makes or takes an element in less: what is said to be shorter is not known."""
 
 
 class Report(NamedTuple):
@@ -34,13 +37,12 @@ class Figures:
         self._rates: dict[int, tuple[float, float]] = {}
         self._scalers = AutoScalers()
 
-    def heard_worker(self, tasks: dict[int, Any], now: float) -> None:
+    def heard_worker(self, tasks: dict[int, Report], now: float) -> None:
         """Reports of a worker, by task."""
-        for number, told in tasks.items():
+        for number, report in tasks.items():
             task = self._book.state.tasks.get(number)
             if task is None:
                 continue
-            report = Report(*told)
             before_at, before = self._reports.get(number, (now, report))
             if now > before_at:
                 passed = now - before_at
@@ -49,25 +51,31 @@ class Figures:
                     (report.nbytes - before.nbytes) / passed,
                 )
             self._reports[number] = (now, report)
-            if report.element_s > 0:
+            if report.element_s > SHORTEST_S:
                 self._scalers.of(task.iteration).report_worker(task.worker, report.element_s)
 
     def heard_reader(self, client: int, seconds: float) -> None:
         """A reader could take an element each so many seconds."""
         known = self._book.state.clients.get(client)
-        if known is not None and seconds > 0:
+        if known is not None and seconds > SHORTEST_S:
             self._scalers.of(known.iteration).report_reader(client, seconds)
 
-    def optimal(self) -> int | None:
-        """Workers that would be enough; None when nothing is known."""
+    def forget(self) -> None:
+        """What is known of tasks, iterations, workers and readers that are not there any more."""
         state = self._book.state
         self._reports = {task: told for task, told in self._reports.items() if task in state.tasks}
         self._rates = {task: rate for task, rate in self._rates.items() if task in state.tasks}
-        for number, iteration in state.iterations.items():
-            if iteration.finished or iteration.collected:
+        for number in self._scalers.iterations:
+            iteration = state.iterations.get(number)
+            if iteration is None or iteration.finished or iteration.collected:
                 self._scalers.discard(number)
             else:
                 self._scalers.of(number).keep(state.workers, iteration.clients)
+
+    def optimal(self) -> int | None:
+        """Workers that would be enough; None when nothing is known."""
+        self.forget()
+        state = self._book.state
         return self._scalers.optimal(len(state.workers) - len(self._book.missing))
 
     def rows(self) -> list[dict[str, Any]]:

@@ -46,6 +46,9 @@ from zmqdist.core.splits.workers import Workers
 LOOK_AGAIN_S: Final = 0.5
 """After the state was read back: not at once, since a journal that failed may fail again."""
 
+FIRST_WATCH_S: Final = 3600.0
+"""A reader that has opened and never asks for news, because it was killed in between, is taken for silent from then on."""
+
 
 class Splits:
     """See the module's docstring."""
@@ -178,6 +181,7 @@ class Splits:
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s
             self._clients.collect(now, self._collect)
+            self.figures.forget()
 
     def _collect(self, iteration: r.Iteration) -> None:
         self._workers.end(iteration, r.CollectIteration(iteration.id))
@@ -246,6 +250,7 @@ class Splits:
         client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
+        self._book.heard[client.id] = now + FIRST_WATCH_S
         self._book.released.pop(iteration.id, None)
         if iteration.portions is not None:
             self._portions.adopt(asked, client)
@@ -265,7 +270,8 @@ class Splits:
         if number is None:
             job = r.Job(self._book.state.next_job, name, asked.terms, anonymous=asked.job_name is None)
             self._book.change(r.CreateJob(job))
-            self._book.jobs[name] = job.id
+            if not job.anonymous:
+                self._book.jobs[name] = job.id
             return job
         job = self._book.state.jobs[number]
         different = [
@@ -313,7 +319,8 @@ class Splits:
             assert asked.grain is not None, "whoever opens a job in portions says how it can be cut"
             iteration.portions = cutting.cut(*asked.grain, max(1, job.terms.num_consumers))
         self._book.change(r.CreateIteration(iteration))
-        self._book.keys[key] = iteration.id
+        if not job.anonymous:
+            self._book.keys[key] = iteration.id
         for worker in self._workers.staying():
             self._workers.create_task(iteration, worker)
         return iteration

@@ -24,6 +24,7 @@ Not here: how the row changes (cutting.py), what is in a portion.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -121,6 +122,22 @@ class Portioning:
                 errors.FAILED_PRECONDITION,
                 f"the state is of a dataset that is cut into {saved.cut} (positions, repetitions, positions of a portion) for "
                 f"{saved.lanes} readers, this one into {cut} for {lanes}: load it where the same dataset is read in the same way",
+            )
+        assert portions is not None
+        other = self._book.state.clients.get(saved.client)
+        mine = saved.state == self._book.state.number and saved.iteration == iteration.id
+        stranger = saved.client >= self._book.state.next_client or (
+            other is not None and other.iteration != iteration.id
+        )
+        edges = [edge for run in saved.done for edge in run]
+        last = cutting.total(portions)
+        if (
+            (mine and stranger)
+            or any(one >= two for one, two in pairwise((-1, *edges)))
+            or any(not (0 <= number < last and elements >= 0) for number, elements in saved.open)
+        ):
+            raise Refusal(
+                errors.INVALID_ARGUMENT, "the state is damaged: no reader of this dataset can have been there"
             )
 
     def _heir(self, client: int) -> int:

@@ -182,7 +182,7 @@ class Work:
     has: dict[int, str]
     done: tuple[int, ...]
     figures: dict[int, Any] = field(default_factory=dict)
-    """Task -> fields of a Report (figures.py)."""
+    """Task -> its Report (figures.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ class State(msgspec.Struct):
             case r.CollectIteration(number):
                 self._end(self.iterations[number])
                 self.iterations[number].collected = True
+                self.iterations[number].portions = None
+                self._forget(self.iterations[number])
             case r.AcquireClient(client):
                 self.clients[client.id] = client
                 self.iterations[client.iteration].clients.append(client.id)
@@ -93,6 +95,14 @@ class State(msgspec.Struct):
         iteration.clients.remove(number)
         if iteration.portions is not None:
             cutting.leave(iteration.portions, number)
+        self._forget(iteration)
+
+    def _forget(self, iteration: r.Iteration) -> None:
+        """One that is over, that nobody reads, and that nobody can join: a service that runs for months has had millions."""
+        over = iteration.finished or iteration.collected
+        if over and not iteration.clients and self.jobs[iteration.job].anonymous:
+            del self.iterations[iteration.id]
+            del self.jobs[iteration.job]
 
     def _apply_to_portions(self, record: cutting.Change) -> None:
         of = (

@@ -158,7 +158,8 @@ class Workers:
             self._book.tasks_of.get(task.worker, {}).pop(task.id, None)
             self._book.serving.pop(task.id, None)
             self.news(task.worker)
-        self._clients.news(iteration.id)
+        if not self._book.is_forgotten(iteration.id):
+            self._clients.news(iteration.id)
 
     def work(self, asked: q.Work) -> None:
         number = self._book.places.get(asked.life)

@@ -324,12 +324,17 @@ class Snapshot:
         if self.mode is Mode.ACTIVE:
             self.mode = Mode.WINDING_DOWN
         if self.mode is Mode.WINDING_DOWN and all(each.state is StreamState.DONE for each in self._streams):
-            storage.write(layout.snapshot_done_path(self.path), b"{}")
+            try:
+                storage.write(layout.snapshot_done_path(self.path), b"{}")
+            except OSError as error:  # nobody will say again that the last stream is done
+                self._end(storage.error_of(error, self.path))
+                raise
             self.mode = Mode.DONE
 
     def _end(self, error: OpError) -> None:
-        layout.write_error(self.path, error)
+        """Over, whether or not that can be written: who waits must hear of it also where the disk is full."""
         self.mode, self.error = Mode.ERROR, error
+        layout.write_error(self.path, error)
 
     # -- what it looks like --
 

@@ -28,7 +28,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from zmqdist.data import storage
+from zmqdist.data import layout, storage
+from zmqdist.data_service.asked import Number, checked
 from zmqdist.data_service.snapshots.manager import Mode, Snapshot, Snapshots
 from zmqdist.errors import (
     FailedPreconditionError,
@@ -81,7 +82,7 @@ class SnapshotService:
         self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
         self._maker = ThreadPoolExecutor(1, "zmqdist-snapshot-maker")
         for name, fn in self._methods().items():
-            service.register_later(PREFIX + name, fn, roles=ROLES)
+            service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
         loop.on_stop(self._close)
 
     def _methods(self) -> dict[str, Callable[..., None]]:
@@ -91,20 +92,25 @@ class SnapshotService:
             "positions": self._positions,
             "stream_ended": self._stream_ended,
             "snapshot_wait": self._wait,
-            "snapshot_progress": lambda asked, path: self._work(asked, lambda: self._snapshots[path].progress()),
-            "snapshot_streams": lambda asked, path: asked.answer(
-                [(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()]
-            ),
-            "snapshot_cancel": lambda asked, path: self._work(asked, self._snapshots[path].cancel, changes=True),
+            "snapshot_progress": self._progress,
+            "snapshot_streams": self._tell_streams,
+            "snapshot_cancel": self._cancel,
         }
 
     def recover(self, paths: Iterable[str]) -> None:
-        """Before the port answers: go on with the snapshots of the journal. One whose folder is gone is forgotten.
+        """Before the port answers: go on with the snapshots of the journal.
+
+        One whose folder is gone, or has become something else, is forgotten: what its owner did with it must not keep all others waiting.
 
         Raises:
           InvalidArgumentError, InternalError, DataLossError: a folder cannot be right; see manager.py.
         """
-        there = [path for path in paths if storage.exists(path)]
+        there: list[str] = []
+        for path in paths:
+            if storage.exists(storage.join(path, layout.METADATA)):
+                there.append(path)
+            else:
+                log.warning("%s is no snapshot any more, and is left alone", path)
         for made in self._pool.map(Snapshot.recover, there):
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
@@ -152,7 +158,7 @@ class SnapshotService:
 
         self._pool.submit(run)
 
-    def _streams(self, asked: Asked, life: int, has: dict[str, int]) -> None:
+    def _streams(self, asked: Asked, life: Number, has: dict[str, Number]) -> None:
         address = self._address(life)
         earlier = self._parked.pop(life, None)
         if earlier is not None:
@@ -199,11 +205,21 @@ class SnapshotService:
                 for asked in self._waiting.pop(path):
                     asked.answer(over)
 
-    def _positions(self, asked: Asked, life: int, path: str, *what: int) -> None:
+    def _positions(
+        self,
+        asked: Asked,
+        life: Number,
+        path: str,
+        stream: Number,
+        source: Number,
+        repetition: Number,
+        taken: Number,
+        count: Number,
+    ) -> None:
         snapshot, address = self._snapshots[path], self._address(life)
-        self._work(asked, lambda: snapshot.hand_out(address, *what))
+        self._work(asked, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
 
-    def _stream_ended(self, asked: Asked, life: int, path: str, stream: int, code: int, message: str) -> None:
+    def _stream_ended(self, asked: Asked, life: Number, path: str, stream: Number, code: Number, message: str) -> None:
         snapshot, address = self._snapshots[path], self._address(life)
 
         def end() -> None:
@@ -254,6 +270,15 @@ class SnapshotService:
         waiting = self._waiting.get(path, [])
         if asked in waiting:
             waiting.remove(asked)
+
+    def _progress(self, asked: Asked, path: str) -> None:
+        self._work(asked, self._snapshots[path].progress)
+
+    def _tell_streams(self, asked: Asked, path: str) -> None:
+        asked.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+
+    def _cancel(self, asked: Asked, path: str) -> None:
+        self._work(asked, self._snapshots[path].cancel, changes=True)
 
     # -- threads ------------------------------------------------------------------------------------------------------------
 
