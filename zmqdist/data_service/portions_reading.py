@@ -156,7 +156,7 @@ class PortionsReader(Reader):
                 elements = piece.batch.elements()
                 if (piece.start, piece.stop) != (0, len(elements)):
                     elements = elements[piece.start : piece.stop]
-            iterator = iter(elements)
+            iterator, self._given = iter(elements), elements
             self._piece = piece, iterator, len(elements)
             if piece.last:
                 self._soon(self._taken)
@@ -167,6 +167,10 @@ class PortionsReader(Reader):
                 self._have_had()
                 raise piece.error
             yield iterator
+
+    def forked(self) -> None:
+        super().forked()
+        self._piece = None
 
     def _position(self) -> tuple[int, int, bool] | None:
         """(portion, elements, whether that is all) of what was handed over of the piece in hand."""

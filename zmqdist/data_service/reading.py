@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from zmqdist.core.splits.records import Terms
+from zmqdist.data.ops.background import FORKED
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
@@ -127,6 +130,8 @@ class Reader:
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
+        self._given: list[Any] = []
+        """The elements that the consumer is at."""
         self._sources: dict[int, TaskSource] = {}
         self._clients: dict[str, ZmqClient] = {}
         self._held = 0
@@ -158,6 +163,7 @@ class Reader:
 
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
+        _readers.add(self)
         try:
             self._target = target_of(wish.terms, self._deployment_mode())
             client, self.iteration, state, self._cut = insist(
@@ -190,7 +196,7 @@ class Reader:
             self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
-            elements = self._opened_batch(value)
+            elements = self._given = self._opened_batch(value)
             given_at = time.monotonic()
             yield elements
             took_s = (time.monotonic() - given_at) / max(1, len(elements))
@@ -252,6 +258,14 @@ class Reader:
     def _leave(self) -> None:
         """Say what is to be said before the reader is released."""
 
+    def forked(self) -> None:
+        """In the child of a fork: the loop is not there, and what lies here belongs to the parent, which goes on."""
+        self._stopped, self._ready = threading.Event(), threading.Condition()  # somebody may have been in them
+        self._stopped.set()
+        self._given.clear()
+        self._queue.clear()
+        self._over, self._error = True, FailedPreconditionError(None, None, FORKED)
+
     def _connect(self, address: str) -> ZmqClient:
         client = self._clients.get(address)
         if client is None:
@@ -262,6 +276,8 @@ class Reader:
     # -- in the loop: the dispatcher's news ---------------------------------------------------------------------------------------
 
     def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+        if self._stopped.is_set():
+            return
         try:
             self._loop.call_soon(fn, *args)
         except FailedPreconditionError:
@@ -427,6 +443,17 @@ class Reader:
         with self._ready:
             self._queue.append(value)
             self._ready.notify_all()
+
+
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for reader in list(_readers):
+        reader.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _from_worker(address: str, error: OpError) -> OpError:
