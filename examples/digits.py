@@ -1,13 +1,15 @@
-"""Train a small network on handwritten digits: the gradients are computed on the workers, the weights stay here.
+"""Train a small network on handwritten digits: workers make the batches and compute the gradients, the weights stay here.
 
     zmqdist launch configs/digits.yaml      on the cluster of that file
     python examples/digits.py               on two workers of its own
 
-Each step splits its batch into shards, schedules the gradient of each and sums them in the order of the shards. So the
-result is the same to the last bit with any number of workers, and also when one dies on the way and its shard runs elsewhere.
+The batches come through the data service, each one once and in order, whoever made it. Each step splits its batch into shards, schedules
+the gradient of each and sums them in the order of the shards. So the result is the same to the last bit with any number of workers, and
+also when one dies on the way: its batches and shards are made again elsewhere.
 """
 
 import contextlib
+import itertools
 import os
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import zmqdist as zd
 
 EPOCHS, BATCH, SHARDS, HIDDEN = 30, 96, 4, 64
+STEPS = 15  # of an epoch: its last batch is smaller
 RATE, MOMENTUM = 0.1, 0.9
 TRAINING = 1_437  # of 1,797 images; the other 360 are the test
 
@@ -27,6 +30,18 @@ def load(rng):
     rows = np.loadtxt(Path(__file__).parent / "data" / "digits.csv.gz", delimiter=",", dtype=np.uint8)
     rows = rng.permutation(rows)
     return (rows[:TRAINING, :64], rows[:TRAINING, 64]), (rows[TRAINING:, :64], rows[TRAINING:, 64])
+
+
+def batches(images, labels):
+    """All batches of the training: each epoch has the images in an order of its own, which its number decides."""
+
+    def batch(step):
+        number, at = divmod(int(step), STEPS)
+        order = np.random.default_rng(number).permutation(len(labels))[at * BATCH : (at + 1) * BATCH]
+        return images[order], labels[order]
+
+    spec = zd.TensorSpec((None, 64), np.uint8), zd.TensorSpec((None,), np.uint8)
+    return zd.data.Dataset.range(EPOCHS * STEPS).map(batch, output_signature=spec)
 
 
 def forward(weights, images):
@@ -52,19 +67,20 @@ def accuracy(weights, images, labels):
     return float((forward(weights, images)[1].argmax(axis=1) == labels).mean())
 
 
-def epoch(coordinator, weights, speed, images, labels, order):
-    """One pass over the training set in the given order; changes `weights` and `speed`. Returns the mean loss."""
-    total = 0.0
-    for start in range(0, len(order), BATCH):
-        shards = np.array_split(order[start : start + BATCH], SHARDS)
+def epoch(coordinator, weights, speed, batches):
+    """The steps of one pass over the training set; changes `weights` and `speed`. Returns the mean loss."""
+    total = count = 0
+    for images, labels in batches:
+        shards = np.array_split(np.arange(len(labels)), SHARDS)
         values = [coordinator.schedule(gradients, args=(weights, images[shard], labels[shard])) for shard in shards]
         losses, parts = zip(*coordinator.fetch(values), strict=True)
         for weight, velocity, *part in zip(weights, speed, *parts, strict=True):
             velocity *= MOMENTUM
-            velocity -= RATE * sum(part) / len(order[start : start + BATCH])
+            velocity -= RATE * sum(part) / len(labels)
             weight += velocity
         total += float(sum(losses))
-    return total / len(order)
+        count += len(labels)
+    return total / count
 
 
 def train(coordinator, console):
@@ -74,12 +90,14 @@ def train(coordinator, console):
     sizes = [(64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,)]
     weights = [rng.normal(0, (2 / size[0]) ** 0.5 * (len(size) > 1), size).astype(np.float32) for size in sizes]
     speed = [np.zeros_like(weight) for weight in weights]
+    service = zd.data.service.distribute("distributed_epoch", coordinator, ordered=True)
+    steps = iter(batches(images, labels).apply(service))
     curve = []
     columns = TextColumn("epoch"), BarColumn(), TextColumn("{task.completed}/{task.total}  {task.description}")
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=EPOCHS)
         for number in range(1, EPOCHS + 1):
-            loss = epoch(coordinator, weights, speed, images, labels, rng.permutation(len(labels)))
+            loss = epoch(coordinator, weights, speed, itertools.islice(steps, STEPS))
             curve.append((loss, accuracy(weights, *test)))
             told = f"loss {loss:.4f}  accuracy {curve[-1][1]:.3f}"
             progress.update(bar, advance=1, description=told)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import re
 import subprocess
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+
+import zmqdist as zd
 
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 
@@ -27,23 +28,6 @@ def digits() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-class Threads:
-    """What the program uses of a coordinator, on threads of this process."""
-
-    def __init__(self, workers: int) -> None:
-        self._pool = ThreadPoolExecutor(workers)
-
-    def schedule(self, fn: Any, args: Any) -> Future[Any]:
-        weights, images, labels = args
-        return self._pool.submit(fn, [weight.copy() for weight in weights], images, labels)
-
-    def fetch(self, values: list[Future[Any]]) -> list[Any]:
-        return [value.result() for value in values]
-
-    def close(self) -> None:
-        self._pool.shutdown()
 
 
 def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
@@ -66,10 +50,13 @@ def test_the_result_is_the_same_to_the_last_bit_with_any_number_of_workers(
 ) -> None:
     monkeypatch.setattr(digits, "EPOCHS", 3)
     curves = []
-    for workers in (1, 3):
-        coordinator = Threads(workers)
-        curves.append(digits.train(coordinator, Console(file=io.StringIO())))
-        coordinator.close()
+    for count in (1, 3):
+        with contextlib.ExitStack() as stack:
+            dispatcher = stack.enter_context(zd.DispatchServer())
+            for _ in range(count):
+                stack.enter_context(zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.target)))
+            coordinator = stack.enter_context(contextlib.closing(zd.coordinator.ClusterCoordinator(dispatcher)))
+            curves.append(digits.train(coordinator, Console(file=io.StringIO())))
     assert curves[0] == curves[1]
     assert curves[0][1][-1] > 0.9
 

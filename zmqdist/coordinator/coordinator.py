@@ -21,6 +21,7 @@ from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
 from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
 from zmqdist.dispatch.references import KEEP
+from zmqdist.net.credentials import Credentials
 from zmqdist.wire import trusted
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -199,6 +200,11 @@ class ClusterCoordinator:
     def target(self) -> str:
         """The dispatcher, as "zmq://host:port"."""
         return f"zmq://{self._shell.address}"
+
+    @property
+    def credentials(self) -> Credentials:
+        """Where the secret for the dispatcher is: a data service is given the coordinator for its address."""
+        return self._shell.credentials
 
     def close(self) -> None:
         """Leave the dispatcher. What is unfinished is cancelled, what runs is cut off. Idempotent; does not raise.

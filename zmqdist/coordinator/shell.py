@@ -97,6 +97,7 @@ class Shell:
         self, target: Target, *, queue_max: int, cancel_grace_s: float, lost_limit_s: float, rounds: bool
     ) -> None:
         self.address = target.address
+        self.credentials = target.credentials
         self.queue_max = queue_max
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)

@@ -22,10 +22,9 @@ from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
 from zmqdist.data.tree import Tree, make
 from zmqdist.data_service.dealing import insist
 from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy, policy_of
+from zmqdist.data_service.service_of import Service, service_of
 from zmqdist.data_service.source import Distributed
-from zmqdist.data_service.targets import PROTOCOLS
 from zmqdist.errors import FailedPreconditionError, NotFoundError
-from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
@@ -55,7 +54,11 @@ def distribute(
 ) -> Callable[[Dataset], Dataset]:
     """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here.
 
+    What is not said here is as in tf.data service, and in docs/data_service.md.
+
     Args:
+      processing_mode: a ShardingPolicy, "parallel_epochs" (OFF) or "distributed_epoch" (DYNAMIC).
+      service: the dispatcher: "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
       delivery: "at_most_once": what a worker has when it dies is lost. "exactly_once": others compute it, and the iterator has a state.
       ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": docs/delivery.md.
 
@@ -82,7 +85,7 @@ def distribute(
         if ordered or delivery == EXACTLY_ONCE:
             portion_rules(dataset)  # or an error that says what cannot be cut
         id = register_dataset(service, dataset, compression)
-        made = _reading(_address(service), id, _metadata_of(dataset, compression), read)
+        made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
         made.op.__dict__["upstream"] = dataset
         return made
 
@@ -113,7 +116,7 @@ def register_dataset(
     _check_compression(compression)
     if on_conflict not in ON_CONFLICT:
         raise ValueError(f"`on_conflict` is {on_conflict!r}, wants one of {list(ON_CONFLICT)}")
-    address = _address(service)
+    at = service_of(service)
     request = random.getrandbits(62)
     id = None if dataset_id is None else id_of(dataset_id)
     check_external_state(dataset)
@@ -128,7 +131,7 @@ def register_dataset(
         args = (request, id, description, metadata, on_conflict)
         return asking.start(client, "zmqdist.data.register", *args).get_value()
 
-    found, _other = _asked(address, question, f"registering a dataset with {address}")
+    found, _other = _asked(at, question, f"registering a dataset with {at.address}")
     return str(found)
 
 
@@ -169,14 +172,14 @@ def from_dataset_id(
         delivery,
         ordered,
     )
-    address = _address(service)
+    at = service_of(service)
     id = id_of(dataset_id)
 
     def question(client: ZmqClient) -> Any:
         return asking.start(client, "zmqdist.data.metadata", id).get_value()
 
     try:
-        metadata = json.loads(_asked(address, question, f"asking {address} for dataset {id}"))
+        metadata = json.loads(_asked(at, question, f"asking {at.address} for dataset {id}"))
     except NotFoundError as error:
         if element_spec is None:
             raise ValueError(
@@ -187,7 +190,7 @@ def from_dataset_id(
         metadata["element_spec"] = to_json(element_spec)
     if job_name is not None:
         read["job_name"] = f"dataset_id={id}/{job_name}"
-    return _reading(address, id, metadata, read)
+    return _reading(at, id, metadata, read)
 
 
 def id_of(dataset_id: Any) -> str:
@@ -251,27 +254,6 @@ def _check_compression(compression: Any) -> None:
         raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)}")
 
 
-def _address(service: Any) -> str:
-    """ "host:port" of what a user calls a service."""
-    if isinstance(service, tuple) and len(service) == 2:
-        protocol, service = service
-        service = f"{protocol}://{service}"
-    if not isinstance(service, str):
-        raise ValueError(f"`service` must be a string, but `service` was of type {type(service)}. service={service}")
-    if not service:
-        raise ValueError("`service` must not be empty")
-    protocol, _, address = service.rpartition("://")
-    if "://" in protocol:
-        raise ValueError(f"Malformed `service` string has multiple '://': {service}.")
-    if protocol not in ("", *PROTOCOLS):
-        known = " ".join(PROTOCOLS)
-        text = (
-            f"No credentials factory has been registered for protocol {protocol}. The available types are: [ {known} ]"
-        )
-        raise NotFoundError(None, None, text)
-    return address
-
-
 def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
     known = dataset.known_spec
     return {
@@ -281,12 +263,15 @@ def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
     }
 
 
-def _reading(address: str, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
+def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
     spec = metadata["element_spec"]
     policy = ShardingPolicy(read["mode"]).name
     return make(
         Distributed(
-            service=address,
+            service=service.address,
+            token_file=service.token_file,
+            keys_dir=service.keys_dir,
+            insecure=service.insecure,
             dataset=id,
             spec=None if spec is None else from_json(spec),
             compression=metadata["compression"],
@@ -296,9 +281,9 @@ def _reading(address: str, id: str, metadata: dict[str, Any], read: dict[str, An
     )
 
 
-def _asked(address: str, question: Callable[[ZmqClient], Any], what: str) -> Any:
-    security = Credentials(None, None, False).client(address, "submit")
-    with ZmqClient(address, "data client", security=security) as client:
+def _asked(service: Service, question: Callable[[ZmqClient], Any], what: str) -> Any:
+    security = service.credentials.client(service.address, "submit")
+    with ZmqClient(service.address, "data client", security=security) as client:
         return insist(lambda: question(client), REGISTER_S, threading.Event(), what)
 
 

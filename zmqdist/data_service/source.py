@@ -13,6 +13,7 @@ from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.portions_reading import PortionsReader, saved_of
 from zmqdist.data_service.reading import Reader, Wish
 from zmqdist.data_service.rounds_reading import RoundsReader
+from zmqdist.data_service.service_of import Service
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.net.credentials import Credentials
 
@@ -24,7 +25,7 @@ class _ReadingNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
         kind = RoundsReader if self.op.num_consumers else Reader
-        self._reader = kind(wish_of(self.op, dataset.memory.number()), Credentials(None, None, False))
+        self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials)
         self._batch: Iterator[Any] = iter(())
 
     def run(self) -> Iterator[Any]:
@@ -61,7 +62,7 @@ class _PortionsNode(Node):
     def run(self) -> Iterator[Any]:
         if self._reader is None:
             saved = saved_of(self._saved) if self._saved else None
-            self._reader = PortionsReader(replace(self._wish, saved=saved), Credentials(None, None, False))
+            self._reader = PortionsReader(replace(self._wish, saved=saved), self.op.credentials)
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements
@@ -125,6 +126,14 @@ class Distributed(Op):
     compression: str | None
     count: int
     refresh_ms: int = 0
+    token_file: str | None = None
+    keys_dir: str | None = None
+    insecure: bool = False
+
+    @property
+    def credentials(self) -> Credentials:
+        """For the dispatcher and the workers."""
+        return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
     def open(self, dataset: Tree, context: Context) -> Node:
         portioned = self.delivery == EXACTLY_ONCE or self.ordered

@@ -8,6 +8,7 @@ elements go from here to the readers. Positions it asks the dispatcher for. With
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import secrets
@@ -66,11 +67,21 @@ class Begin(msgspec.Struct, array_like=True):
     done: bool = False
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's mallopt (malloc.h)."""
+
+MAPPED_BYTES_MIN: Final = 32 << 20
+"""The largest that glibc takes. Larger arrays are mapped, each into fresh pages."""
+
+KEPT_BYTES_MAX: Final = 256 << 20
+
+
 _begins = msgspec.msgpack.Decoder(Begin)
 
 
 def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     """Serve until the worker says that it is over. Does not return."""
+    _keep_freed_memory()
     pipe = socket.socket(fileno=pipe_fd)
     page = mmap.mmap(page_fd, PAGE_BYTES)
     begin = _begins.decode(pipe.recv(BEGIN_BYTES_MAX))
@@ -110,3 +121,13 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     service.stop(ANSWERS_S)
     loop.stop()
     os._exit(0)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc reuse the memory of arrays. It would map and unmap each large one, and making a 4 MiB array costs more in page faults then
+    than sending it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES_MIN)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES_MAX)

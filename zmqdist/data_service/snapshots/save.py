@@ -12,10 +12,10 @@ from zmqdist.data import storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.snapshots import checked_compression
-from zmqdist.data_service.client import REGISTER_S, _address
+from zmqdist.data_service.client import REGISTER_S
 from zmqdist.data_service.dealing import insist
+from zmqdist.data_service.service_of import Service, service_of
 from zmqdist.errors import from_code
-from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
@@ -39,12 +39,12 @@ def distributed_save(
       UnimplementedError: the dataset has a source that cannot be dealt out, or elements that cannot be written.
       UnavailableError: no dispatcher answered within an hour.
     """
-    if not isinstance(data_service_address, str):
+    if not isinstance(getattr(data_service_address, "target", data_service_address), str):
         raise ValueError(f"`data_service_address` must be a string, but is a {type(data_service_address).__name__}")
     if not data_service_address:
         raise ValueError("`data_service_address` must not be empty")
     checked_compression(compression)
-    handle = SnapshotHandle(storage.absolute(str(path)), _address(data_service_address))
+    handle = SnapshotHandle(storage.absolute(str(path)), service_of(data_service_address))
     description, spec = dataset.serialize(), spec_to_json(dataset.element_spec)
     handle._ask("save", uuid.uuid4().hex, handle.path, description, spec, compression)
     return handle
@@ -57,12 +57,12 @@ class SnapshotHandle:
       path: its folder.
     """
 
-    def __init__(self, path: str, address: str) -> None:
+    def __init__(self, path: str, service: Service) -> None:
         self.path = path
-        self._dispatcher = address
+        self._service = service
 
     def __repr__(self) -> str:
-        return f"<snapshot {self.path} by {self._dispatcher}>"
+        return f"<snapshot {self.path} by {self._service.address}>"
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until it is whole.
@@ -89,10 +89,11 @@ class SnapshotHandle:
     def _ask(self, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
         patience_s = inf if timeout_s is None else timeout_s
         due = time.monotonic() + patience_s
-        security = Credentials(None, None, False).client(self._dispatcher, "submit")
-        with ZmqClient(self._dispatcher, "snapshot client", security=security) as client:
+        address = self._service.address
+        security = self._service.credentials.client(address, "submit")
+        with ZmqClient(address, "snapshot client", security=security) as client:
 
             def question() -> Any:
                 return asking.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
 
-            return insist(question, patience_s, threading.Event(), f"{method} of {self.path} at {self._dispatcher}")
+            return insist(question, patience_s, threading.Event(), f"{method} of {self.path} at {address}")
