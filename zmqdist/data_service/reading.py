@@ -40,7 +40,7 @@ from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
-from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
+from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data_service.worker import END, SOME
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import WAIT_LOG_S
@@ -169,10 +169,12 @@ class Reader:
             client, self.iteration, state, self._cut = insist(
                 question, inf, self._stopped, f"reading from {wish.dispatcher}"
             )
+            self._opened, self._number = (state, client), client
+            if self._target == "LOCAL":
+                check_local(wish.terms, wish.dispatcher, state)
         except BaseException:
             self.close()
             raise
-        self._opened, self._number = (state, client), client
         self._loop.call_soon(self._watch)
 
     def _deployment_mode(self) -> str:

@@ -335,7 +335,7 @@ class Tasks:
         self.finished: Callable[[int], None] = lambda number: None
         self._loop = loop
         self._service = service
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._credentials = credentials
         self._life = life
         self._timeout_s = dispatcher_timeout_s
@@ -441,8 +441,8 @@ class Tasks:
 
     def _run(self, task: Task) -> Runner:
         if self._client is None:
-            security = self._credentials.client(self._dispatcher, "worker")
-            self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
+            security = self._credentials.client(self.dispatcher, "worker")
+            self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(
             self._client, self.state, task.id, self._life, self._timeout_s, task.progress
         )
