@@ -78,9 +78,12 @@ def test_no_local_worker() -> None:
 
 
 def test_a_worker_of_another_dispatcher_is_not_a_local_one() -> None:
-    with TestCluster(1), MultiProcessCluster(0, 1) as cluster:
-        with pytest.raises(InvalidArgumentError, match="no local worker is found"):
-            values(local(cluster, Dataset.range(10)))
+    with (
+        TestCluster(1),
+        MultiProcessCluster(0, 1) as cluster,
+        pytest.raises(InvalidArgumentError, match="no local worker is found"),
+    ):
+        values(local(cluster, Dataset.range(10)))
 
 
 def test_a_local_worker_knows_its_dispatcher_by_another_name() -> None:

@@ -351,8 +351,10 @@ class DatasetIterator(chain[Any]):
           InvalidArgumentError: the state belongs to another pipeline or another version.
           FailedPreconditionError: this iterator is at its end, or closed.
         """
-        if state.get("version") != STATE_VERSION:
-            raise invalid(f"a state of version {state.get('version')}, this is version {STATE_VERSION}")
+        if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
+            raise invalid("this is no state of an iterator: wanted what `state_dict` gave")
+        if state["version"] != STATE_VERSION:
+            raise invalid(f"a state of version {state['version']}, this is version {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
         if self._reading.closed:
