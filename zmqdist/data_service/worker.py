@@ -447,18 +447,24 @@ class Tasks:
             self._client, self.state, task.id, self._life, self._timeout_s, task.progress
         )
         opened = partial(self._open, task, dealer)
+        where = task.where(self.address)
+        task_named = partial(named, where=where)
         if not task.failed:
             if task.terms.portioned:
-                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions)
+
+                def place_named(error: BaseException, number: int, place: str) -> OpError:
+                    return named(error, number, f"{place} of {where}")
+
+                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions, place_named)
             if task.terms.coordinated:
-                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers, task_named)
             if task.terms.cache:
-                return shared.Shared(str(task.id), opened, self.cache_bytes)
+                return shared.Shared(str(task.id), opened, self.cache_bytes, task_named)
         return FirstCome(
             str(task.id),
             opened,
             partial(self._finished, task),
-            partial(named, where=task.where(self.address)),
+            task_named,
             task.progress,
             task.failed,
         )
