@@ -32,6 +32,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from zmqdist.core.splits.records import Terms
+from zmqdist.data.iterators import Openings
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service import local
@@ -115,8 +116,8 @@ class TaskSource:
 class Reader:
     """See the module's docstring. One consumer at a time."""
 
-    def __init__(self, wish: Wish, credentials: Credentials) -> None:
-        """Open the iteration; waits until the dispatcher is there.
+    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
+        """Open the iteration; waits until the dispatcher is there, or `openings` are closed.
 
         Raises:
           OpError: what the dispatcher says.
@@ -126,6 +127,8 @@ class Reader:
         self._wish = wish
         self._credentials = credentials
         self._stopped = threading.Event()
+        self._abandoned = threading.Event()
+        """Nobody waits for the iteration to be opened."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
@@ -165,13 +168,14 @@ class Reader:
         self._loop.start()
         _readers.add(self)
         try:
-            self._target = target_of(wish.terms, self._deployment_mode())
-            client, self.iteration, state, self._cut = insist(
-                question, inf, self._stopped, f"reading from {wish.dispatcher}"
-            )
-            self._opened, self._number = (state, client), client
-            if self._target == "LOCAL":
-                check_local(wish.terms, wish.dispatcher, state)
+            with openings.one(self._give_up):
+                self._target = target_of(wish.terms, self._deployment_mode())
+                client, self.iteration, state, self._cut = insist(
+                    question, inf, self._abandoned, f"reading from {wish.dispatcher}"
+                )
+                self._opened, self._number = (state, client), client
+                if self._target == "LOCAL":
+                    check_local(wish.terms, wish.dispatcher, state)
         except BaseException:
             self.close()
             raise
@@ -185,7 +189,7 @@ class Reader:
         def question() -> Any:
             return asking.start(self._dispatcher, "zmqdist.data.config").get_value()
 
-        return str(insist(question, inf, self._stopped, f"asking {self._wish.dispatcher}")["deployment_mode"])
+        return str(insist(question, inf, self._abandoned, f"asking {self._wish.dispatcher}")["deployment_mode"])
 
     def batches(self) -> Iterator[list[Any]]:
         """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
@@ -228,6 +232,12 @@ class Reader:
     def _waits_for(self, waited_s: float) -> str:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
         return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
+
+    def _give_up(self) -> None:
+        """Whoever waits for the iteration to be opened waits no longer."""
+        self._abandoned.set()
+        if self._opened is None:
+            self._dispatcher.close()
 
     def interrupt(self) -> None:
         """Who waits for elements gets the end."""
