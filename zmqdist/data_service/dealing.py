@@ -13,12 +13,24 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist.data_service.runners.base import POSITION, SOURCE
-from zmqdist.errors import ABORTED, CANCELLED, UNAVAILABLE, CancelledError, NotFoundError, OpError, UnavailableError
+from zmqdist.errors import (
+    ABORTED,
+    CANCELLED,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    CancelledError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
 RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
 """Codes after which the same question may be asked again: the other side was not there, or gave up."""
+
+PATIENT: Final = RETRIABLE | {RESOURCE_EXHAUSTED}
+"""For questions in the middle of reading: a dispatcher whose disk is full refuses them until there is room again."""
 
 FIRST_PAUSE_S: Final = 0.001
 PAUSE_GROWS: Final = 1.3
@@ -29,13 +41,20 @@ QUICK_S: Final = 0.02
 """Positions that are used up sooner are asked for in larger runs."""
 
 
-def insist(question: Callable[[], Any], timeout_s: float, stopped: threading.Event, what: str) -> Any:
+def insist(
+    question: Callable[[], Any],
+    timeout_s: float,
+    stopped: threading.Event,
+    what: str,
+    again: frozenset[int] = RETRIABLE,
+) -> Any:
     """Ask until there is an answer that is not "try again".
 
     Args:
       timeout_s: `inf` for no end.
       stopped: ends it with CancelledError.
       what: for the error.
+      again: codes after which it is asked again.
 
     Raises:
       OpError: what the question raised last.
@@ -49,7 +68,7 @@ def insist(question: Callable[[], Any], timeout_s: float, stopped: threading.Eve
             return question()
         except OpError as error:
             left_s = until - time.monotonic()
-            if error.error_code not in RETRIABLE or left_s <= 0:
+            if error.error_code not in again or left_s <= 0:
                 raise
         stopped.wait(min(pause_s * random.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
@@ -111,7 +130,7 @@ class Dealer:
             ).get_value()
 
         try:
-            start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
+            start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
         except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
             raise Undealt(None, None, error.message) from error
         except UnavailableError as error:
@@ -139,7 +158,7 @@ class Dealer:
         def question() -> Any:
             return asking.start(self._client, "zmqdist.data.hand_back", *args).get_value()
 
-        insist(question, self._timeout_s, self.stopped, f"task {task}")
+        insist(question, self._timeout_s, self.stopped, f"task {task}", PATIENT)
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
@@ -149,7 +168,9 @@ class Dealer:
             return asking.start(self._client, "zmqdist.data.portions", *self._who, client, request, count).get_value()
 
         try:
-            return [tuple(each) for each in insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")]
+            return [
+                tuple(each) for each in insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
+            ]
         except (NotFoundError, CancelledError):
             return []
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from zmqdist.core.splits import runs as sets
 from zmqdist.data.iterators import Openings
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
-from zmqdist.data_service.dealing import RETRIABLE
+from zmqdist.data_service.dealing import PATIENT, RETRIABLE
 from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.reading import Reader, TaskSource, Wish
 from zmqdist.data_service.sources import open_batch
@@ -243,7 +243,7 @@ class PortionsReader(Reader):
     def _acknowledged(self, marks: tuple[tuple[int, int, bool], ...], call: StatusOrResult) -> None:
         self._acknowledging = False
         code, message = call.get_error()
-        if code in RETRIABLE and code != ABORTED:
+        if code in PATIENT and code != ABORTED:
             with self._ready:
                 for number, elements, done in marks:
                     known = self._marks.get(number, (0, False))
@@ -301,7 +301,7 @@ class PortionsReader(Reader):
 
         def then(call: StatusOrResult) -> None:
             code, _ = call.get_error()
-            if code in RETRIABLE and code != ABORTED:
+            if code in PATIENT and code != ABORTED:
                 self._loop.set_timer(("missed", life), self._loop.now() + AGAIN_S, partial(self._missed, life))
 
         self._start(self._dispatcher, then, MISSED, *self._opened, life)

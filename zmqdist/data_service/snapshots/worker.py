@@ -103,6 +103,7 @@ class SnapshotWorker:
             return
         for path, stream in list(self._writing.items()):
             if found.get(path) != stream.index:
+                self._note_completed(stream)  # the dispatcher may know of its end before `_ended` is heard here
                 stream.stop()
                 del self._writing[path]
         for path, index in found.items():
@@ -131,15 +132,18 @@ class SnapshotWorker:
             pass  # the worker has ended
 
     def _note_ended(self, stream: _Stream) -> None:
-        progress = stream.progress()
-        if progress.completed:
-            self._completed[stream.path, stream.index] = progress
+        self._note_completed(stream)
         if self._writing.get(stream.path) is stream:
             del self._writing[stream.path]
             if self._left is not None:
                 self._left()
             else:
                 self._ask_again()
+
+    def _note_completed(self, stream: _Stream) -> None:
+        progress = stream.progress()
+        if progress.completed:
+            self._completed[stream.path, stream.index] = progress
 
     def close(self) -> None:
         """In the loop, when it ends. Threads end with their next element; whoever takes their streams over need not wait for that."""

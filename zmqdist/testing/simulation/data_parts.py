@@ -194,7 +194,7 @@ class SimTask:
         self._run = (0, 0)
         self._started = False
 
-    def ask(self, then: Callable[[list[int], bool], None]) -> None:
+    def ask(self, client: int, then: Callable[[list[Any], bool], None]) -> None:
         self.waiting.append(then)
         if not self._started:
             self._started = True
@@ -343,7 +343,7 @@ class SimWorker:
                 task._serve()
         self._state = state
         for told in new:
-            self.tasks[told[0]] = SimTask(self, told, state)
+            self.tasks[told[0]] = self.sim.task(self, told, state)
         self.ask_work()
 
 
@@ -377,13 +377,14 @@ class SimReader:
         return self._link
 
     def _open(self) -> None:
-        sim = self.sim
+        self.sim.dispatcher.ask(
+            self._dispatcher_link(), lambda ticket: self.opening(ticket, self._request), self._opened
+        )
 
-        def question(ticket: Ticket) -> q.Question:
-            sources = (sim.count,) if self.mode == r.DYNAMIC else ()
-            return q.Open(ticket, self._request, self.job, self.repetition, r.Terms("data", self.mode), sources)
-
-        sim.dispatcher.ask(self._dispatcher_link(), question, self._opened)
+    def opening(self, ticket: Ticket, request: int) -> q.Open:
+        """What it wants to read."""
+        sources = (self.sim.count,) if self.mode == r.DYNAMIC else ()
+        return q.Open(ticket, request, self.job, self.repetition, r.Terms("data", self.mode), sources)
 
     def _opened(self, value: Any, code: int) -> None:
         if not self.alive:
@@ -435,10 +436,11 @@ class SimReader:
             if open_:
                 open_.clear()
                 self._asked[task] -= 1
+                self.missed(life)
                 self._look()
                 sim.clock.after(0.05, lambda: self._ask(task))
 
-        def answered(batch: list[int], end: bool) -> None:
+        def answered(batch: list[Any], end: bool) -> None:
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
                 sim.answers_lost += len(batch)
@@ -452,17 +454,24 @@ class SimReader:
             if at is None or at.state != self.state:
                 fail()
                 return
-            at.ask(answered)
+            at.ask(self.client, answered)
             sim.watch_worker(worker, fail, lambda: bool(open_))
 
         sim.soon(arrive)
 
-    def _answered(self, task: int, life: int, batch: list[int], end: bool) -> None:
+    def missed(self, life: int) -> None:
+        """An answer of this life was lost, or none comes."""
+
+    def taken(self, batch: list[Any]) -> None:
+        """Elements have come."""
+        self.got += batch
+
+    def _answered(self, task: int, life: int, batch: list[Any], end: bool) -> None:
         self._asked[task] -= 1
         if not self.alive:
             self.sim.answers_lost += len(batch)
             return
-        self.got += batch
+        self.taken(batch)
         if end:
             self._over.add((task, life))
             self._sources.pop(task, None)

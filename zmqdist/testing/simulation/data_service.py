@@ -19,7 +19,8 @@ from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_parts import DELAY_S, Link, SimDispatcher, SimReader, SimWorker
+from zmqdist.testing.simulation.data_parts import DELAY_S, Link, SimDispatcher, SimReader, SimTask, SimWorker
+from zmqdist.testing.simulation.data_portions import SimPortionReader, SimPortionTask
 
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal")
 FAULTS_S = 4.0
@@ -40,6 +41,7 @@ class DataSim:
         self.lose_answers = self.random.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.answers_lost = self.workers_lost = self.restarts = self.readers_killed = self.added = 0
         self.disk_full_until = 0.0
+        self._portions = self.random.random() < 0.4
         self.faults_until = FAULTS_S if faults else 0.0
         self._names = 0
         self.dispatcher = SimDispatcher(self, fault_tolerant=self.random.random() < 0.7 or not faults)
@@ -117,7 +119,16 @@ class DataSim:
         self._names += 1
         self.workers.append(SimWorker(self, f"worker:{self._names}", f"host:{self._names}"))
 
+    def task(self, worker: SimWorker, told: list[Any], state: int) -> SimTask:
+        """The task that a worker is told to begin."""
+        return (SimPortionTask if told[4][5] == "exactly_once" else SimTask)(worker, told, state)
+
     def _new_reader(self) -> None:
+        if self._portions:
+            ordered = self.random.random() < 0.4
+            job = None if ordered else self.random.choice((None, "exact", "exact"))
+            self.readers.append(SimPortionReader(self, job, ordered))
+            return
         job = self.random.choice((None, "shared", "shared"))
         mode = r.DYNAMIC if (job is None and self.random.random() < 0.5) or job == "shared" else r.OFF
         self.readers.append(SimReader(self, job, mode, 0))
@@ -189,7 +200,9 @@ class DataSim:
         lossless = not (self.workers_lost or self.answers_lost or self.readers_killed)
         kept = self.dispatcher.rules.fault_tolerant or not self.restarts
         assert set(got) <= set(range(self.count)), "an element that is not in the dataset"
-        if readers[0].mode == r.DYNAMIC:
+        if isinstance(readers[0], SimPortionReader):
+            self._check_portions(readers, kept)
+        elif readers[0].mode == r.DYNAMIC:
             iterations = {reader.iteration for reader in readers}
             assert len(iterations) == 1, f"D2: one job has the iterations {iterations} at once"
             twice = [element for element, times in got.items() if times > 1]
@@ -200,6 +213,18 @@ class DataSim:
             wrong = {element: times for element, times in got.items() if times != self.first_workers}
             assert not wrong, f"OFF: not {self.first_workers} times each: {wrong}"
             assert len(got) == self.count, f"OFF: {self.count - len(got)} of {self.count} elements were never given"
+
+    def _check_portions(self, readers: list[Any], kept: bool) -> None:
+        """Each element was handed over and acknowledged once. What a killed reader has told, but was not answered, may count or not."""
+        sure = Counter(element for each in readers for element in (each.got if each.alive else each.confirmed))
+        maybe = Counter(element for each in readers if not each.alive for element in each.told)
+        twice = [element for element, times in sure.items() if times > 1]
+        assert not twice, f"exactly once: elements {twice[:5]} were acknowledged more than once"
+        for each in readers:
+            assert not each.ordered or each.got == sorted(each.got), "in order: elements came out of their order"
+        if kept and any(each.alive and not each.error for each in readers):
+            never = [element for element in range(self.count) if not sure[element] + maybe[element]]
+            assert not never, f"exactly once: {len(never)} of {self.count} elements were never given, as {never[:5]}"
 
 
 def simulate_data_service(seed: int, faults: int = 12) -> DataSim:
