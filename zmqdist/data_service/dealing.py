@@ -131,9 +131,7 @@ class Dealer:
 
         try:
             start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
-        except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
-            raise Undealt(None, None, error.message) from error
-        except UnavailableError as error:
+        except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
             raise Undealt(None, None, error.message) from error
         return int(start), int(length)
 
