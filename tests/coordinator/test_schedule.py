@@ -45,7 +45,9 @@ CALLABLES: list[tuple[Any, Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "args", "kwargs", "result"), CALLABLES, ids=[repr(row[0]).split(" at 0x")[0][:40] for row in CALLABLES])
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs", "result"), CALLABLES, ids=[repr(row[0]).split(" at 0x")[0][:40] for row in CALLABLES]
+)
 def test_any_callable_can_be_scheduled(
     in_processes: ClusterCoordinator, fn: Any, args: Any, kwargs: Any, result: Any
 ) -> None:

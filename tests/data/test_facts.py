@@ -98,7 +98,9 @@ def test_a_list_is_data_and_becomes_an_array() -> None:
     assert plain(row) == (("float64", [1.0, 2.0]), {"n": ("int64", 3)})
 
 
-@pytest.mark.parametrize("bad", [None, object(), [1, "a", None], 2**70, np.array([None])], ids=lambda value: repr(value).split(" at 0x")[0])
+@pytest.mark.parametrize(
+    "bad", [None, object(), [1, "a", None], 2**70, np.array([None])], ids=lambda value: repr(value).split(" at 0x")[0]
+)
 def test_what_is_no_element_is_an_error_where_it_is_read(bad: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         next(iter(Dataset.range(1).map(lambda x: bad)))

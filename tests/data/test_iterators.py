@@ -27,6 +27,12 @@ def test_a_state_belongs_to_one_pipeline() -> None:
         iter(Dataset.range(5).batch(2)).load_state_dict(state | {"version": 99})
 
 
+@pytest.mark.parametrize("state", [None, [], "state", {}, {"version": 1}])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="no state of an iterator"):
+        iter(Dataset.range(5)).load_state_dict(state)
+
+
 def test_an_iterator_at_its_end_stays_there() -> None:
     dataset = Dataset.range(2)
     state = iter(dataset).state_dict()

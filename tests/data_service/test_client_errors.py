@@ -69,6 +69,18 @@ CALLS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"job_name": "j", "consumer_index": -1, "num_consumers": 2}, ValueError, r"`consumer_index` is -1"),
     ({"max_outstanding_requests": 0}, InvalidArgumentError, r"max_outstanding_requests must be positive or -1"),
     ({"max_outstanding_requests": -2}, InvalidArgumentError, r"max_outstanding_requests must be positive or -1"),
+    ({"max_outstanding_requests": "a"}, ValueError, r"`max_outstanding_requests` is 'a', wants a whole number"),
+    ({"max_outstanding_requests": 1.5}, ValueError, r"`max_outstanding_requests` is 1\.5, wants a whole number"),
+    ({"job_name": "j", "consumer_index": 0, "num_consumers": 0}, ValueError, r"`num_consumers` is 0, wants 1 or more"),
+    (
+        {"job_name": "j", "consumer_index": 0, "num_consumers": "2"},
+        ValueError,
+        r"`num_consumers` is '2', wants a whole",
+    ),
+    ({"data_transfer_protocol": 5}, ValueError, r"`data_transfer_protocol` is 5, wants a string"),
+    ({"cross_trainer_cache": "a"}, ValueError, r"`cross_trainer_cache` is 'a', wants a CrossTrainerCache"),
+    ({"ordered": "yes"}, ValueError, r"`ordered` is 'yes', wants True or False"),
+    ({"delivery": "twice"}, ValueError, r"`delivery` is 'twice', wants one of"),
     ({"target_workers": "elsewhere"}, InvalidArgumentError, r"Unrecognized target workers: elsewhere"),
     ({"target_workers": 3}, InvalidArgumentError, r"Unrecognized target workers: 3"),
 ]
@@ -96,6 +108,22 @@ def test_compressions_that_do_not_exist(compression: Any) -> None:
         register_dataset(TARGET, Dataset.range(1), compression=compression)
 
 
+@pytest.mark.parametrize("what", [None, [1, 2], "dataset", {"a": 1}])
+def test_what_is_no_dataset(what: Any) -> None:
+    with pytest.raises(TypeError, match=r"wanted a zmqdist\.data\.Dataset, got "):
+        distribute(OFF, TARGET)(what)
+    with pytest.raises(TypeError, match=r"wanted a zmqdist\.data\.Dataset, got "):
+        register_dataset(TARGET, what)
+
+
+@pytest.mark.parametrize("id", [object(), 1.5, ["a"]])
+def test_what_is_no_id(id: Any) -> None:
+    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants what `register_dataset` returns"):
+        register_dataset(TARGET, Dataset.range(1), dataset_id=id)
+    with pytest.raises(ValueError, match=r"`dataset_id` is .*, wants what `register_dataset` returns"):
+        from_dataset_id(OFF, TARGET, id)
+
+
 @pytest.mark.parametrize("id", [None, ""])
 def test_a_cache_between_trainers_needs_to_know_who_reads(id: Any) -> None:
     with pytest.raises(ValueError, match=r"cross-trainer cache requires a non-empty trainer ID\."):
@@ -110,6 +138,7 @@ def test_a_cache_between_trainers_needs_to_know_who_reads(id: Any) -> None:
         {"target_workers": "Local"},
         {"max_outstanding_requests": -1},
         {"max_outstanding_requests": None},
+        {"max_outstanding_requests": np.int64(3)},
         {"job_name": "j", "consumer_index": 1, "num_consumers": 2},
     ],
     ids=str,

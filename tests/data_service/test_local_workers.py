@@ -14,7 +14,7 @@ import pytest
 from tests.data_service.clusters import MultiProcessCluster, TestCluster, values
 from zmqdist.data import Dataset
 from zmqdist.data.experimental import SHARD_HINT
-from zmqdist.data.service import ShardingPolicy
+from zmqdist.data.service import ShardingPolicy, distribute
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 # What a local reader leaves ends a little after it.
@@ -75,6 +75,21 @@ def test_no_local_worker() -> None:
         text = r"Static sharding policy <FILE_OR_DATA> requires local tf\.data workers"
         with pytest.raises(InvalidArgumentError, match=text):
             values(static)
+
+
+def test_a_worker_of_another_dispatcher_is_not_a_local_one() -> None:
+    with (
+        TestCluster(1),
+        MultiProcessCluster(0, 1) as cluster,
+        pytest.raises(InvalidArgumentError, match="no local worker is found"),
+    ):
+        values(local(cluster, Dataset.range(10)))
+
+
+def test_a_local_worker_knows_its_dispatcher_by_another_name() -> None:
+    with TestCluster(1) as cluster:
+        address = cluster.dispatcher.address.replace("localhost", "127.0.0.1")
+        assert values(Dataset.range(10).apply(distribute(OFF, address, target_workers="LOCAL"))) == TEN
 
 
 def test_a_protocol_that_a_worker_does_not_have() -> None:

@@ -290,6 +290,33 @@ def test_cancellation(one: TestCluster, ahead: int) -> None:
     over.set()
 
 
+def _opened_later(how: str, dataset: Dataset) -> Dataset:
+    """A pipeline that joins an iteration when it is read, in this thread or another."""
+    match how:
+        case "interleave":
+            return Dataset.range(2).interleave(lambda _: dataset, cycle_length=1)
+        case "prefetch":
+            return Dataset.range(2).flat_map(lambda _: dataset).prefetch(2)
+    return dataset if how == "" else dataset.prefetch(2)
+
+
+@pytest.mark.parametrize("how", ["", "ordered and prefetch", "interleave", "prefetch"])
+def test_an_iterator_is_closed_while_it_waits_for_a_dispatcher(how: str) -> None:
+    with TestCluster(1) as cluster:
+        dataset = cluster.distribute(Dataset.range(10), DYNAMIC, ordered=how in ("", "ordered and prefetch"))
+    iterator = iter(_opened_later(how, dataset))
+    ends: list[Any] = []
+    reader = threading.Thread(target=lambda: ends.append(next(iterator, "the end")), daemon=True)
+    reader.start()
+    until(lambda: any(each.name == "zmqdist-reader" for each in threading.enumerate()), "it opens")
+    closing = threading.Thread(target=iterator.close, daemon=True)
+    closing.start()
+    for each in (closing, reader):
+        each.join(20)
+        assert not each.is_alive()
+    assert ends == ["the end"]
+
+
 stuck: list[threading.Event] = []
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.data_service.serving import Service, serving, until
 from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset
 from zmqdist.data_service.client import distribute, from_dataset_id, register_dataset
-from zmqdist.data_service.policy import ShardingPolicy
+from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
 from zmqdist.errors import (
     DataLossError,
     FailedPreconditionError,
@@ -254,3 +254,29 @@ def test_a_stuck_task_in_a_process_goes_with_its_worker(tmp_path: Path) -> None:
             until(begun.exists, "the user's function")
             worker.stop(grace_s=0.1)
             assert worker.join(0)
+
+
+READINGS: list[dict[str, Any]] = [
+    {"delivery": "exactly_once"},
+    {"ordered": True},
+    {"num_consumers": 1, "consumer_index": 0},
+    {"cross_trainer_cache": CrossTrainerCache("a")},
+]
+
+
+@pytest.mark.shares_cluster
+@pytest.mark.parametrize("options", READINGS, ids=lambda each: next(iter(each)))
+def test_every_kind_of_reading_is_told_of_errors_and_does_not_ask_again(
+    service: Service, options: dict[str, Any]
+) -> None:
+    away = raises_at(3, UnavailableError(None, None, "the database is away"))
+    if "delivery" in options or "ordered" in options:
+        dataset = service.dealt(Dataset.range(10).map(away), **options)
+    else:
+        dataset = service.whole(Dataset.counter().map(away), job_name=f"{options} {id(service)}", **options)
+    with iter(dataset) as iterator, pytest.raises(UnknownError) as raised:
+        list(iterator)
+    text = str(raised.value)
+    for part in ("UnavailableError: the database is away", "map(function=decode", "element ", "of dataset", "job "):
+        assert part in text
+    assert service.workers[0]._address in text

@@ -18,13 +18,14 @@ One iterator belongs to one thread at a time.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
-from zmqdist.errors import FailedPreconditionError, OpError, UnimplementedError, UnknownError, from_code
+from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnimplementedError, UnknownError, from_code
 
 if TYPE_CHECKING:
     from zmqdist.data.options import Options
@@ -70,6 +71,37 @@ class OperatorStats(NamedTuple):
     seconds: float
 
 
+class Openings:
+    """Nodes that wait for somebody while they are opened, in whichever thread: closing the iterator ends that."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer that closes the iterator may run under it
+        self._interrupts: list[Callable[[], object]] = []
+        self._closed = False
+
+    @contextlib.contextmanager
+    def one(self, interrupt: Callable[[], object]) -> Iterator[None]:
+        """While this lasts, `interrupt` is called when the iterator is closed; at once where it is."""
+        with self._lock:
+            self._interrupts.append(interrupt)
+            closed = self._closed
+        try:
+            if closed:
+                interrupt()
+            yield
+        finally:
+            with self._lock:
+                self._interrupts.remove(interrupt)
+
+    def close(self) -> None:
+        """End all."""
+        with self._lock:
+            self._closed = True
+            interrupts = list(self._interrupts)
+        for interrupt in interrupts:
+            interrupt()
+
+
 class Context:
     """What the nodes of one iterator share.
 
@@ -80,6 +112,7 @@ class Context:
       splits: the positions of a source in a repetition, behind those that were taken: `splits(source, repetition, taken)`; None: each
         source is whole.
       resumable: whether `splits` minds `taken`, so that a state can be told.
+      openings: of the whole iterator, also of the datasets that functions return.
     """
 
     def __init__(
@@ -93,6 +126,7 @@ class Context:
         self.probing = probing
         self.resumable = resumable
         self.timed: dict[int, Timed] | None = {} if options.stats and not probing else None
+        self.openings = Openings()
         self._splits = splits
         self._sources = 0
         self._opened: dict[int, int] = {}
@@ -135,6 +169,7 @@ class Context:
     def inner(self) -> Context:
         """The context of datasets whose sources are whole, as of those that a function returns."""
         context = Context(self.options, self.probing)
+        context.openings = self.openings
         context.timed = None  # they belong to the operator whose function made them
         return context
 
@@ -275,7 +310,9 @@ class _Reading:
             yield from self.node.stream()
         except GeneratorExit:
             raise
-        except BaseException:  # an interrupt, too, costs one element and not the rest
+        except BaseException as error:  # an interrupt, too, costs one element and not the rest
+            if self.closed and isinstance(error, CancelledError):
+                return  # closed by another thread while this one waited: that is the end
             self._again = True
             self.node.restart()
             raise
@@ -289,6 +326,7 @@ class _Reading:
     def close(self) -> None:
         """Nothing comes any more, whether this is the end of the data or not."""
         self.closed = True
+        self.node.context.openings.close()
         self.node.abandon()
         try:
             self._leave()
@@ -351,8 +389,10 @@ class DatasetIterator(chain[Any]):
           InvalidArgumentError: the state belongs to another pipeline or another version.
           FailedPreconditionError: this iterator is at its end, or closed.
         """
-        if state.get("version") != STATE_VERSION:
-            raise invalid(f"a state of version {state.get('version')}, this is version {STATE_VERSION}")
+        if not isinstance(state, dict) or not {"version", "operators", "ended", "tree"} <= state.keys():
+            raise invalid("this is no state of an iterator: wanted what `state_dict` gave")
+        if state["version"] != STATE_VERSION:
+            raise invalid(f"a state of version {state['version']}, this is version {STATE_VERSION}")
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
         if self._reading.closed:

@@ -7,6 +7,7 @@ is made. Texts of errors are those of tf.data service where programs look at the
 from __future__ import annotations
 
 import json
+import operator
 import random
 import threading
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def distribute(
     Raises (when it is called):
       ValueError, InvalidArgumentError: arguments that make no sense.
     Raises (when it is applied):
+      TypeError: to something else than a Dataset.
       UnimplementedError: portions of this pipeline are not the whole of it.
     """
     read = _checked(
@@ -82,6 +84,7 @@ def distribute(
     _check_compression(compression)
 
     def apply(dataset: Dataset) -> Dataset:
+        _check_dataset(dataset)
         if ordered or delivery == EXACTLY_ONCE:
             portion_rules(dataset)  # or an error that says what cannot be cut
         id = register_dataset(service, dataset, compression)
@@ -116,6 +119,7 @@ def register_dataset(
     _check_compression(compression)
     if on_conflict not in ON_CONFLICT:
         raise ValueError(f"`on_conflict` is {on_conflict!r}, wants one of {list(ON_CONFLICT)}")
+    _check_dataset(dataset)
     at = service_of(service)
     request = random.getrandbits(62)
     id = None if dataset_id is None else id_of(dataset_id)
@@ -194,8 +198,10 @@ def from_dataset_id(
 
 
 def id_of(dataset_id: Any) -> str:
-    """An id as users may give it: str, bytes, int, or one of these in a NumPy array without dimensions."""
+    """An id as users may give it: str, bytes, int, or one of these in a NumPy array without dimensions. Raises ValueError."""
     value = dataset_id.item() if hasattr(dataset_id, "item") else dataset_id
+    if not isinstance(value, (str, bytes, int)):
+        raise ValueError(f"`dataset_id` is {dataset_id!r}, wants what `register_dataset` returns: a string")
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -221,10 +227,21 @@ def _checked(
         raise ValueError("`job_name` must be set when setting `num_consumers`")
     if (consumer_index is None) != (num_consumers is None):
         raise ValueError("`consumer_index` and `num_consumers` go together: give both or none")
+    consumer_index = _number("consumer_index", consumer_index)
+    num_consumers = _number("num_consumers", num_consumers)
+    if num_consumers is not None and num_consumers < 1:
+        raise ValueError(f"`num_consumers` is {num_consumers}, wants 1 or more")
     if num_consumers is not None and not 0 <= consumer_index < num_consumers:
         raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
+    max_outstanding_requests = _number("max_outstanding_requests", max_outstanding_requests)
     if max_outstanding_requests is not None and max_outstanding_requests != -1 and max_outstanding_requests < 1:
         raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
+    if data_transfer_protocol is not None and not isinstance(data_transfer_protocol, str):
+        raise ValueError(f"`data_transfer_protocol` is {data_transfer_protocol!r}, wants a string")
+    if cross_trainer_cache is not None and not isinstance(cross_trainer_cache, CrossTrainerCache):
+        raise ValueError(f"`cross_trainer_cache` is {cross_trainer_cache!r}, wants a CrossTrainerCache")
+    if not isinstance(ordered, bool):
+        raise ValueError(f"`ordered` is {ordered!r}, wants True or False")
     if delivery not in DELIVERIES:
         raise ValueError(f"`delivery` is {delivery!r}, wants one of {list(DELIVERIES)}")
     if (ordered or delivery == EXACTLY_ONCE) and (mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None):
@@ -247,6 +264,19 @@ def _checked(
         "delivery": delivery,
         "ordered": ordered,
     }
+
+
+def _number(name: str, value: Any) -> Any:
+    """An int as it may be given, NumPy's too; None as it is. Raises ValueError."""
+    try:
+        return value if value is None else operator.index(value)
+    except TypeError:
+        raise ValueError(f"`{name}` is {value!r}, wants a whole number") from None
+
+
+def _check_dataset(dataset: Any) -> None:
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"a data service runs datasets: wanted a zmqdist.data.Dataset, got {type(dataset).__name__}")
 
 
 def _check_compression(compression: Any) -> None:

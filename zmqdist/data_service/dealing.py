@@ -74,6 +74,10 @@ def insist(
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
+class Undealt(UnavailableError):
+    """The dispatcher gave no positions: not a fault of the pipeline that asked. Readers hear from the dispatcher what becomes of them."""
+
+
 class Drained(CancelledError):
     """A worker that leaves takes no more positions: inside, the end of a task that would go on for ever."""
 
@@ -127,8 +131,8 @@ class Dealer:
 
         try:
             start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
-        except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
-            raise UnavailableError(None, None, error.message) from error
+        except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
+            raise Undealt(None, None, error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:

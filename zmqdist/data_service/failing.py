@@ -1,7 +1,7 @@
 """What readers are told when a pipeline fails: which operator, of which dataset, in which task.
 
 An error of user code keeps its code where it is an OpError, else has one by its class (rpc/failures.py), and its class and traceback are in
-the text. A code that means "ask again" would be: such an error travels as UNKNOWN.
+the text. A code that means "ask again" would be: such an error travels as UNKNOWN. What the dealing of positions raises stays as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zmqdist.data.culprit import culprit
-from zmqdist.data_service.dealing import RETRIABLE
+from zmqdist.data_service.dealing import RETRIABLE, Drained, Undealt
 from zmqdist.data_service.runners.base import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.failures import TRACEBACK, told
@@ -37,6 +37,8 @@ def named(error: BaseException, number: int, where: str) -> OpError:
       number: of the element that it stands for, in its task.
       where: dataset, job, task and worker.
     """
+    if isinstance(error, (Drained, Undealt)):
+        return error
     code, message = told(error)
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"

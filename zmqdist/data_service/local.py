@@ -6,6 +6,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from zmqdist.net.address import split
+
 if TYPE_CHECKING:
     from zmqdist.data_service.worker import Tasks
 
@@ -31,10 +33,11 @@ def find(life: int) -> Tasks | None:
         return _workers.get(life)
 
 
-def some() -> bool:
-    """Whether there is any."""
+def some(dispatcher: str, state: int = 0) -> bool:
+    """Whether there is any of this dispatcher: one that was started with its address, or has the number of its state."""
     with _lock:
-        return bool(_workers)
+        workers = list(_workers.values())
+    return any(split(each.dispatcher) == split(dispatcher) or each.state == state > 0 for each in workers)
 
 
 os.register_at_fork(after_in_child=_workers.clear)

@@ -22,6 +22,7 @@ from operator import length_hint
 from typing import Any, Final
 
 from zmqdist.core.splits import runs as sets
+from zmqdist.data.iterators import Openings
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
 from zmqdist.data_service.dealing import PATIENT, RETRIABLE
 from zmqdist.data_service.elements import check_spec
@@ -101,7 +102,7 @@ class _Piece:
 class PortionsReader(Reader):
     """See the module's docstring."""
 
-    def __init__(self, wish: Wish, credentials: Credentials) -> None:
+    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
         self._piece: tuple[_Piece, Iterator[Any], int] | None = None
         """What the consumer has in hand: its elements, and how many they were."""
         self._done: sets.Runs = []
@@ -132,7 +133,7 @@ class PortionsReader(Reader):
         self._partial = (-1, 0)
         """What was acknowledged of the piece in hand."""
         self._pause_s = ACK_S
-        super().__init__(wish, credentials)
+        super().__init__(wish, credentials, openings)
 
     def _watch(self) -> None:
         if self._next < 0:
@@ -156,7 +157,7 @@ class PortionsReader(Reader):
                 elements = piece.batch.elements()
                 if (piece.start, piece.stop) != (0, len(elements)):
                     elements = elements[piece.start : piece.stop]
-            iterator = iter(elements)
+            iterator, self._given = iter(elements), elements
             self._piece = piece, iterator, len(elements)
             if piece.last:
                 self._soon(self._taken)
@@ -167,6 +168,10 @@ class PortionsReader(Reader):
                 self._have_had()
                 raise piece.error
             yield iterator
+
+    def forked(self) -> None:
+        super().forked()
+        self._piece = None
 
     def _position(self) -> tuple[int, int, bool] | None:
         """(portion, elements, whether that is all) of what was handed over of the piece in hand."""

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,6 +32,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from zmqdist.core.splits.records import Terms
+from zmqdist.data.iterators import Openings
+from zmqdist.data.ops.background import FORKED
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
@@ -37,7 +41,7 @@ from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
-from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, reads_from, target_of
+from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data_service.worker import END, SOME
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import WAIT_LOG_S
@@ -112,8 +116,8 @@ class TaskSource:
 class Reader:
     """See the module's docstring. One consumer at a time."""
 
-    def __init__(self, wish: Wish, credentials: Credentials) -> None:
-        """Open the iteration; waits until the dispatcher is there.
+    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
+        """Open the iteration; waits until the dispatcher is there, or `openings` are closed.
 
         Raises:
           OpError: what the dispatcher says.
@@ -123,10 +127,14 @@ class Reader:
         self._wish = wish
         self._credentials = credentials
         self._stopped = threading.Event()
+        self._abandoned = threading.Event()
+        """Nobody waits for the iteration to be opened."""
         self._ready = threading.Condition()
         self._queue: deque[Any] = deque()
         self._over = False
         self._error: OpError | None = None
+        self._given: list[Any] = []
+        """The elements that the consumer is at."""
         self._sources: dict[int, TaskSource] = {}
         self._clients: dict[str, ZmqClient] = {}
         self._held = 0
@@ -158,15 +166,19 @@ class Reader:
 
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
+        _readers.add(self)
         try:
-            self._target = target_of(wish.terms, self._deployment_mode())
-            client, self.iteration, state, self._cut = insist(
-                question, inf, self._stopped, f"reading from {wish.dispatcher}"
-            )
+            with openings.one(self._give_up):
+                self._target = target_of(wish.terms, self._deployment_mode())
+                client, self.iteration, state, self._cut = insist(
+                    question, inf, self._abandoned, f"reading from {wish.dispatcher}"
+                )
+                self._opened, self._number = (state, client), client
+                if self._target == "LOCAL":
+                    check_local(wish.terms, wish.dispatcher, state)
         except BaseException:
             self.close()
             raise
-        self._opened, self._number = (state, client), client
         self._loop.call_soon(self._watch)
 
     def _deployment_mode(self) -> str:
@@ -177,7 +189,7 @@ class Reader:
         def question() -> Any:
             return asking.start(self._dispatcher, "zmqdist.data.config").get_value()
 
-        return str(insist(question, inf, self._stopped, f"asking {self._wish.dispatcher}")["deployment_mode"])
+        return str(insist(question, inf, self._abandoned, f"asking {self._wish.dispatcher}")["deployment_mode"])
 
     def batches(self) -> Iterator[list[Any]]:
         """The elements, in lists, as they come. Raises an error that one of them ended in; a new call goes on behind it.
@@ -190,7 +202,7 @@ class Reader:
             self._soon(self._taken)
             if isinstance(value, OpError):
                 raise value
-            elements = self._opened_batch(value)
+            elements = self._given = self._opened_batch(value)
             given_at = time.monotonic()
             yield elements
             took_s = (time.monotonic() - given_at) / max(1, len(elements))
@@ -220,6 +232,12 @@ class Reader:
     def _waits_for(self, waited_s: float) -> str:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
         return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
+
+    def _give_up(self) -> None:
+        """Whoever waits for the iteration to be opened waits no longer."""
+        self._abandoned.set()
+        if self._opened is None:
+            self._dispatcher.close()
 
     def interrupt(self) -> None:
         """Who waits for elements gets the end."""
@@ -252,6 +270,14 @@ class Reader:
     def _leave(self) -> None:
         """Say what is to be said before the reader is released."""
 
+    def forked(self) -> None:
+        """In the child of a fork: the loop is not there, and what lies here belongs to the parent, which goes on."""
+        self._stopped, self._ready = threading.Event(), threading.Condition()  # somebody may have been in them
+        self._stopped.set()
+        self._given.clear()
+        self._queue.clear()
+        self._over, self._error = True, FailedPreconditionError(None, None, FORKED)
+
     def _connect(self, address: str) -> ZmqClient:
         client = self._clients.get(address)
         if client is None:
@@ -262,6 +288,8 @@ class Reader:
     # -- in the loop: the dispatcher's news ---------------------------------------------------------------------------------------
 
     def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+        if self._stopped.is_set():
+            return
         try:
             self._loop.call_soon(fn, *args)
         except FailedPreconditionError:
@@ -427,6 +455,17 @@ class Reader:
         with self._ready:
             self._queue.append(value)
             self._ready.notify_all()
+
+
+_readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for reader in list(_readers):
+        reader.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _from_worker(address: str, error: OpError) -> OpError:

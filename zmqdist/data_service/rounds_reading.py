@@ -19,6 +19,7 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
+from zmqdist.data.iterators import Openings
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE
 from zmqdist.data_service.elements import check_spec
@@ -69,7 +70,7 @@ class _Task:
 class RoundsReader(Reader):
     """See the module's docstring."""
 
-    def __init__(self, wish: Wish, credentials: Credentials) -> None:
+    def __init__(self, wish: Wish, credentials: Credentials, openings: Openings) -> None:
         self._tasks: dict[int, _Task] = {}
         self._round = 0
         self._shown = -1
@@ -78,7 +79,7 @@ class RoundsReader(Reader):
         """The round that is not to be begun; -1: none."""
         self._told: tuple[Any, ...] = (-1, {})
         self._limit = ROUNDS_MAX if wish.max_outstanding < 0 else wish.max_outstanding
-        super().__init__(wish, credentials)
+        super().__init__(wish, credentials, openings)
 
     # -- what the dispatcher is told, and tells -------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ class _ReadingNode(Node):
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
         kind = RoundsReader if self.op.num_consumers else Reader
-        self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials)
+        self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials, context.openings)
         self._batch: Iterator[Any] = iter(())
 
     def run(self) -> Iterator[Any]:
@@ -62,7 +62,7 @@ class _PortionsNode(Node):
     def run(self) -> Iterator[Any]:
         if self._reader is None:
             saved = saved_of(self._saved) if self._saved else None
-            self._reader = PortionsReader(replace(self._wish, saved=saved), self.op.credentials)
+            self._reader = PortionsReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
         yield from self._elements
         for elements in self._reader.pieces():
             self._elements = elements

@@ -23,25 +23,31 @@ def target_of(terms: Terms, deployment_mode: str) -> str:
     """Resolve "AUTO" as far as can be done without seeing the workers.
 
     Raises:
-      InvalidArgumentError: only workers of this process are wanted and there is none, or they cannot be wanted.
+      InvalidArgumentError: only workers of this process are wanted, and they cannot be wanted.
     """
     policy, target = ShardingPolicy(terms.mode), terms.target_workers
     if target == "AUTO" and policy in STATIC and deployment_mode == COLOCATED:
         target = "LOCAL"
-    if target != "LOCAL":
-        return target
-    if terms.coordinated:
+    if target == "LOCAL" and terms.coordinated:
         raise invalid(
             "Coordinated reads require non-local workers, but `target_workers` is LOCAL: all consumers read from all workers"
         )
-    if not local.some():
-        if policy in STATIC:
-            raise invalid(
-                f"Static sharding policy <{policy.name}> requires local tf.data workers, but no local worker is found. "
-                "You need to run local workers in the processes that read"
-            )
-        raise invalid("Local reads require local tf.data workers, but no local worker is found.")
     return target
+
+
+def check_local(terms: Terms, dispatcher: str, state: int) -> None:
+    """Raises InvalidArgumentError: this process has no worker of this dispatcher, whose state has this number."""
+    policy = ShardingPolicy(terms.mode)
+    if local.some(dispatcher, state):
+        return
+    if policy in STATIC:
+        raise invalid(
+            f"Static sharding policy <{policy.name}> requires local tf.data workers, but no local worker is found. "
+            "You need to run local workers in the processes that read"
+        )
+    raise invalid(
+        f"Local reads require local tf.data workers, but no local worker is found: this process has none of {dispatcher}"
+    )
 
 
 def reads_from(target: str, coordinated: bool, life: int, tags: Sequence[str]) -> bool:

@@ -335,7 +335,7 @@ class Tasks:
         self.finished: Callable[[int], None] = lambda number: None
         self._loop = loop
         self._service = service
-        self._dispatcher = dispatcher
+        self.dispatcher = dispatcher
         self._credentials = credentials
         self._life = life
         self._timeout_s = dispatcher_timeout_s
@@ -441,24 +441,30 @@ class Tasks:
 
     def _run(self, task: Task) -> Runner:
         if self._client is None:
-            security = self._credentials.client(self._dispatcher, "worker")
-            self._client = ZmqClient(self._dispatcher, f"data of {self.address}", security=security)
+            security = self._credentials.client(self.dispatcher, "worker")
+            self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
         dealer = self._dealers[task.id] = Dealer(
             self._client, self.state, task.id, self._life, self._timeout_s, task.progress
         )
         opened = partial(self._open, task, dealer)
+        where = task.where(self.address)
+        task_named = partial(named, where=where)
         if not task.failed:
             if task.terms.portioned:
-                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions)
+
+                def place_named(error: BaseException, number: int, place: str) -> OpError:
+                    return named(error, number, f"{place} of {where}")
+
+                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions, place_named)
             if task.terms.coordinated:
-                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers, task_named)
             if task.terms.cache:
-                return shared.Shared(str(task.id), opened, self.cache_bytes)
+                return shared.Shared(str(task.id), opened, self.cache_bytes, task_named)
         return FirstCome(
             str(task.id),
             opened,
             partial(self._finished, task),
-            partial(named, where=task.where(self.address)),
+            task_named,
             task.progress,
             task.failed,
         )

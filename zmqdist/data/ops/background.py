@@ -27,6 +27,7 @@ from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import invalid
+from zmqdist.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
@@ -42,6 +43,8 @@ AHEAD_DEALT_MAX = 64
 
 SHORT_S = 0.001
 """A run of elements that takes less is too short for a thread that has to be woken for it."""
+
+FORKED = "this iterator belongs to the process that this one was forked from: make another one here"
 
 _END = object()
 
@@ -95,6 +98,7 @@ class Ahead:
         self._changed = threading.Condition()
         self._pulling = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._pid = 0
         self._wanted = False
         self._full = False
         self._held = False
@@ -119,9 +123,11 @@ class Ahead:
         return bool(self._buffer) or self._ended
 
     def _wait(self) -> bool:
-        """Until an element is there; False at the end."""
+        """Until an element is there; False at the end. The child of a fork has no thread for it: FailedPreconditionError."""
         if self._thread is None:
             self._start()
+        elif self._pid != os.getpid():
+            raise FailedPreconditionError(None, None, FORKED)
         with self._changed:
             while not (self._buffer or self._ended or self._stop):
                 self._wanted = True
@@ -145,6 +151,7 @@ class Ahead:
 
     def _start(self) -> None:
         self._stop = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
         self._thread.start()
 

@@ -51,12 +51,15 @@ class Portions:
         name: str,
         open: Callable[[int, int], DatasetIterator],
         more: Callable[[int, int], list[Given]],
+        named: Callable[[BaseException, int, str], BaseException],
     ) -> None:
         """
         Args:
           open: `open(start, length)`, the pipeline over positions; called in a thread.
           more: `more(client, count)`, the next portions for a client; waits; none: there are none any more. Called in a thread.
+          named: what readers are told of an error, given the number of the element in its portion, and which that is.
         """
+        self._named = named
         self._name = name
         self._open = open
         self._more = more
@@ -69,7 +72,7 @@ class Portions:
             if self._closed:
                 reply.end()
                 return
-            lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._more)
+            lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._more, self._named)
         lane.ask(wanted, reply)
 
     def expire(self, reply: Reply) -> None:
@@ -103,7 +106,9 @@ class _Lane:
         client: int,
         open: Callable[[int, int], DatasetIterator],
         more: Callable[[int, int], list[Given]],
+        named: Callable[[BaseException, int, str], BaseException],
     ) -> None:
+        self._named = named
         self._client = client
         self._open = open
         self._more = more
@@ -188,7 +193,8 @@ class _Lane:
                 except BaseException as error:
                     with self._lock:
                         self._failures += 1
-                        elements.append(Failure(error))
+                        place = f"portion {number}, positions {start} to {start + length - 1},"
+                        elements.append(Failure(self._named(error, segment.first + len(elements), place)))
                     self._wake()
         segment.done = True
         self._wake()

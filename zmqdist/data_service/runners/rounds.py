@@ -46,8 +46,16 @@ class _Served:
 class Rounds:
     """See the module's docstring."""
 
-    def __init__(self, name: str, open: Callable[[], DatasetIterator], consumers: int) -> None:
-        """`open` is called in the thread."""
+    def __init__(
+        self,
+        name: str,
+        open: Callable[[], DatasetIterator],
+        consumers: int,
+        named: Callable[[BaseException, int], BaseException],
+    ) -> None:
+        """`open` is called in the thread; `named` as for `FirstCome`."""
+        self._named = named
+        self._computed = 0
         self._open = open
         self._consumers = consumers
         self._groups: deque[list[Any]] = deque()
@@ -121,12 +129,22 @@ class Rounds:
         try:
             with self._open() as iterator:
                 while not self._closed:
-                    group = list(islice(iterator, self._consumers))
+                    group = self._compute(iterator)
                     if len(group) < self._consumers:
                         raise FailedPreconditionError(None, None, ENDED)
                     self._add(group)
         except BaseException as error:
             self._end(error)
+
+    def _compute(self, iterator: DatasetIterator) -> list[Any]:
+        """One group; a shorter one at the end of the pipeline."""
+        group: list[Any] = []
+        try:
+            group.extend(islice(iterator, self._consumers))  # keeps what came before an error
+        except BaseException as error:
+            raise self._named(error, self._computed + len(group)) from None
+        self._computed += len(group)
+        return group
 
     def _add(self, group: list[Any]) -> None:
         """Have a group served, and wait until there is room for another."""

@@ -22,7 +22,7 @@ from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.structure import invalid
 from zmqdist.data_service.elements import pack, weigh
 from zmqdist.data_service.runners.base import Packed, Reply, Wanted
-from zmqdist.errors import CancelledError
+from zmqdist.errors import CancelledError, OpError
 
 BATCHES_IN_WINDOW: Final = 16
 BATCH_S: Final = 0.01
@@ -37,12 +37,21 @@ class Shared:
       nbytes: of the window.
     """
 
-    def __init__(self, name: str, open: Callable[[], DatasetIterator], limit: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        open: Callable[[], DatasetIterator],
+        limit: int,
+        named: Callable[[BaseException, int], BaseException],
+    ) -> None:
         """
         Args:
           open: called in the thread.
           limit: of the window, in bytes.
+          named: as for `FirstCome`.
         """
+        self._named = named
+        self._computed = 0
         self._open = open
         self._limit = limit
         self._window: deque[tuple[Packed, int]] = deque()
@@ -51,7 +60,7 @@ class Shared:
         self._places: dict[str, int] = {}
         self._waiting: deque[tuple[Wanted, Reply]] = deque()
         self._count = 1
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         """What comes after the batch that was computed last."""
         self._woken = False
         """Somebody will be served soon: nothing is computed before."""
@@ -141,21 +150,27 @@ class Shared:
                 self._needed.wait()
         return None
 
-    def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, Exception | None]:
+    def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
         """The next elements, their bytes, and what comes after them where that is an error. Raises at the end of the pipeline."""
         began, total = time.monotonic(), 0
         elements: list[Any] = []
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
-        failure = None
+        failure: BaseException | None = None
         while failure is None and len(elements) < min(self._count, wanted.elements_max) and total < enough:
+            number = self._computed
+            self._computed += 1
             try:
                 element = next(iterator)
-                total += self._weigh(element)
             except StopIteration:
                 if elements:
                     break
                 raise invalid(ENDED) from None
             except Exception as error:
+                failure = self._named(error, number)
+                continue
+            try:
+                total += self._weigh(element)
+            except OpError as error:
                 failure = error
             else:
                 elements.append(element)
@@ -172,7 +187,7 @@ class Shared:
             )
         return nbytes
 
-    def _add(self, elements: list[Any], nbytes: int, failure: Exception | None) -> None:
+    def _add(self, elements: list[Any], nbytes: int, failure: BaseException | None) -> None:
         batch = Packed(pack(elements)) if elements else None
         with self._lock:
             self._failure = failure
