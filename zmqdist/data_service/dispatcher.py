@@ -17,6 +17,7 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
     portions(state, task, life, client, request, count)          -> portions: see core/splits/questions.py
+    crashed(state, task, life, how)                              -> None
     hand_back(state, task, life, source, request, repetition, runs) -> None
     leave(life)                                                  -> None
     compression(id, off)                                         -> whether AUTO is off
@@ -162,6 +163,7 @@ class DataDispatcher:
             "portions": lambda asked, *args: self._ask(asked, q.AskPortions(asked, *args)),
             "work": self._work,
             "splits": self._splits,
+            "crashed": lambda asked, *args: self._ask(asked, q.Crashed(asked, *args)),
             "hand_back": self._hand_back,
             "leave": lambda asked, life: self._ask(asked, q.Leave(asked, life)),
             "compression": lambda asked, id, off: self._ask(asked, q.CompressionAsked(asked, id, bool(off))),

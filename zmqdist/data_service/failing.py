@@ -61,13 +61,14 @@ def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on
         else ""
     )
     text = (
-        f"the process that ran {where} {_ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
+        f"the process that ran {where} {ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
     return UnknownError(None, None, text)
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended, in words that follow what it was."""
     if code >= 0:
         return f"ended itself with exit code {code}"
     try:
