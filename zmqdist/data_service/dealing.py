@@ -59,6 +59,10 @@ class Drained(CancelledError):
     """A worker that leaves takes no more positions: inside, the end of a task that would go on for ever."""
 
 
+class NotOurs(UnavailableError):
+    """The task was taken from this worker: not the pipeline's fault, and readers hear from the dispatcher where it is now."""
+
+
 class Dealer:
     """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
 
@@ -108,8 +112,8 @@ class Dealer:
 
         try:
             start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}")
-        except NotFoundError as error:  # taken from this worker: readers hear of it from the dispatcher
-            raise UnavailableError(None, None, error.message) from error
+        except NotFoundError as error:
+            raise NotOurs(None, None, error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zmqdist.data.culprit import culprit
-from zmqdist.data_service.dealing import RETRIABLE
+from zmqdist.data_service.dealing import RETRIABLE, NotOurs
 from zmqdist.data_service.runners.base import POSITION, SOURCE, TAKEN
 from zmqdist.errors import UNKNOWN, OpError, UnknownError, from_code
 from zmqdist.rpc.failures import TRACEBACK, told
@@ -30,20 +30,22 @@ class Failed:
     for_good: bool
 
 
-def named(error: BaseException, number: int, where: str) -> OpError:
+def named(error: BaseException, what: str, where: str) -> OpError:
     """An error of a pipeline, as readers get it.
 
     Args:
-      number: of the element that it stands for, in its task.
+      what: it stands for, "element 5".
       where: dataset, job, task and worker.
     """
+    if isinstance(error, NotOurs):
+        return error
     code, message = told(error)
     if code in RETRIABLE:
         code, message = UNKNOWN, f"{type(error).__name__}: {message}"
     head, mark, trace = message.partition(TRACEBACK)
     operator = culprit(error)
     place = f"in the operator {operator}, " if operator else ""
-    made = from_code(code, f"{head}\n{place}element {number} of {where}{mark}{trace}")
+    made = from_code(code, f"{head}\n{place}{what} of {where}{mark}{trace}")
     made.__cause__ = error
     return made
 

@@ -463,18 +463,19 @@ class Tasks:
             self._client, self.state, task.id, self._life, self._timeout_s, task.progress
         )
         opened = partial(self._open, task, dealer)
+        said = partial(named, where=task.where(self.address))
         if not task.failed:
             if task.terms.portioned:
-                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions)
+                return Portions(str(task.id), partial(self._open_portion, task, dealer), said, dealer.portions)
             if task.terms.coordinated:
-                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers)
+                return rounds.Rounds(str(task.id), opened, said, task.terms.num_consumers)
             if task.terms.cache:
-                return shared.Shared(str(task.id), opened, self.cache_bytes)
+                return shared.Shared(str(task.id), opened, said, self.cache_bytes)
         return FirstCome(
             str(task.id),
             opened,
             partial(self._finished, task),
-            partial(named, where=task.where(self.address)),
+            said,
             task.progress,
             task.failed,
         )

@@ -21,7 +21,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.structure import invalid
 from zmqdist.data_service.elements import pack, weigh
-from zmqdist.data_service.runners.base import Packed, Reply, Wanted
+from zmqdist.data_service.runners.base import Named, Packed, Reply, Wanted
 from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
@@ -37,13 +37,16 @@ class Shared:
       nbytes: of the window.
     """
 
-    def __init__(self, name: str, open: Callable[[], DatasetIterator], limit: int) -> None:
+    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, limit: int) -> None:
         """
         Args:
           open: called in the thread.
+          named: see base.py.
           limit: of the window, in bytes.
         """
         self._open = open
+        self._named = named
+        self._made = 0
         self._limit = limit
         self._window: deque[tuple[Packed, int]] = deque()
         self._first = 0
@@ -51,7 +54,7 @@ class Shared:
         self._places: dict[str, int] = {}
         self._waiting: deque[tuple[Wanted, Reply]] = deque()
         self._count = 1
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         """What comes after the batch that was computed last."""
         self._woken = False
         """Somebody will be served soon: nothing is computed before."""
@@ -141,12 +144,12 @@ class Shared:
                 self._needed.wait()
         return None
 
-    def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, Exception | None]:
+    def _compute(self, iterator: DatasetIterator, wanted: Wanted) -> tuple[list[Any], int, BaseException | None]:
         """The next elements, their bytes, and what comes after them where that is an error. Raises at the end of the pipeline."""
         began, total = time.monotonic(), 0
         elements: list[Any] = []
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
-        failure = None
+        failure: BaseException | None = None
         while failure is None and len(elements) < min(self._count, wanted.elements_max) and total < enough:
             try:
                 element = next(iterator)
@@ -155,10 +158,11 @@ class Shared:
                 if elements:
                     break
                 raise invalid(ENDED) from None
-            except Exception as error:
-                failure = error
+            except BaseException as error:
+                failure = self._named(error, f"element {self._made}")
             else:
                 elements.append(element)
+            self._made += 1
         quick = time.monotonic() - began < BATCH_S
         self._count = min(wanted.elements_max, self._count * 2) if quick else max(1, self._count // 2)
         return elements, total, failure
@@ -172,7 +176,7 @@ class Shared:
             )
         return nbytes
 
-    def _add(self, elements: list[Any], nbytes: int, failure: Exception | None) -> None:
+    def _add(self, elements: list[Any], nbytes: int, failure: BaseException | None) -> None:
         batch = Packed(pack(elements)) if elements else None
         with self._lock:
             self._failure = failure
