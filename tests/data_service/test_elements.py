@@ -235,11 +235,28 @@ def fitting() -> dict[str, Any]:
 
 
 def test_elements_that_fit_their_spec_pass() -> None:
-    check_spec([fitting(), "not looked at"], SPEC)
+    longer = fitting() | {"image": (np.zeros((6, 3), "f4"), "bc")}
+    check_spec([fitting(), fitting(), longer], SPEC)
     check_spec(travel([fitting()]), SPEC)
     check_spec([], SPEC)
     check_spec([None], UNKNOWN_SPEC)
     check_spec([Dataset.range(1)], DatasetSpec(TensorSpec((), "i8")))
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        fitting() | {"image": (np.zeros((5, 4), "f4"), "a")},
+        fitting() | {"image": (np.zeros((5, 3)), "a")},
+        fitting() | {"at": Point(np.int32(1), np.zeros((1, 2)))},
+        {"image": fitting()["image"]},
+        "another",
+    ],
+    ids=["shape", "dtype", "scalar", "keys", "structure"],
+)
+def test_each_element_is_compared_with_the_spec(late: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="element"):
+        check_spec([fitting(), fitting(), late], SPEC)
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_data_that_kills_workers_is_named() -> None:
     with TestCluster(0, fault_tolerant_mode=False) as cluster:
         workers = [worker_process(cluster.dispatcher_address()) for _ in range(3)]
         try:
-            text = r"3 workers died while they computed positions 300 to 300 of the source"
+            text = r"3 processes died while they computed positions 300 to 300 of the source"
             with pytest.raises(UnavailableError, match=text):
                 list(cluster.distribute(Dataset.range(500).map(deadly), **ONCE))
             until(lambda: all(worker.process.poll() == 7 for worker in workers))

@@ -21,7 +21,7 @@ MANY = 1 << 20
 
 @contextmanager
 def running(consumers: int, dataset: Dataset | None = None) -> Iterator[Rounds]:
-    runner = Rounds("test", lambda: iter(dataset or Dataset.counter()), consumers, lambda error, number: error)
+    runner = Rounds("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, consumers)
     try:
         yield runner
     finally:

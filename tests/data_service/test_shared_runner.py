@@ -23,7 +23,7 @@ BYTES = weigh(np.int64(0))
 
 @contextmanager
 def running(limit: int = LARGE, dataset: Dataset | None = None) -> Iterator[Shared]:
-    runner = Shared("test", lambda: iter(dataset or Dataset.counter()), limit, lambda error, number: error)
+    runner = Shared("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, limit)
     try:
         yield runner
     finally:

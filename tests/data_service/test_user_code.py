@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,56 @@ def test_another_structure_than_declared_names_the_leaf(service: Service) -> Non
     wrong = Dataset.range(3).map(lambda x: {"a": np.zeros(3, np.int64), "b": x}, output_signature=signature)
     with pytest.raises(InvalidArgumentError, match=r"\['a'\]"):
         list(service.whole(wrong))
+
+
+@pytest.mark.shares_cluster
+@pytest.mark.parametrize("options", [{}, {"delivery": "exactly_once"}, {"ordered": True}], ids=str)
+@pytest.mark.parametrize("size", [1, 1 << 15], ids=["small", "large"])
+def test_a_shape_that_changes_later_is_an_error_and_the_end_of_a_reading_in_portions(
+    service: Service, options: dict[str, Any], size: int
+) -> None:
+    def grows(x: Any) -> Any:
+        return np.zeros(size + int(x == 400), np.int64)
+
+    wrong = Dataset.range(500).map(grows, output_signature=TensorSpec((size,), np.int64))
+    found: list[tuple[int, ...]] = []
+    problems: list[str] = []
+    with iter(service.dealt(wrong, **options)) as iterator:
+        for _ in range(2):
+            try:
+                found.extend(each.shape for each in iterator)
+            except InvalidArgumentError as problem:
+                problems.append(str(problem))
+    assert len(problems) == (2 if options else 1)
+    assert all(f"({size + 1},)" in problem for problem in problems)
+    assert set(found) == {(size,)}
+
+
+@pytest.mark.shares_cluster
+@pytest.mark.parametrize(
+    "raised", [ValueError("bad row"), UnavailableError(None, None, "bad row"), SystemExit("bad row")]
+)
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"num_consumers": 1, "consumer_index": 0}, "element 3 of dataset"),
+        ({"cross_trainer_cache": CrossTrainerCache("one")}, "element 3 of dataset"),
+        ({"delivery": "exactly_once"}, r"element \d+ of positions \d+ to \d+ of dataset"),
+    ],
+    ids=["rounds", "cache", "portions"],
+)
+def test_every_way_of_reading_names_the_operator(
+    service: Service, options: dict[str, Any], place: str, raised: BaseException
+) -> None:
+    dataset = Dataset.range(1000).map(raises_at(3, raised))
+    endless = dataset if "delivery" in options else dataset.repeat()
+    read = service.dealt if "delivery" in options else service.whole
+    with (
+        pytest.raises(OpError, match=rf"bad row[^$]*map\(function=decode.*\), {place}") as caught,
+        iter(read(endless, job_name=f"{uuid.uuid4()}", **options)) as iterator,
+    ):
+        [next(iterator) for _ in range(10)]
+    assert not isinstance(caught.value, UnavailableError)
 
 
 @pytest.mark.shares_cluster

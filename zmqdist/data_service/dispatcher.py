@@ -17,6 +17,7 @@ Methods (each after "zmqdist.data."; `state` is the number of the dispatcher's s
     work(state, life, has, done, figures)                              -> (state, new tasks, tasks to drop), None when asked again
     splits(state, task, life, source, request, repetition, count) -> (start, length)
     portions(state, task, life, client, request, count)          -> portions: see core/splits/questions.py
+    crashed(state, task, life, how)                              -> None
     hand_back(state, task, life, source, request, repetition, runs) -> None
     leave(life)                                                  -> None
     compression(id, off)                                         -> whether AUTO is off
@@ -199,6 +200,7 @@ class DataDispatcher:
             "portions": self._portions,
             "work": self._work,
             "splits": self._splits,
+            "crashed": self._crashed,
             "hand_back": self._hand_back,
             "leave": self._leave,
             "compression": self._compression,
@@ -393,6 +395,9 @@ class DataDispatcher:
         self, asked: Asked, state: Number, task: Number, life: Number, client: Number, request: Number, count: Number
     ) -> None:
         self._ask(asked, q.AskPortions(asked, state, task, life, client, request, count))
+
+    def _crashed(self, asked: Asked, state: Number, task: Number, life: Number, how: str) -> None:
+        self._ask(asked, q.Crashed(asked, state, task, life, how))
 
     def _leave(self, asked: Asked, life: Number) -> None:
         self._ask(asked, q.Leave(asked, life))

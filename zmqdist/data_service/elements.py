@@ -281,13 +281,31 @@ def weigh(value: Any) -> int:
 
 
 def check_spec(elements: Sequence[Any], spec: Any) -> None:
-    """Check the first of some elements against what their pipeline is said to give: the others come from the same pipeline.
+    """Check elements against what their pipeline is said to give: one, where all are alike, else each.
 
     Raises:
       InvalidArgumentError: another structure, dtype or shape; the message names the leaf.
     """
     if elements and spec is not UNKNOWN_SPEC:
-        _check(elements[0], spec, "element")
+        for value in elements[:1] if _all_alike(elements) else elements:
+            _check(value, spec, "element")
+
+
+def _all_alike(items: Sequence[Any]) -> bool:
+    """Whether they have one structure, and in each place of it one dtype and shape."""
+    first = items[0]
+    cls = type(first)
+    if len(set(map(type, items))) > 1:
+        return False
+    if cls is np.ndarray:
+        return _alike(items, _shape_of) and _alike(items, _dtype_of)
+    if cls is dict and first:
+        return list(map(tuple, items)).count(tuple(first)) == len(items) and all(
+            map(_all_alike, zip(*map(dict.values, items), strict=True))
+        )
+    if isinstance(first, tuple) and first:
+        return list(map(len, items)).count(len(first)) == len(items) and all(map(_all_alike, zip(*items, strict=True)))
+    return (cls in _SCALAR_TYPES and cls not in _TIMES) or cls is str or cls is bytes
 
 
 def _check(value: Any, spec: Any, place: str) -> None:

@@ -30,11 +30,11 @@ class Failed:
     for_good: bool
 
 
-def named(error: BaseException, number: int, where: str) -> OpError:
+def named(error: BaseException, what: str, where: str) -> OpError:
     """An error of a pipeline, as readers get it.
 
     Args:
-      number: of the element that it stands for, in its task.
+      what: it stands for, "element 5".
       where: dataset, job, task and worker.
     """
     if isinstance(error, (Drained, Undealt)):
@@ -45,7 +45,7 @@ def named(error: BaseException, number: int, where: str) -> OpError:
     head, mark, trace = message.partition(TRACEBACK)
     operator = culprit(error)
     place = f"in the operator {operator}, " if operator else ""
-    made = from_code(code, f"{head}\n{place}element {number} of {where}{mark}{trace}")
+    made = from_code(code, f"{head}\n{place}{what} of {where}{mark}{trace}")
     made.__cause__ = error
     return made
 
@@ -63,13 +63,14 @@ def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on
         else ""
     )
     text = (
-        f"the process that ran {where} {_ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
+        f"the process that ran {where} {ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
     return UnknownError(None, None, text)
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """How a process ended, in words that follow what it was."""
     if code >= 0:
         return f"ended itself with exit code {code}"
     try:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from zmqdist.core.splits import runs as sets
 from zmqdist.data.iterators import Openings
-from zmqdist.data.structure import UNKNOWN_SPEC, invalid
+from zmqdist.data.structure import invalid
 from zmqdist.data_service.dealing import PATIENT, RETRIABLE
 from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.reading import Reader, TaskSource, Wish
@@ -74,9 +74,9 @@ class _Batch:
 
     def elements(self) -> list[Any]:
         if self._value is not None:
-            self._elements, self._value = open_batch(self._value), None
-            if self._spec is not UNKNOWN_SPEC:
-                check_spec(self._elements[:1], self._spec)
+            elements = open_batch(self._value)
+            check_spec(elements, self._spec)
+            self._elements, self._value = elements, None
         return self._elements
 
 
@@ -154,7 +154,11 @@ class PortionsReader(Reader):
                 return
             elements: list[Any] = []
             if piece.error is None:
-                elements = piece.batch.elements()
+                try:
+                    elements = piece.batch.elements()
+                except OpError as error:  # it is not acknowledged, and comes no other way
+                    self._end(error)
+                    raise
                 if (piece.start, piece.stop) != (0, len(elements)):
                     elements = elements[piece.start : piece.stop]
             iterator, self._given = iter(elements), elements

@@ -224,9 +224,7 @@ class Reader:
 
     def _opened_batch(self, value: tuple[Any, ...]) -> list[Any]:
         elements = open_batch(value)
-        if self._wish.spec is not UNKNOWN_SPEC:
-            for one in elements if len(set(map(type, elements))) > 1 else elements[:1]:
-                check_spec([one], self._wish.spec)
+        check_spec(elements, self._wish.spec)
         return elements
 
     def _waits_for(self, waited_s: float) -> str:

@@ -20,7 +20,6 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist.data.iterators import Openings
-from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE
 from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.reading import BATCH_BYTES, PAUSE_S_MAX, RELEASE, Reader, Wish
@@ -169,8 +168,7 @@ class RoundsReader(Reader):
         task.pause_s = 0.0
         if kind == SOME:
             elements = open_batch(value)
-            if self._wish.spec is not UNKNOWN_SPEC:
-                check_spec(elements[:1], self._wish.spec)
+            check_spec(elements, self._wish.spec)
             task.received.extend(enumerate(elements, task.next))
         task.skipped = kind != SOME
         task.next, task.common = value[2]

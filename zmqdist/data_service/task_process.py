@@ -11,6 +11,8 @@ When the process dies by itself (a signal, os._exit, no memory)
     once), and a new one goes on with the positions that nobody was given. After CRASHES_MAX of them, and in any other mode at
     once, where a new process would begin again and give all a second time, the task has failed for good: every question is answered by the
     error.
+    A task that computes portions loses nothing: the dispatcher is told, gives out again what the process had, and counts deaths. The
+    next process begins when the dispatcher has heard it, so that what that one is given is not charged.
     A process that the template ended because this worker was stopped is no crash: another one begins when somebody reads.
 
 The end
@@ -21,6 +23,7 @@ Everything here runs in the worker's loop.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import socket
@@ -30,13 +33,15 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from zmqdist.core.splits.records import DYNAMIC
-from zmqdist.data_service.failing import died
+from zmqdist.data_service.failing import died, ending
 from zmqdist.data_service.task_main import ANSWERS_S, FINISHED, HAND_BACK, PAGE_BYTES, SAID_BYTES_MAX, Begin
 from zmqdist.data_service.worker import Task
 from zmqdist.errors import OpError
 from zmqdist.net.address import join, split
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import listen
+
+log = logging.getLogger("zmqdist.data")
 
 CRASHES_MAX: Final = 3
 
@@ -69,6 +74,7 @@ class TaskProcesses:
       bind: the host that sockets are bound to.
 
     Attributes:
+      crashed: `crashed(task, how, then)` tells the dispatcher, and calls `then` in the loop when it has heard.
       ending: dropped, and their process is still there.
     """
 
@@ -87,6 +93,7 @@ class TaskProcesses:
         self.cache_bytes = 0
         self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
+        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: then()
         self.loop = loop
         self.spawn = spawn
         self.silent = silent
@@ -154,6 +161,8 @@ class _TaskProcess:
         self._wait_for_readers()
 
     def _wait_for_readers(self) -> None:
+        if self._ended:
+            return
         self._loop.add_fd(self._listener.fileno(), self._fork)
 
     def _fork(self) -> None:
@@ -198,14 +207,18 @@ class _TaskProcess:
     def _exited(self, code: int) -> None:
         child, self._child = self._child, None
         assert child is not None
+        crashed = False
         if not self._ended:
             self._hear()
-            if not self._task.done and code != self._owner.silent:
+            crashed = not self._task.done and code != self._owner.silent
+            if crashed:
                 self._crashed(code, child.tail())
         self._close_pipe()
         if self._ended:
             self._owner.ending.discard(self)
             self._loop.set_timer(self, None, self._kill)
+        elif self._task.terms.portioned:
+            self._owner.crashed(self._task.id, ending(code) if crashed else "", self._wait_for_readers)
         else:
             self._wait_for_readers()
 
@@ -213,7 +226,9 @@ class _TaskProcess:
         assert self._page is not None
         self._crashes += 1
         terms = self._task.terms
-        if terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
+        if terms.portioned:
+            goes_on = "Another process computes what readers have not acknowledged."
+        elif terms.mode != DYNAMIC or terms.num_consumers or terms.cache:
             goes_on = "The iteration cannot go on: another process would begin again with its first element."
             self._for_good = True
         elif self._crashes >= CRASHES_MAX:
@@ -223,7 +238,10 @@ class _TaskProcess:
             goes_on = "What it held is lost; another process goes on with what was not given to anybody."
         with memoryview(self._page).cast("Q") as progress:
             where = self._task.where(self._owner.address)
-            self._error = died(code, tail, progress, where, goes_on)
+            error = died(code, tail, progress, where, goes_on)
+        log.warning("%s", error.message)
+        if not terms.portioned:
+            self._error = error
 
     @property
     def alive(self) -> bool:

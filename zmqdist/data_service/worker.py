@@ -27,7 +27,7 @@ from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
-from zmqdist.data_service.dealing import Dealer, insist
+from zmqdist.data_service.dealing import RETRIABLE, Dealer, insist
 from zmqdist.data_service.elements import pack
 from zmqdist.data_service.failing import Failed, named
 from zmqdist.data_service.policy import ShardingPolicy
@@ -104,6 +104,8 @@ class Host(Protocol):
       cache_bytes: what the window of a task that trainers share may take.
       began: called in the loop when a task has got its first reader.
       finished: called in the loop with the number of a task whose last element was taken.
+      crashed: `crashed(task, how, then)`, called in the loop when the process of a task that computes portions has died: has the dispatcher
+        know it, and then calls `then`.
     """
 
     state: int
@@ -111,6 +113,7 @@ class Host(Protocol):
     cache_bytes: int
     began: Callable[[], None]
     finished: Callable[[int], None]
+    crashed: Callable[[int, str, Callable[[], None]], None]
 
     def begin(self, task: Task) -> None:
         """Serve it from now on."""
@@ -162,6 +165,7 @@ class DataWorker:
         self._host = host or Tasks(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
         self._host.finished = self._note_finished
         self._host.began = self._report_later
+        self._host.crashed = self._tell_crash
         about = dispatcher, credentials, life, dispatcher_timeout_s
         self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
         self._tasks: dict[int, Task] = {}
@@ -259,6 +263,17 @@ class DataWorker:
             self._ask()
         self._end_if_drained()
 
+    def _tell_crash(self, number: int, how: str, then: Callable[[], None]) -> None:
+        def told(value: Any, error: OpError | None) -> None:
+            if error is None or error.error_code not in RETRIABLE:
+                then()  # where it does not know the task it will have it dropped
+            else:
+                again = partial(self._tell_crash, number, how, then)
+                self._loop.set_timer((self, "crash", number), self._loop.now() + AGAIN_S, again)
+
+        if number in self._tasks:
+            self._calls.ask("zmqdist.data.crashed", (self._host.state, number, self._life, how), told)
+
     def _profile(self, asked: Asked) -> None:
         found = self._host.figures()
         if not found:
@@ -333,6 +348,7 @@ class Tasks:
         self.cache_bytes = TRAINER_CACHE_BYTES
         self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
+        self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: then()
         self._loop = loop
         self._service = service
         self.dispatcher = dispatcher
@@ -447,24 +463,19 @@ class Tasks:
             self._client, self.state, task.id, self._life, self._timeout_s, task.progress
         )
         opened = partial(self._open, task, dealer)
-        where = task.where(self.address)
-        task_named = partial(named, where=where)
+        said = partial(named, where=task.where(self.address))
         if not task.failed:
             if task.terms.portioned:
-
-                def place_named(error: BaseException, number: int, place: str) -> OpError:
-                    return named(error, number, f"{place} of {where}")
-
-                return Portions(str(task.id), partial(self._open_portion, task, dealer), dealer.portions, place_named)
+                return Portions(str(task.id), partial(self._open_portion, task, dealer), said, dealer.portions)
             if task.terms.coordinated:
-                return rounds.Rounds(str(task.id), opened, task.terms.num_consumers, task_named)
+                return rounds.Rounds(str(task.id), opened, said, task.terms.num_consumers)
             if task.terms.cache:
-                return shared.Shared(str(task.id), opened, self.cache_bytes, task_named)
+                return shared.Shared(str(task.id), opened, said, self.cache_bytes)
         return FirstCome(
             str(task.id),
             opened,
             partial(self._finished, task),
-            task_named,
+            said,
             task.progress,
             task.failed,
         )

@@ -35,7 +35,7 @@ COMMAND = struct.Struct("<4sqq")
 
 SPAWN, KILL, BEAT, PID, EXIT = b"spwn", b"kill", b"beat", b"pid ", b"exit"
 
-SLOT, TASK = 0, 1
+SLOT, TASK, STREAM = range(3)
 """Kinds of children."""
 
 SILENT = 256
@@ -117,10 +117,14 @@ class Template:
                 from zmqdist.dispatch import slot_main
 
                 slot_main.main(*given)
-            else:
+            elif kind == TASK:
                 from zmqdist.data_service import task_main
 
                 task_main.main(*given)
+            else:
+                from zmqdist.data_service.snapshots import stream_process
+
+                stream_process.main(*given)
         except BaseException:
             import traceback
 
@@ -163,6 +167,7 @@ def _settle_in() -> None:
 def _import_all() -> None:
     """Before any fork, so that children share it."""
 
+    import zmqdist.data_service.snapshots.stream_process
     import zmqdist.data_service.task_main
     import zmqdist.dispatch.slot_main  # noqa: F401
 

@@ -44,7 +44,7 @@ from zmqdist.dispatch.pulled import PULL, Pulled
 from zmqdist.dispatch.references import decode_reference, encode_reference
 from zmqdist.dispatch.slots import ProcessSlots, check_descriptors
 from zmqdist.dispatch.store import BulkStore
-from zmqdist.dispatch.template import SILENT, TASK, TemplateProcess, start_template
+from zmqdist.dispatch.template import SILENT, STREAM, TASK, TemplateProcess, start_template
 from zmqdist.dispatch.threads import ThreadSlots
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.net.address import join, split
@@ -263,6 +263,8 @@ class _Shell:
             host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
             self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
             self.data.cache_bytes = config.cache_bytes
+            if self._forks is not None:
+                self.data.snapshots.processes = partial(self._forks.spawn, STREAM), SILENT
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self.address = self._store.address = router.bind(join(host, config.port))

@@ -408,6 +408,30 @@ def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> Non
     assert "positions 0 to 0" in world.portions.failed
 
 
+def test_e7_a_process_of_a_worker_that_died_is_charged_as_a_worker_is() -> None:
+    world = World(positions=1)
+    client, life = world.open(), world.worker(1)
+    for death in range(3):
+        assert world.given(life, client) == [0]
+        waits = world.want(life, client)
+        for _ in range(2 if death < 2 else 1):  # the second time is a repetition
+            assert world.answer(world.ask(q.Crashed, NUMBER, world.task(life), life, "fell over")) is None
+        if death < 2:
+            assert world.portions.open[0].deaths == ["worker:1 (fell over)"] * (death + 1)
+            assert world.answer(waits) == NONE_YET
+    assert "3 processes died" in world.portions.failed
+    assert world.iteration.finished
+
+
+def test_e7_a_process_that_was_ended_for_its_worker_is_not_charged() -> None:
+    world = World()
+    client, life = world.open(), world.worker(1)
+    assert world.given(life, client) == [0]
+    world.ask(q.Crashed, NUMBER, world.task(life), life, "")
+    assert world.portions.open[0].deaths == []
+    assert world.given(life, client) == [0]
+
+
 def test_e7_workers_that_leave_are_not_blamed() -> None:
     world = World()
     client = world.open()

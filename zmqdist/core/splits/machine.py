@@ -153,6 +153,8 @@ class Splits:
                 self._portions.missed(question)
             case q.AskPortions():
                 self._portions.ask(question)
+            case q.Crashed():
+                self._portions.crashed(question)
             case q.Work():
                 self._workers.work(question)
                 self.figures.heard_worker(question.figures, now)

@@ -5,7 +5,8 @@ Theory
     because elements are known by (portion, offset): what is computed twice is left out (the task skips what is acknowledged) or
     dropped (the client has seen it), and what is not acknowledged is given out again.
 
-    All that a worker had when it died is charged with it, and given out alone from then on: so the next death finds the cause.
+    All that a worker had when it died, or a process that computed for it, is charged with it, and given out alone from then on: so
+    the next death finds the cause.
 
     In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
     hold until its turn comes is bounded.
@@ -17,7 +18,7 @@ Promises, checked by tests/core/splits/test_portions.py
     E4  what a client had not finished goes to others when it is released; who takes over from it has it all
     E5  who goes on from a saved state is given what was acknowledged after it, and nothing that was before
     E6  lanes and lengths do not depend on workers; in order, nothing is given out a window ahead
-    E7  a portion over which DEATHS_MAX workers died ends the iteration with an error that names both
+    E7  a portion over which DEATHS_MAX workers died, or processes of workers, ends the iteration with an error that names both
 
 Not here: how the row changes (cutting.py), what is in a portion.
 """
@@ -39,7 +40,7 @@ from zmqdist.core.splits.dealing import SHARES
 from zmqdist.core.splits.workers import Workers
 
 DEATHS_MAX: Final = 3
-"""A portion that so many workers did not survive is the cause."""
+"""A portion that so many processes did not survive is the cause."""
 
 WINDOW_PER_TASK: Final = 2
 WINDOW_MIN: Final = 4
@@ -221,7 +222,7 @@ class Portioning:
                 self._book.change(
                     r.FailPortions(
                         iteration.id,
-                        f"{len(portion.deaths)} workers died while they computed positions {start} to {start + length - 1} of the "
+                        f"{len(portion.deaths)} processes died while they computed positions {start} to {start + length - 1} of the "
                         f"source (repetition {repetition}; {portion.acked} elements of it had been delivered): "
                         f"{', '.join(portion.deaths)}. What the pipeline does there ends its process: look at the logs and the "
                         "memory of these workers.",
@@ -229,10 +230,7 @@ class Portioning:
                 )
 
     def ask(self, asked: q.AskPortions) -> None:
-        task = self._book.state.tasks.get(asked.task)
-        worker = None if task is None else self._book.state.workers.get(task.worker)
-        if asked.state != self._book.state.number or task is None or worker is None or worker.life != asked.life:
-            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, has ended, or is another worker's now")
+        task, _ = self._task_of(asked)
         client = self._clients.client(asked.state, asked.client)
         if client.iteration != task.iteration:
             raise Refusal(
@@ -248,6 +246,26 @@ class Portioning:
             return
         self._book.wanting[client.id, asked.life] = asked
         self._book.freed.add(client.iteration)
+
+    def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.Task, r.Worker]:
+        task = self._book.state.tasks.get(asked.task)
+        worker = None if task is None else self._book.state.workers.get(task.worker)
+        if asked.state != self._book.state.number or task is None or worker is None or worker.life != asked.life:
+            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, has ended, or is another worker's now")
+        return task, worker
+
+    def crashed(self, asked: q.Crashed) -> None:
+        """The worker lives on. Said again, it changes nothing: the next process begins when this was answered."""
+        task, worker = self._task_of(asked)
+        iteration = self._book.state.iterations[task.iteration]
+        if iteration.portions is not None and not iteration.finished:
+            for key in [key for key in self._book.wanting if key[1] == asked.life and self._reads(key[0], iteration)]:
+                del self._book.wanting[key]  # nobody waits there any more
+            self._lose(iteration, asked.life, 0, f"{worker.name} ({asked.how})" if asked.how else "")
+        self._book.answer(asked.token, None)
+
+    def _reads(self, client: int, iteration: r.Iteration) -> bool:
+        return self._book.state.clients[client].iteration == iteration.id
 
     def _was_answer(self, portion: r.Portion, asked: q.AskPortions) -> bool:
         return (portion.client, portion.life, portion.request) == (asked.client, asked.life, asked.request)

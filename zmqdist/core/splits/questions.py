@@ -216,6 +216,20 @@ class AskPortions:
 
 
 @dataclass(frozen=True, slots=True)
+class Crashed:
+    """The process that a worker had for a task has died, and no other is there yet: what it computed is lost.
+
+    -> None. `how` it died; "": through no fault of its own, and nothing is charged.
+    """
+
+    token: Token
+    state: int
+    task: int
+    life: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
 class HandBack:
     """Positions that a worker which leaves was given and has not used."""
 
@@ -264,6 +278,7 @@ Question: TypeAlias = (
     | Work
     | Splits
     | AskPortions
+    | Crashed
     | HandBack
     | Leave
     | CompressionAsked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from zmqdist.data_service.squeezing import squeeze
 
@@ -33,6 +33,10 @@ class Wanted:
     round: int = -1
     skipped: bool = False
     trainer: str = ""
+
+
+Named: TypeAlias = Callable[[BaseException, str], BaseException]
+"""What readers are told of an error of a pipeline, given what it stands for: "element 5"."""
 
 
 class Packed:

@@ -25,7 +25,7 @@ from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.dealing import Drained
 from zmqdist.data_service.elements import fits, is_scalar, weigh
 from zmqdist.data_service.failing import Failed
-from zmqdist.data_service.runners.base import TAKEN, Reply, Wanted
+from zmqdist.data_service.runners.base import TAKEN, Named, Reply, Wanted
 from zmqdist.errors import CancelledError
 
 BUFFER_BYTES: Final = 32 << 20
@@ -41,7 +41,7 @@ class FirstCome:
         name: str,
         open: Callable[[], DatasetIterator],
         finished: Callable[[], None],
-        named: Callable[[BaseException, int], BaseException],
+        named: Named,
         progress: MutableSequence[int],
         failed: Failed | None = None,
     ) -> None:
@@ -49,8 +49,7 @@ class FirstCome:
         Args:
           open: called in the thread.
           finished: called once, in any thread.
-          named: what readers are told of an error, given the number of the element.
-          progress: kept, see base.py.
+          named: see base.py; so is `progress`, which is kept.
           failed: comes first.
         """
         self._named = named
@@ -139,7 +138,7 @@ class FirstCome:
                     break
                 except BaseException as error:
                     with self._lock:
-                        buffer.append(Failure(self._named(error, self._progress[TAKEN] + len(buffer))))
+                        buffer.append(Failure(self._named(error, f"element {self._progress[TAKEN] + len(buffer)}")))
                         self._failures += 1
                     self._wake()
                     self._wait_for_nothing_failed()

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.elements import weigh
-from zmqdist.data_service.runners.base import Reply, Wanted
+from zmqdist.data_service.runners.base import Named, Reply, Wanted
 from zmqdist.data_service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.rpc.failures import told
 
@@ -50,18 +50,18 @@ class Portions:
         self,
         name: str,
         open: Callable[[int, int], DatasetIterator],
+        named: Named,
         more: Callable[[int, int], list[Given]],
-        named: Callable[[BaseException, int, str], BaseException],
     ) -> None:
         """
         Args:
           open: `open(start, length)`, the pipeline over positions; called in a thread.
+          named: see base.py.
           more: `more(client, count)`, the next portions for a client; waits; none: there are none any more. Called in a thread.
-          named: what readers are told of an error, given the number of the element in its portion, and which that is.
         """
-        self._named = named
         self._name = name
         self._open = open
+        self._named = named
         self._more = more
         self._lanes: dict[int, _Lane] = {}
         self._closed = False
@@ -72,7 +72,7 @@ class Portions:
             if self._closed:
                 reply.end()
                 return
-            lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._more, self._named)
+            lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._named, self._more)
         lane.ask(wanted, reply)
 
     def expire(self, reply: Reply) -> None:
@@ -105,12 +105,12 @@ class _Lane:
         name: str,
         client: int,
         open: Callable[[int, int], DatasetIterator],
+        named: Named,
         more: Callable[[int, int], list[Given]],
-        named: Callable[[BaseException, int, str], BaseException],
     ) -> None:
-        self._named = named
         self._client = client
         self._open = open
+        self._named = named
         self._more = more
         self._segments: deque[_Segment] = deque()
         self._coming: list[int] = []
@@ -187,15 +187,21 @@ class _Lane:
                         elements.append(element)
                         if self._waiting and not self._woken:
                             self._wake()
-                        if len(elements) >= self._room and not self._wait_for_room(element):
-                            return
+                        if len(elements) >= self._room:
+                            self._weigh(element)
+                            if not self._wait_for_room():
+                                return
                     break
                 except BaseException as error:
                     with self._lock:
+                        offset = segment.first + len(elements)
+                    failure = self._named(error, f"element {offset} of positions {start} to {start + length - 1}")
+                    with self._lock:
                         self._failures += 1
-                        place = f"portion {number}, positions {start} to {start + length - 1},"
-                        elements.append(Failure(self._named(error, segment.first + len(elements), place)))
+                        elements.append(Failure(failure))
                     self._wake()
+                    if not self._wait_for_room():
+                        return
         segment.done = True
         self._wake()
 
@@ -223,13 +229,17 @@ class _Lane:
                 self._taken.wait()
             return not self._closed
 
-    def _wait_for_room(self, element: Any) -> bool:
-        """Wait until another element may be made; False when it is over."""
+    def _weigh(self, element: Any) -> None:
+        """Reckon anew how many elements fit."""
         with self._lock:
             if not self._closed:
                 self._bytes = max(1, weigh(element))
                 self._limit = min(BUFFER_ELEMENTS_MAX, max(BUFFER_ELEMENTS_MIN, BUFFER_BYTES // self._bytes))
                 self._make_room()
+
+    def _wait_for_room(self) -> bool:
+        """Wait until another element may be made; False when it is over."""
+        with self._lock:
             while not self._closed and len(self._segments[-1].elements) >= self._room:
                 self._taken.wait()
                 if not self._closed:

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data_service.elements import weigh
-from zmqdist.data_service.runners.base import Reply, Wanted
+from zmqdist.data_service.runners.base import Named, Reply, Wanted
 from zmqdist.errors import CancelledError, FailedPreconditionError
 
 GROUPS_MAX: Final = 64
@@ -46,17 +46,11 @@ class _Served:
 class Rounds:
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        name: str,
-        open: Callable[[], DatasetIterator],
-        consumers: int,
-        named: Callable[[BaseException, int], BaseException],
-    ) -> None:
-        """`open` is called in the thread; `named` as for `FirstCome`."""
-        self._named = named
-        self._computed = 0
+    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, consumers: int) -> None:
+        """`open` is called in the thread; `named`: see base.py."""
         self._open = open
+        self._named = named
+        self._made = 0
         self._consumers = consumers
         self._groups: deque[list[Any]] = deque()
         self._group_bytes = 1
@@ -129,21 +123,20 @@ class Rounds:
         try:
             with self._open() as iterator:
                 while not self._closed:
-                    group = self._compute(iterator)
+                    group = self._next_group(iterator)
                     if len(group) < self._consumers:
                         raise FailedPreconditionError(None, None, ENDED)
                     self._add(group)
         except BaseException as error:
             self._end(error)
 
-    def _compute(self, iterator: DatasetIterator) -> list[Any]:
-        """One group; a shorter one at the end of the pipeline."""
+    def _next_group(self, iterator: DatasetIterator) -> list[Any]:
         group: list[Any] = []
         try:
-            group.extend(islice(iterator, self._consumers))  # keeps what came before an error
+            group.extend(islice(iterator, self._consumers))
         except BaseException as error:
-            raise self._named(error, self._computed + len(group)) from None
-        self._computed += len(group)
+            raise self._named(error, f"element {self._made + len(group)}") from None
+        self._made += len(group)
         return group
 
     def _add(self, group: list[Any]) -> None:

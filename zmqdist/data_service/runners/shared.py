@@ -21,8 +21,8 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.structure import invalid
 from zmqdist.data_service.elements import pack, weigh
-from zmqdist.data_service.runners.base import Packed, Reply, Wanted
-from zmqdist.errors import CancelledError, OpError
+from zmqdist.data_service.runners.base import Named, Packed, Reply, Wanted
+from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
 BATCH_S: Final = 0.01
@@ -37,22 +37,16 @@ class Shared:
       nbytes: of the window.
     """
 
-    def __init__(
-        self,
-        name: str,
-        open: Callable[[], DatasetIterator],
-        limit: int,
-        named: Callable[[BaseException, int], BaseException],
-    ) -> None:
+    def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, limit: int) -> None:
         """
         Args:
           open: called in the thread.
+          named: see base.py.
           limit: of the window, in bytes.
-          named: as for `FirstCome`.
         """
-        self._named = named
-        self._computed = 0
         self._open = open
+        self._named = named
+        self._made = 0
         self._limit = limit
         self._window: deque[tuple[Packed, int]] = deque()
         self._first = 0
@@ -157,23 +151,18 @@ class Shared:
         enough = max(1, min(wanted.bytes_max, self._limit // BATCHES_IN_WINDOW))
         failure: BaseException | None = None
         while failure is None and len(elements) < min(self._count, wanted.elements_max) and total < enough:
-            number = self._computed
-            self._computed += 1
             try:
                 element = next(iterator)
+                total += self._weigh(element)
             except StopIteration:
                 if elements:
                     break
                 raise invalid(ENDED) from None
-            except Exception as error:
-                failure = self._named(error, number)
-                continue
-            try:
-                total += self._weigh(element)
-            except OpError as error:
-                failure = error
+            except BaseException as error:
+                failure = self._named(error, f"element {self._made}")
             else:
                 elements.append(element)
+            self._made += 1
         quick = time.monotonic() - began < BATCH_S
         self._count = min(wanted.elements_max, self._count * 2) if quick else max(1, self._count // 2)
         return elements, total, failure

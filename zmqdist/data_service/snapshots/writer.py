@@ -140,7 +140,7 @@ class StreamWriter:
                 self._write()
         except _TakenOver:
             raise CancelledError(None, None, f"stream {self._stream} of {self._path} has another writer now") from None
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # user code may raise that, too: whoever waits must hear of it
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._asker.error:
                 raise
             raise self._fail(error) from error
@@ -259,7 +259,7 @@ class StreamWriter:
         if self._cancelled.is_set():
             raise CancelledError(None, None, f"stream {self._stream} of {self._path} was cancelled")
 
-    def _fail(self, error: Exception) -> OpError:
+    def _fail(self, error: Exception | SystemExit) -> OpError:
         """Leave ERROR, in the room that the unfinished chunk took."""
         self.failed = True
         if isinstance(error, OSError):
