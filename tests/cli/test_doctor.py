@@ -75,7 +75,7 @@ def test_the_cluster_of_the_environment_is_looked_at_with_its_token(terminal: Op
     file = tmp_path / "cluster.yaml"
     file.write_text(FILE.format(port=0).replace('"true"', f"python {program}"))
     launched = terminal("launch", str(file))
-    launched.saw("ok       dispatcher 127.0.0.1:")
+    launched.saw("ok       dispatcher localhost:")
     assert launched.ends() == ExitCode.OK
 
 

@@ -83,6 +83,7 @@ class Stranger:
             "splits": (number, 4000, life, 0, 8, 0, 1),
             "hand_back": (number, 4000, life, 0, 8, 0, ((0, 1),)),
             "leave": (99,),
+            "crashed": (number, 4000, life, "killed"),
             "compression": ("1000", True),
             "save": ("wish", f"{self.config.work_dir}/saved", text, "scalar", None),
             "streams": (life, {}),

@@ -37,7 +37,7 @@ def test_functions_run_in_processes_of_their_own() -> None:
     with zd.local_cluster(workers=1, slots=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert cluster.dispatcher.num_workers == 1
         assert os.getpid() not in pids(coordinator, 4)
-        assert cluster.target == f"zmq://{cluster.dispatcher.address}"
+        assert cluster.target == cluster.dispatcher.target
         assert cluster.spec.as_dict() == {"dispatcher": [cluster.dispatcher.address]}
 
 

@@ -188,6 +188,7 @@ class WorkerConfig:
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
+        object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a list is what JSON makes of them
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError(None, None, "Worker tags cannot be empty.")
 

@@ -493,6 +493,11 @@ class Snapshots:
                 raise NotFoundError(None, None, f"{path}: no snapshot of this dispatcher")
             return self._by_path[path]
 
+    @property
+    def some(self) -> bool:
+        """Whether there are any."""
+        return bool(self._by_path)
+
     def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> Snapshot:
         """Make one, which nobody gets a stream of before it is added. One at a time.
 

@@ -140,6 +140,9 @@ class SnapshotService:
         self._miss(owners - set(self._addresses.values()))
 
     def _miss(self, addresses: Iterable[str]) -> None:
+        if not self._snapshots.some:
+            return  # nobody of them has a stream, and a thread for that would be the first of this service
+
         def forget() -> None:
             for address in addresses:
                 self._snapshots.worker_lost(address)
