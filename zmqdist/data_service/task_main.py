@@ -114,6 +114,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop.on_stop(service.close)
     router.bind_fd(listener_fd)
     loop.start()
+    loop.call_soon(tasks.start, task)  # a reader is connecting: that was the reason for this process
     while pipe.recv(len(HAND_BACK)):
         if not loop.run(tasks.hand_back, task.id):
             pipe.sendall(FINISHED)

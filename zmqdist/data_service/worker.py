@@ -455,6 +455,14 @@ class Tasks:
             runner = task.runner
             self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
+    def start(self, task: Task) -> None:
+        """Begin a task before its first question, where its elements go to whoever asks first. In the loop."""
+        if task.runner is None and not task.done:
+            task.runner = self._run(task)
+            self.began()
+            if isinstance(task.runner, FirstCome):
+                task.runner.start()
+
     def _run(self, task: Task) -> Runner:
         if self._client is None:
             security = self._credentials.client(self.dispatcher, "worker")

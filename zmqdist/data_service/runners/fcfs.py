@@ -77,9 +77,13 @@ class FirstCome:
             self._failures = 1
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def start(self) -> None:
+        """Begin before the first question, which is on its way."""
         if not self._thread.ident:
             self._thread.start()
+
+    def ask(self, wanted: Wanted, reply: Reply) -> None:
+        self.start()
         with self._lock:
             self._waiting.append((wanted, reply))
         self._serve()
