@@ -46,7 +46,7 @@ from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.figures import Report
 from zmqdist.core.splits.machine import Splits, not_registered
 from zmqdist.core.splits.state import decode_state
-from zmqdist.data.splits import portion_rules, split_providers
+from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service.asked import Number, Seconds, checked
 from zmqdist.data_service.journal import Journal
@@ -92,6 +92,7 @@ class DataDispatcher:
         self._due = inf
         self._store = DatasetStore(work_dir)
         self._sources: dict[str, tuple[int, ...]] = {}
+        self._grains: dict[str, PortionRules] = {}
         self._writer = ThreadPoolExecutor(1, "zmqdist-datasets")
         self.splits = Splits(rules, secrets.randbits(62) | 1, loop.now())
         note = self._note_snapshot if rules.fault_tolerant else None
@@ -345,7 +346,7 @@ class DataDispatcher:
         _check_terms(terms)
         fingerprint = self._dataset(terms.dataset).fingerprint
         sources = self._sources_of(fingerprint) if terms.mode == r.DYNAMIC else ()
-        grain = portion_rules(deserialize(self._store.get(fingerprint))) if terms.portioned else None
+        grain = self._grain_of(fingerprint) if terms.portioned else None
         state = None if saved is None else q.Saved(*saved)
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
         self._ask(asked, q.Open(asked, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state))
@@ -355,6 +356,13 @@ class DataDispatcher:
         if found is None:
             found = tuple(each.count for each in split_providers(deserialize(self._store.get(fingerprint))))
             self._sources[fingerprint] = found
+        return found
+
+    def _grain_of(self, fingerprint: str) -> PortionRules:
+        """How a dataset can be cut into portions: read off its description once, which may be of megabytes, and not in each question."""
+        found = self._grains.get(fingerprint)
+        if found is None:
+            found = self._grains[fingerprint] = portion_rules(deserialize(self._store.get(fingerprint)))
         return found
 
     def _watch(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
@@ -92,3 +94,13 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Stop; all who wait are told that it ended. Does not wait for user code."""
+
+
+def skip_late(waiting: deque[tuple[Wanted, Reply]], lock: threading.Lock, reply: Reply) -> None:
+    """The time of a question is over: it is skipped if it still waits."""
+    with lock:
+        found = next((each for each in waiting if each[1] is reply), None)
+        if found is None:
+            return
+        waiting.remove(found)
+    reply.skip()

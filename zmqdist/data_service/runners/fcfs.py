@@ -25,7 +25,7 @@ from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.dealing import Drained
 from zmqdist.data_service.elements import fits, is_scalar, weigh
 from zmqdist.data_service.failing import Failed
-from zmqdist.data_service.runners.base import TAKEN, Named, Reply, Wanted
+from zmqdist.data_service.runners.base import TAKEN, Named, Reply, Wanted, skip_late
 from zmqdist.errors import CancelledError
 
 BUFFER_BYTES: Final = 32 << 20
@@ -98,12 +98,7 @@ class FirstCome:
 
     def expire(self, reply: Reply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
-        with self._lock:
-            found = next((each for each in self._waiting if each[1] is reply), None)
-            if found is None:
-                return
-            self._waiting.remove(found)
-        reply.skip()
+        skip_late(self._waiting, self._lock, reply)
 
     def close(self) -> None:
         with self._lock:

@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data_service.elements import weigh
-from zmqdist.data_service.runners.base import Named, Reply, Wanted
+from zmqdist.data_service.runners.base import Named, Reply, Wanted, skip_late
 from zmqdist.data_service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.rpc.failures import told
 
@@ -133,12 +133,7 @@ class _Lane:
 
     def expire(self, reply: Reply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
-        with self._lock:
-            found = next((each for each in self._waiting if each[1] is reply), None)
-            if found is None:
-                return
-            self._waiting.remove(found)
-        reply.skip()
+        skip_late(self._waiting, self._lock, reply)
 
     def close(self) -> None:
         with self._lock:

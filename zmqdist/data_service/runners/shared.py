@@ -21,7 +21,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.structure import invalid
 from zmqdist.data_service.elements import pack, weigh
-from zmqdist.data_service.runners.base import Named, Packed, Reply, Wanted
+from zmqdist.data_service.runners.base import Named, Packed, Reply, Wanted, skip_late
 from zmqdist.errors import CancelledError
 
 BATCHES_IN_WINDOW: Final = 16
@@ -75,12 +75,7 @@ class Shared:
         self._serve()
 
     def expire(self, reply: Reply) -> None:
-        with self._lock:
-            found = next((each for each in self._waiting if each[1] is reply), None)
-            if found is None:
-                return
-            self._waiting.remove(found)
-        reply.skip()
+        skip_late(self._waiting, self._lock, reply)
 
     def close(self) -> None:
         self._end(CancelledError(None, None, "the task was stopped"))
