@@ -38,11 +38,15 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "partitioners",
             "random",
             "resolvers",
             "rpc",
             "testing",
         }
+    ),
+    "zmqdist.partitioners": frozenset(
+        {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data": frozenset(
