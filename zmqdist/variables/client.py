@@ -556,6 +556,8 @@ def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple
 # -- one for each ps of a process -------------------------------------------------------------------------------------
 
 _clients: dict[str, PsClient] = {}
+_credentials: dict[str, Credentials] = {}
+"""As they were given last."""
 _lock = threading.Lock()
 
 
@@ -570,7 +572,9 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
         with _lock:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
-                client = _clients[address] = PsClient(address, credentials or Credentials.of_environment())
+                known = credentials or _credentials.get(address) or Credentials.of_environment()
+                _credentials[address] = known
+                client = _clients[address] = PsClient(address, known)
     return client
 
 
