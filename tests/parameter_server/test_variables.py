@@ -86,7 +86,9 @@ def test_a_variable_that_cannot_be_is_refused(make: Any, given: dict[str, Any], 
         make(**given)
 
 
-def test_an_initializer_that_raises_at_the_server_is_told_with_the_variable(strategy: zd.ParameterServerStrategy) -> None:
+def test_an_initializer_that_raises_at_the_server_is_told_with_the_variable(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
     def failing() -> Any:
         raise LookupError("no such file")
 
