@@ -57,12 +57,12 @@ def instead(owner: type, name: str, fn: Callable[..., Any]) -> Plant:
     return lambda patch: patch.setattr(owner, name, fn)
 
 
-def forget_leases(self: Dispatch, member: Any, *args: Any, **kwargs: Any) -> None:
-    self.hands[member].leases.clear()
+def forget_leases(self: Dispatch, loss: Any, now: float) -> None:
+    self.hands[loss.member].leases.clear()
 
 
-def all_started(self: Dispatch, member: Any, *args: Any, **kwargs: Any) -> None:
-    for lease in self.hands[member].leases.values():
+def all_started(self: Dispatch, loss: Any, now: float) -> None:
+    for lease in self.hands[loss.member].leases.values():
         lease.started = True
 
 
@@ -240,7 +240,7 @@ BUGS: list[tuple[str, Plant, str]] = [
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
     ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), "dispatch P14"),
     ("an error of work apart ends the round", after(Pins, "ended", all_count), "closures P10"),
-    ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), "closures P12"),
+    ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), "dispatch P7"),
     ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
 ]
