@@ -454,9 +454,13 @@ class PsClient:
         refs = [ref for ref, _ in changes]
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
-        told = [(ref.number, change) for ref, change in changes]
-        args = refs[0].session, id, told, want, key, step, workers_per_step
-        more: dict[str, Any] = {"read": _outcomes, "functions": functions, "sequence": id[1]}
+        told = [(ref.number, *change) for ref, change in changes]
+        args = refs[0].session, *id, want, key, step, workers_per_step, *told
+        more: dict[str, Any] = {
+            "read": _outcomes_with_values if want else _outcomes,
+            "functions": functions,
+            "sequence": id[1],
+        }
         return self._start(_what(refs), "update", *args, recovery_s=refs[0].recovery_s, due=due, still=still, **more)
 
     def about(self) -> Started:
@@ -464,7 +468,10 @@ class PsClient:
         return self._start(f"the ps at {self.address}", "about")
 
     def close(self) -> None:
-        """End the connection, and whatever waits for something."""
+        """End the connection, and whatever waits for something. The next `client_of` makes a new one."""
+        with _lock:
+            if _clients.get(self.address) is self:
+                del _clients[self.address]
         self._rpc.close()
 
     # -- asking ---------------------------------------------------------------------------------------------------------
@@ -531,7 +538,11 @@ class PsClient:
 
 
 def _outcomes(told: Any) -> list[Outcome] | None:
-    return None if told is None else [Outcome(*each) for each in told]
+    return None if told is None else list(map(Outcome, told[::2], told[1::2]))
+
+
+def _outcomes_with_values(told: Any) -> list[Outcome] | None:
+    return None if told is None else list(map(Outcome, told[::3], told[1::3], told[2::3]))
 
 
 def _what(refs: Sequence[Ref]) -> str:
