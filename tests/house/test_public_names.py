@@ -42,6 +42,7 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "optimizers",
             "partitioners",
             "random",
             "resolvers",
@@ -71,6 +72,7 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
+    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

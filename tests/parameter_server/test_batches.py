@@ -144,9 +144,9 @@ def test_synchronous_mode_wants_the_number_of_a_step(made: Any) -> None:
     strategy = made(aggregate="sync", workers_per_step=1)
     with strategy.scope():
         v = zd.Variable(0.0, name="w")
-    with pytest.raises(ValueError, match="'w'.*step="):
+    with pytest.raises(ValueError, match=r"'w'.*step="):
         v.apply(SGD(1.0), 1.0)
-    with pytest.raises(ValueError, match="'w'.*step="):
+    with pytest.raises(ValueError, match=r"'w'.*step="):
         strategy.apply(SGD(1.0), [(1.0, v)])
     assert v.assign_add(1.0).numpy() == 1.0
 
