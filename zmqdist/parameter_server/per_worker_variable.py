@@ -1,8 +1,8 @@
 """Variables of which each worker has one of its own: counters and caches that belong to where a function runs.
 
 Rules
-    A function that captures one, or is given it, has the variable of the worker that runs it: a Variable that lives there, in the process of
-    the slot. A worker that is started again begins with the initial value.
+    A function that captures one, or is given it, has the variable of the worker that runs it: a Variable that lives there, in the process
+    of the slot. A worker that is started again begins with the initial value.
 
 Not here: how workers build things and keep them (coordinator/per_worker.py).
 """

@@ -340,7 +340,7 @@ class ParameterServerStrategy(OnWorkers):
         return name if count == 0 else self._unique(f"{name}_{count}")
 
     def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `fn(*args, **kwargs)` makes on each worker, for functions that capture it: `create_per_worker_resource` of its coordinator."""
+        """What `fn(*args, **kwargs)` makes on each worker for functions that capture it; see `create_per_worker_resource`."""
         return self.coordinator.create_per_worker_resource(fn, args, kwargs)
 
     @property
