@@ -52,6 +52,9 @@ from zmqdist.wire import trusted
 KNOCK_S: Final = 1.0
 """So long the kernel of a ps has to take or refuse a connection, before the first question tells."""
 
+KNOCK_AGAIN_S: Final = 0.25
+"""Between two such looks, while a first answer is waited for."""
+
 AGAIN_S: Final = 0.05
 """Between two looks whether a lost ps is back; where that is waited for at all."""
 
@@ -518,15 +521,26 @@ class PsClient:
         with self._reaching:
             if self.reached:
                 return
-            _knock(self.address)
             began = time.monotonic()
             try:
-                asking.start(self._rpc, ABOUT, due=until).get_value()
+                self._hear(until)
             except DeadlineExceededError:
                 told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
                 raise UnavailableError(None, None, told) from None
             self._sent.clear()
             self.reached = True
+
+    def _hear(self, until: float) -> None:
+        """Wait for any answer; a process that ends meanwhile may be seen by its port alone."""
+        _knock(self.address)
+        started, ended = asking.start(self._rpc, ABOUT, due=until), threading.Event()
+        started.add_done_callback(lambda _: ended.set())
+        try:
+            while not ended.wait(KNOCK_AGAIN_S):
+                _knock(self.address)
+            started.get_value()
+        finally:
+            started.cancel()
 
     def forget_sent(self, functions: Sequence[bytes]) -> None:
         """The ps may not have these any more."""

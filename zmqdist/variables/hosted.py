@@ -33,7 +33,6 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import INLINE_BYTES_MAX, PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import Optimizer, summed_rows
 from zmqdist.variables.storage import SCATTERS, Storage
-from zmqdist.wire.arrays import is_frozen
 
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
@@ -65,7 +64,7 @@ class Variable:
         self.lock = threading.Lock()
         self.storage = Storage(value)
         self.version = 1
-        self.slots: dict[str, dict[str, Storage]] = {}
+        self.slots: dict[str, dict[str, Array]] = {}
         self.taken: dict[str, int] = {}
         self.steps = Steps(PS_STEPS_OPEN_MAX)
         self.sums: dict[int, Sum] = {}
@@ -88,7 +87,7 @@ class Variable:
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def read(self) -> Array:
-        """The value, which never changes again."""
+        """The value, to be sent before the lock is let go."""
         self.bytes_out += self.storage.nbytes
         return self.storage.read()
 
@@ -99,10 +98,10 @@ class Variable:
         return found
 
     def saved(self) -> dict[str, Array]:
-        """Slots and numbers of steps, as "Adam/m" and "Adam/step"; they never change again."""
+        """Slots and numbers of steps, as "Adam/m" and "Adam/step"; as `read`."""
         told = {}
         for kind, slots in self.slots.items():
-            told.update({f"{kind}/{name}": slot.read() for name, slot in slots.items()})
+            told.update({f"{kind}/{name}": slot for name, slot in slots.items()})
             told[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
         return told
 
@@ -160,9 +159,8 @@ class Variable:
         array = self._value(value)
 
         def commit() -> bool:
-            out = self.storage.other()
-            ufunc(self.storage.value, array, out=out)
-            self.storage.put(out)
+            ufunc(self.storage.value, array, out=self.storage.value)
+            self.storage.changed()
             return True
 
         return commit
@@ -192,19 +190,17 @@ class Variable:
         checked = self.gradient(gradient)
         slots = self.slots.get(name)
         if slots is None:
-            slots = {slot: Storage(array) for slot, array in optimizer.slots(self.storage.value).items()}
+            slots = optimizer.slots(self.storage.value)
 
         def commit() -> bool:
             self.slots[name] = slots
             step = self.taken[name] = self.taken.get(name, 0) + 1
-            arrays = {slot: storage.writable() for slot, storage in slots.items()}
+            self.storage.changed()
             if isinstance(checked, tuple):
                 indices, rows = checked if self.storage.unique(checked[0]) else summed_rows(*checked)
-                optimizer.update_rows(self.storage.writable(), indices, rows, arrays, step)
+                optimizer.update_rows(self.storage.value, indices, rows, slots, step)
             else:
-                out = self.storage.other()
-                optimizer.update(self.storage.value, checked, arrays, step, out=out)
-                self.storage.put(out)
+                optimizer.update(self.storage.value, checked, slots, step)
             return True
 
         return commit
@@ -213,7 +209,7 @@ class Variable:
         checked = self.gradient(gradient)
         given = IndexedSlices(checked[1], checked[0], self.storage.shape) if isinstance(checked, tuple) else checked
         value = self.storage.value.copy()
-        slots = {slot: storage.value.copy() for slot, storage in self.slots.get(name, {}).items()}
+        slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
         step = self.taken.get(name, 0) + 1
         try:
             returned = fn(value, given, slots, step)
@@ -221,13 +217,14 @@ class Variable:
             told = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
             raise UnknownError(None, None, told) from error
         made = value if returned is None else self._made(name, returned)
-        stores = {str(slot): Storage(np.array(array)) for slot, array in slots.items()}
-        if any(store.dtype.hasobject for store in stores.values()):
+        kept = {str(slot): np.array(array) for slot, array in slots.items()}
+        if any(array.dtype.hasobject for array in kept.values()):
             raise self.wrong(f"update function {name} left a slot that is no array of numbers or text")
 
         def commit() -> bool:
-            self.storage.put(made)
-            self.slots[name], self.taken[name] = stores, step
+            self.storage.value = made
+            self.storage.changed()
+            self.slots[name], self.taken[name] = kept, step
             return True
 
         return commit
@@ -241,7 +238,7 @@ class Variable:
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)
-        slots: dict[str, dict[str, Storage]] = {}
+        slots: dict[str, dict[str, Array]] = {}
         taken: dict[str, int] = {}
         for path, slot in dict(saved).items():
             kind, _, name = path.rpartition("/")
@@ -249,7 +246,7 @@ class Variable:
                 taken[kind] = int(slot)
                 slots.setdefault(kind, {})
             else:
-                slots.setdefault(kind, {})[name] = Storage(slot if is_frozen(slot) else np.array(slot))
+                slots.setdefault(kind, {})[name] = np.array(slot, order="C")
 
         def commit() -> bool:
             self.storage.assign(array)
