@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.parameter_server.caching import cache_variable_reads
+    from zmqdist.parameter_server.sharded import ShardedVariable
     from zmqdist.parameter_server.strategy import ParameterServerStrategy
     from zmqdist.parameter_server.variable import Variable
     from zmqdist.running import cancelled
@@ -52,6 +53,7 @@ _WHERE = {
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
     "Session": "zmqdist.server.session",
+    "ShardedVariable": "zmqdist.parameter_server.sharded",
     "TensorSpec": "zmqdist.specs",
     "Variable": "zmqdist.parameter_server.variable",
     "WorkerServer": "zmqdist.dispatch.worker",
@@ -108,6 +110,7 @@ __all__ = [
     "Server",
     "ServerDef",
     "Session",
+    "ShardedVariable",
     "TensorSpec",
     "Variable",
     "WorkerServer",

@@ -21,6 +21,7 @@ PINNED: dict[str, frozenset[str]] = {
             "Server",
             "ServerDef",
             "Session",
+            "ShardedVariable",
             "TensorSpec",
             "Variable",
             "WorkerServer",

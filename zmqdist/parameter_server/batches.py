@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server.homes import RemoteHome
 from zmqdist.parameter_server.pending import Pending, all_values
 from zmqdist.parameter_server.variable import Variable
@@ -54,11 +53,9 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
     for grad, variable in grads_and_vars:
         if grad is None:
             continue
-        parts = parts_of(variable)
-        for part, share in zip(parts, shares_of(grad, parts), strict=True):
+        shares = [grad] if isinstance(variable, Variable) else variable._shares(grad)
+        for part, share in zip(parts_of(variable), shares, strict=True):
             home = part._home
-            if share is None:
-                continue
             if isinstance(home, RemoteHome):
                 change = client.apply(home.ref, optimizer, share)
                 by_client.setdefault(home.client, []).append((home, change))
@@ -71,39 +68,6 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
         for each, wanted in by_client.items()
     ]
     all_values(started)
-
-
-def shares_of(grad: Any, parts: list[Variable]) -> list[Any]:
-    """A gradient cut as a variable is; None for a shard of which it names no row."""
-    if len(parts) == 1:
-        return [grad]
-    shares: list[Any] = []
-    start = 0
-    if not isinstance(grad, IndexedSlices):
-        grad = np.asarray(grad)
-    rows = sum(part.shape[0] for part in parts)
-    if not isinstance(grad, IndexedSlices) and (grad.ndim == 0 or len(grad) != rows):
-        raise ValueError(
-            f"the gradient of {parts[0].name!r} and its other shards has {grad.shape}, they have {rows} rows"
-        )
-    if (
-        isinstance(grad, IndexedSlices)
-        and grad.indices.size
-        and not 0 <= grad.indices.min() <= grad.indices.max() < rows
-    ):
-        raise ValueError(
-            f"the gradient of {parts[0].name!r} and its other shards names a row that is not among their {rows}"
-        )
-    for part in parts:
-        stop = start + part.shape[0]
-        if isinstance(grad, IndexedSlices):
-            mine = (grad.indices >= start) & (grad.indices < stop)
-            share = IndexedSlices(grad.values[mine], grad.indices[mine] - start)
-            shares.append(share)
-        else:
-            shares.append(grad[start:stop])
-        start = stop
-    return shares
 
 
 def _is_variable(leaf: Any) -> bool:

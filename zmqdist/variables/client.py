@@ -186,8 +186,8 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     return array
 
 
-def _rows_wanted(ref: Ref, rows: Any) -> Any:
-    """A range travels as its bounds: its numbers would weigh more than narrow rows do."""
+def rows_wanted(ref: Ref, rows: Any) -> Any:
+    """Rows as they travel, a range by its bounds: its numbers would weigh more than narrow rows do. Raises as `rows_of`."""
     return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
@@ -425,7 +425,7 @@ class PsClient:
     def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
         """Rows at indices, in their order, or of a range that ascends, of several variables. Value: a list of arrays."""
         refs = [ref for ref, _ in wanted]
-        args = refs[0].session, [(ref.number, _rows_wanted(ref, rows)) for ref, rows in wanted]
+        args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
         return self._start(_what(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
