@@ -42,6 +42,7 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "optimizers",
             "partitioners",
             "random",
             "resolvers",
@@ -52,7 +53,17 @@ PINNED: dict[str, frozenset[str]] = {
     "zmqdist.partitioners": frozenset(
         {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
     ),
-    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.coordinator": frozenset(
+        {
+            "ClusterCoordinator",
+            "PerWorkerValue",
+            "PerWorkerValues",
+            "RemoteValue",
+            "experimental_get_current_worker_index",
+            "get_current_worker_index",
+            "get_num_workers",
+        }
+    ),
     "zmqdist.data": frozenset(
         {
             "AUTOTUNE",
@@ -71,6 +82,7 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
+    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

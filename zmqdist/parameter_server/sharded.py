@@ -246,10 +246,11 @@ class ShardedVariable(ArrayLike):
 
     def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Together:
         shares = self._shares(grad)
-        return Together(one._start_apply(fn, share, step) for one, share in zip(self._variables, shares, strict=True))
+        return Together(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
 
     def _shares(self, grad: Any) -> list[Any]:
-        """Each shard's part of a gradient, also of no rows: an optimizer counts steps, and synchronous training counts workers."""
+        """A gradient cut as the variable is. Every shard has a part, also of no rows: an optimizer counts steps, and synchronous training
+        counts workers."""
         if not isinstance(grad, IndexedSlices):
             return list(self._cut(self._fitting(grad)))
         rows, values = self._fitting_rows(grad)
