@@ -38,13 +38,24 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "optimizers",
             "random",
             "resolvers",
             "rpc",
             "testing",
         }
     ),
-    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.coordinator": frozenset(
+        {
+            "ClusterCoordinator",
+            "PerWorkerValue",
+            "PerWorkerValues",
+            "RemoteValue",
+            "experimental_get_current_worker_index",
+            "get_current_worker_index",
+            "get_num_workers",
+        }
+    ),
     "zmqdist.data": frozenset(
         {
             "AUTOTUNE",
@@ -63,6 +74,7 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
+    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

@@ -37,6 +37,7 @@ from zmqdist.server.sessions import Sessions, current_server, current_variables
 from zmqdist.server.variables import Variables
 from zmqdist.server.watch import Watches
 from zmqdist.server.working import Working
+from zmqdist.variables.host import Host
 
 
 class Server:
@@ -107,6 +108,7 @@ class Server:
             Reach(self._node)
             me_later = weakref.ref(self)
             Remote(self._node, me_later)
+            Host(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
             self._sessions = Sessions(self._node, self._definition, me_later)
             Working(self._node, self._definition.default_session_config)
             self._together = Together(self._node, self._definition.default_session_config)
