@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.coordinator.utils import RepeatedTimer, start_server
+from zmqdist.coordinator.utils import start_server
 from zmqdist.parameter_server import inviting
 from zmqdist.parameter_server.connecting import Connected, connect
 
@@ -271,25 +270,3 @@ def test_start_server_is_for_workers_and_ps(job: str | None) -> None:
     spec = zd.ClusterSpec({"worker": ["w:1"], "ps": ["p:1"], "chief": ["c:1"]})
     with pytest.raises(ValueError, match=f"Unexpected task_type to start a server: {job}"):
         start_server(zd.resolvers.SimpleClusterResolver(spec, task_type=job, task_id=0), "zmq")
-
-
-def test_a_repeated_timer_calls_until_it_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    calls: list[int] = []
-    third = threading.Event()
-
-    def called(step: int) -> None:
-        calls.append(step)
-        if len(calls) == 3:
-            third.set()
-        if len(calls) == 1:
-            raise RuntimeError("once")
-
-    with caplog.at_level(logging.ERROR):
-        timer = RepeatedTimer(0.01, called, 7)
-        assert third.wait(10)
-        assert timer.stop() >= 0
-    count = len(calls)
-    assert calls == [7] * count
-    assert [record.exc_info[1].args for record in caplog.records if record.exc_info and record.exc_info[1]] == [
-        ("once",)
-    ]
