@@ -12,11 +12,13 @@ import logging
 import os
 import threading
 import time
+import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from zmqdist import errors, limits, nest
+from zmqdist.coordinator.plans import Plan
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
 from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
@@ -38,8 +40,8 @@ class ClusterCoordinator:
         cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
 
-    The constructor does not wait for the dispatcher. Close it, or use it in a with-statement. Any thread may use it; it cannot be
-    used after a fork.
+    The constructor does not wait for the dispatcher. Close it, or use it in a with-statement; one that nobody has any more, nor a value of
+    it that is still to come or is kept, is closed by the garbage collector. Any thread may use it; it cannot be used after a fork.
 
     Raises:
       ValueError: `target` is none of these.
@@ -68,7 +70,7 @@ class ClusterCoordinator:
                 raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
         self._turn = threading.Lock()
         self._works = itertools.count(1)
-        self._scheduled_on = target  # a server stops when nobody refers to it any more
+        self._failed: list[Callable[[], BaseException]] = []
         self._shell = Shell(
             found,
             queue_max=queue_max,
@@ -76,6 +78,8 @@ class ClusterCoordinator:
             lost_limit_s=cluster_lost_limit_s,
             rounds=self._rounds,
         )
+        self._alive = _Alive(target)
+        weakref.finalize(self._alive, _give_up, self._shell).atexit = False
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -86,19 +90,29 @@ class ClusterCoordinator:
         kwargs: Mapping[str, Any] | None = None,
         *,
         keep: bool = False,
+        retries: int = 0,
+        timeout: float | None = None,
+        lineage: bool = False,
     ) -> RemoteValue:
         """Run `fn(*args, **kwargs)` once on some worker; returns at once, unless the queue is full.
 
         Arguments, and what the function captures, are as they are now: they may be changed as soon as this returns. The function
-        runs at least once, its result is accepted once: it runs again when its worker dies. It is not run again when it raises.
+        runs at least once, its result is accepted once: it runs again when its worker dies.
+
+        RemoteValues of this coordinator may be among the arguments at any depth, or captured, whether they have ended or not: the
+        function runs when they have, and gets their values, private to that run. When one of them has none, because its function failed or
+        was cancelled, this one fails with ClosureInputError and does not run.
 
         Args:
           fn: any callable that can be pickled; lambdas and closures can. Functions of importable modules go by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
-          keep: leave what it returns with its worker, for other functions to use. A RemoteValue that was kept and has ended may be among
-            `args` and `kwargs`, at any depth: the function gets its value, private to that run, straight from the worker that has it,
-            or fails with UnavailableError when that is lost.
+          keep: leave what it returns with its worker, for other functions to use: they get it straight from there, or fail with
+            UnavailableError when it is lost.
+          retries: run it again when it raises, so often at most, with the same arguments. The deaths of its workers are counted apart.
+          timeout: seconds from now; when it has not ended then it is taken back or cut off, and ends with DeadlineExceededError.
+          lineage: as `keep`, and when the value is lost it is made again, with its inputs where they have a lineage, too. It goes on being
+            there for `get` and for other functions. The function should give the same value each time.
 
         Returns:
           The result to come.
@@ -107,12 +121,17 @@ class ClusterCoordinator:
           Exception: an earlier function of this round failed: this is its error, raised once; nothing of the round runs any more,
             and what was unfinished is cancelled. Nothing was scheduled by this call.
           TypeError: `fn` is not callable, or `args` not iterable.
-          ValueError: a RemoteValue that was not kept, has not ended, has failed, or is another coordinator's is among the arguments.
+          ValueError: a RemoteValue of another coordinator is among the arguments; `retries` or `timeout` is out of range.
           InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
           FailedPreconditionError: the coordinator has been closed.
         """
         if not callable(fn):
             raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
+        if retries < 0:
+            raise ValueError(f"retries is {retries}, wants 0 or more")
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
+        until = None if timeout is None else time.monotonic() + timeout
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
         with self._turn:
@@ -129,17 +148,26 @@ class ClusterCoordinator:
                 shell.packing = None
                 given = shell.given
                 if given:
-                    shell.given = []
+                    shell.given = {}
             payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-            if keep:
-                payload = KEEP + payload
+            plan: Plan | None = None
             try:
+                if given or retries or until is not None or lineage:
+                    keep = keep or lineage
+                    plan = Plan(
+                        payload, bulks, given, keep=keep, retries=retries, timeout=timeout, until=until, lineage=lineage
+                    )
+                    plan.take(shell.held)
+                elif keep:
+                    payload = KEEP + payload
                 with shell.lock:
                     if shell.room <= 0 or shell.closed:  # which is also so after a fork
                         self._wait_for_room()
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, given)
+                    if plan is not None:
+                        return shell.enqueue_plan(plan, work, number, name, self._alive)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, self._alive)
             except BaseException:
                 shell.drop(bulks)
                 raise
@@ -152,8 +180,8 @@ class ClusterCoordinator:
         """Wait until everything that was scheduled has ended.
 
         Raises:
-          Exception: the first error of a function; raised once. Nothing that was scheduled is executing any more: what had not
-            begun was dropped, what ran was told to end and cut off after `cancel_grace_s` (where slots are threads: waited for), and
+          Exception: the first error of a function; raised once, with all errors of the round as its `failures`. Nothing that was
+            scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s` (where slots are threads: waited for), and
             their RemoteValues raise CancelledError. The coordinator can be used on.
           DeadlineExceededError: not all have ended after `timeout` seconds. They go on.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
@@ -167,19 +195,38 @@ class ClusterCoordinator:
             shell = self._shell
             with shell.lock:
                 self._check_open()
-                self._wait_until(lambda: shell.resolved == shell.scheduled or shell.failure is not None, until, timeout)
+                self._wait_until(self._has_ended, until, timeout)
                 failed = shell.failure is not None
             if failed:
                 self._end_round()
         finally:
             self._turn.release()
 
-    def done(self) -> bool:
-        """Whether everything that was scheduled has ended. Does not wait, but after an error: raises it as `join` does."""
+    def done(self, timeout: float | None = None) -> bool:
+        """Whether everything that was scheduled has ended. After an error: raises it as `join` does, and waits for that.
+
+        Args:
+          timeout: wait at most so many seconds for the end; None does not wait.
+        """
         self._check_open()
-        if self._shell.failure is not None:
+        shell = self._shell
+        if timeout is not None:
+            with shell.lock:
+                try:
+                    self._wait_until(self._has_ended, time.monotonic() + timeout, timeout)
+                except errors.DeadlineExceededError:
+                    return False
+        if shell.failure is not None:
             self._end_round()
-        return self._shell.resolved == self._shell.scheduled
+        return shell.resolved == shell.scheduled
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """The errors of the round that was ended last, oldest first, at most 100; the first is the one that was raised.
+
+        The same list is the attribute `failures` of that one, where it takes attributes. They are fresh copies.
+        """
+        return [fail() for fail in self._failed]
 
     def fetch(self, val: Any) -> Any:
         """The structure `val` (lists, tuples, dicts) with each RemoteValue in it replaced by its result; the rest as it is.
@@ -213,11 +260,7 @@ class ClusterCoordinator:
         """
         if self._shell.pid != os.getpid():
             return
-        with self._shell.lock:
-            if self._shell.closed:
-                return
-            self._shell.closed = True
-        self._shell.close()
+        self._shell.give_up()
 
     def __enter__(self) -> ClusterCoordinator:
         return self
@@ -248,6 +291,9 @@ class ClusterCoordinator:
                 finally:
                     shell.lock.acquire()
 
+    def _has_ended(self) -> bool:
+        return self._shell.resolved == self._shell.scheduled or self._shell.failure is not None
+
     def _wait_until(self, ready: Callable[[], bool], until: float | None, timeout: float | None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""
         shell = self._shell
@@ -276,8 +322,14 @@ class ClusterCoordinator:
             self._wait_until(lambda: shell.rounds_ended > before or shell.closed, None, None)
             if shell.failure is not fail:
                 return  # another thread has raised it
-            shell.failure = None
-        raise fail()
+            failed = self._failed = shell.failures
+            shell.failure, shell.failures = None, []
+        error = fail()
+        try:
+            error.failures = [each() for each in failed]  # type: ignore[attr-defined]
+        except (AttributeError, TypeError):  # it takes no attributes
+            pass
+        raise error
 
     def _check_open(self) -> None:
         if self._shell.closed:
@@ -286,6 +338,21 @@ class ClusterCoordinator:
             raise errors.FailedPreconditionError(
                 None, None, "this ClusterCoordinator was made before a fork: make a new one in the child process"
             )
+
+
+class _Alive:
+    """Of the coordinator, and of its values that have not ended or are kept: its threads end when nobody has one of them any more."""
+
+    __slots__ = ("__weakref__", "_target")
+
+    def __init__(self, target: Any) -> None:
+        self._target = target  # a server stops when nobody refers to it any more
+
+
+def _give_up(shell: Shell) -> None:
+    """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
+    if shell.pid == os.getpid():
+        shell.in_loop(shell.give_up)
 
 
 def _unwrapped(error: errors.InvalidArgumentError) -> Exception:

@@ -15,12 +15,14 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet, ref
 
-from zmqdist import errors
+from zmqdist import errors, limits
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
+from zmqdist.coordinator.plans import Plan, Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
+from zmqdist.core import graph
 from zmqdist.core.closures import (
     DISPATCHER,
     LOST,
@@ -35,7 +37,6 @@ from zmqdist.core.closures import (
     Event,
     Fetch,
     FunctionsDefined,
-    FunctionsDropped,
     KeptDropped,
     Resolve,
     ResolveLost,
@@ -61,7 +62,7 @@ from zmqdist.wire.hello import Hello, our_hello
 log = logging.getLogger("zmqdist.coordinator")
 
 WORKERS = frozenset({"worker"})
-FAILURES = (ERROR, LOST, UNAVAILABLE)
+FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
 
 _open: WeakSet[Shell] = WeakSet()
 
@@ -87,10 +88,11 @@ class Shell:
       unpacking: a result is unpacked once.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
+      failures: the same for all of them, as many as FAILURES_TOLD.
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       packing: the thread that packs the arguments of a `schedule`; None for none.
-      given: kept values that it has met there.
+      given: results that it has met there, by the number of their work.
     """
 
     def __init__(
@@ -105,8 +107,9 @@ class Shell:
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
         self.room = 0
         self.packing: int | None = None
-        self.given: list[Kept] = []
+        self.given: dict[int, RemoteValue] = {}
         self.failure: Callable[[], BaseException] | None = None
+        self.failures: list[Callable[[], BaseException]] = []
         self.closed = False
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
@@ -120,7 +123,9 @@ class Shell:
         self._cancels: deque[int] = deque()
         self._dropped: deque[int] = deque()
         self._held: dict[int, list[int]] = {}
-        self._given: dict[int, list[Kept]] = {}
+        self._planned: list[Plan] = []
+        self._asking: dict[int, RemoteValue] = {}
+        self._plans = Plans(self)
         self._draining = False
         self._due: float | None = None
         self._memory = MemoryKeeper()
@@ -147,30 +152,59 @@ class Shell:
         self._store.free(bulks)
 
     def enqueue(
-        self, work: int, number: int, name: str, payload: bytes, bulks: list[int], keep: bool, given: list[Kept]
+        self, work: int, number: int, name: str, payload: bytes, bulks: list[int], keep: bool, alive: object
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.
 
         Args:
           keep: its value stays with its worker.
-          given: values that it uses, which stay with theirs until it has ended.
+          alive: lives until somebody gives up this connection.
         """
         if bulks:
             self._held[work] = [*self._held.get(work, ()), *bulks]
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
-        if given:
-            self._given[work] = given
-        value = RemoteValue(self, work, name)
+        value = RemoteValue(self, work, name, alive)
         self._values[work] = ref(value)
         self._outbox.append((work, number, payload))
+        self._announce()
+        return value
+
+    def enqueue_plan(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
+        """The same for work with options."""
+        value = RemoteValue(self, work, name, alive)
+        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._outbox), ref(value)
+        plan.bulks = [*plan.bulks, *self._held.pop(work, ())]
+        self._values[work] = ref(value)
+        self._planned.append(plan)
+        self._announce()
+        return value
+
+    def _announce(self) -> None:
         self.scheduled += 1
         self.room -= 1
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
-        return value
+
+    def make_again(self, value: RemoteValue, lost: Kept, waiter: Any) -> bool:
+        """Have a lost value made again, and release `waiter` when its RemoteValue knows better; False when this is closed."""
+        with self.lock:
+            if self.closed:
+                return False
+            if value._payload is not lost:
+                waiter.release()
+                return True
+            value._waiters = [*(value._waiters or ()), waiter]
+            self._asking[value._work] = value
+        self.in_loop(self._decide, graph.ValueLost(value._work, lost.work))
+        return True
+
+    def asker(self, work: int) -> RemoteValue | None:
+        """Whose value was asked for; once."""
+        with self.lock:
+            return self._asking.pop(work, None)
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
         """Raises as `dispatch.kept.fetch`, and FailedPreconditionError after a fork."""
@@ -183,11 +217,12 @@ class Shell:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
             self._dropped.append(work)
-            self._in_loop(self._let_go)
+            self.in_loop(self._let_go)
 
     def has_room(self) -> bool:
         """Whether the queue takes one more. With the lock held."""
-        self.room = self.queue_max - self._machine.queued - len(self._outbox)
+        planned = self._plans.graph.waiting + len(self._planned)
+        self.room = self.queue_max - self._machine.queued - len(self._outbox) - planned
         return self.room > 0
 
     @property
@@ -199,12 +234,12 @@ class Shell:
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come."""
-        self._loop.call_soon(self._handle, EndAsked())
+        self._loop.call_soon(self._end_round)
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
         self._cancels.append(work)
-        self._in_loop(self._cancel)
+        self.in_loop(self._cancel)
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
@@ -213,8 +248,15 @@ class Shell:
     def call_back(self, calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]]) -> None:
         self._callbacks.put(calls)
 
-    def close(self) -> None:
-        """Leave the dispatcher; everything that has not ended is cancelled. Once."""
+    def give_up(self) -> None:
+        """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        self._close()
+
+    def _close(self) -> None:
         try:
             self._loop.run(self._say_goodbye, timeout_s=5.0)
         except errors.OpError:
@@ -230,10 +272,10 @@ class Shell:
                 value._settle(CANCELLED, b"")
                 calls += [(fn, value) for fn in value._callbacks or ()]
             self.resolved = self.scheduled
+            self._plans.close()
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
-        self._given.clear()
         self._callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
@@ -295,50 +337,96 @@ class Shell:
         if not self._machine.enlisted:
             self._refusal = payload
         with self.lock:
-            self.failure = self.failure or _Failure(ERROR, payload, "")
+            self._fail_round(_Failure(ERROR, payload, ""))
             self.changed.notify_all()
         self._drain()
         self._fail(list(self._values), payload)
 
     def _fail(self, works: list[int], payload: bytes) -> None:
         """These end with an error of our own; the machine is not asked and only has to forget them."""
-        self._settle([(work, ERROR, payload) for work in works])
+        self.settle([(work, ERROR, payload) for work in works])
+        self._plans.clear()
         self._handle(WithdrawAsked(works))
 
     def _drain(self) -> None:
         with self.lock:
             outbox, self._outbox = self._outbox, []
+            planned, self._planned = self._planned, []
             staying, self._staying = self._staying, []
             defined, dropped = self.functions.take()
+            works = [*(item[0] for item in outbox), *(plan.work for plan in planned)] if self._refusal else []
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
+        if planned:
+            outbox = self._drain_plans(outbox, staying, planned)
         if outbox:
             self._handle(Scheduled(outbox, staying))
-            if self._refusal is not None:
-                self._fail([work for work, _, _ in outbox], self._refusal)
+        if works and self._refusal is not None:
+            self._fail(works, self._refusal)
         if dropped:
-            self._handle(FunctionsDropped(dropped))
+            self._decide(graph.FunctionsUnused(dropped))
+
+    def _drain_plans(self, outbox: list[Any], staying: list[int], planned: list[Plan]) -> list[Any]:
+        """What was scheduled before the last of these, in its order; gives the rest."""
+        begin = 0
+        for plan in planned:
+            if plan.position > begin:
+                self._handle(Scheduled(outbox[begin : plan.position], staying))
+                begin = plan.position
+            self._plans.begin(plan)
+            self._go_on()
+        return outbox[begin:]
 
     def _cancel(self) -> None:
         self._drain()
         if works := _emptied(self._cancels):
+            if self._plans:
+                self._decide(graph.CancelAsked(works))
             self._handle(WithdrawAsked(works))
+
+    def _end_round(self) -> None:
+        self._decide(graph.RoundEnding())
+        self._handle(EndAsked())
 
     def _let_go(self) -> None:
         if works := _emptied(self._dropped):
+            self._plans.let_go(works)
             self._handle(KeptDropped(works))
+
+    def now(self) -> float:
+        """The loop's clock."""
+        return self._loop.now()
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
         self._perform(self._machine.handle(event, now))
+        if self._plans.events:
+            self._go_on()
         due = self._machine.deadline
+        if self._plans and (planned := self._plans.graph.deadline) is not None:
+            due = planned if due is None else min(due, planned)
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
 
+    def _decide(self, event: graph.Event) -> None:
+        """An event for the plans."""
+        self._plans.handle(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell the machine what the plans have decided."""
+        for event in self._plans.take():
+            self._handle(event)
+        if self.crowded:  # what the plans have is counted here, and not in the machine
+            with self.lock:
+                self.changed.notify_all()
+
     def _tick(self) -> None:
         self._due = None
+        if self._plans:
+            self._decide(Ticked())
         self._handle(Ticked())
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -347,12 +435,14 @@ class Shell:
                 case Send(_, message):
                     self._dealer.send(message)  # while down: everything is submitted again when it is up
                 case Resolve(items):
-                    self._settle(items)
+                    self.settle(self._plans.ended(items) if self._plans else items)
                 case ResolveLost(work, starts):
-                    self._settle([(work, LOST, starts)])
+                    lost: list[Any] = [(work, LOST, starts)]
+                    self.settle(self._plans.ended(lost) if self._plans else lost)
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
                 case RoundEnded():
+                    self._plans.handle(graph.RoundOver())
                     with self.lock:
                         self.rounds_ended += 1
                         self.changed.notify_all()
@@ -360,24 +450,22 @@ class Shell:
                     with self.lock:
                         self.changed.notify_all()
 
-    def _settle(self, items: list[Any]) -> None:
+    def settle(self, items: list[Any]) -> None:
+        """These have ended, as the user sees it: (work, kind, payload)."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
-        given: list[list[Kept]] = []
         with self.lock:
             values, before = self._values, len(self._values)
             for work, kind, payload in items:
-                if kind and kind == KEPT:
+                if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
                 if self._held and work in self._held:
                     self._store.free(self._held.pop(work))
-                if self._given and work in self._given:
-                    given.append(self._given.pop(work))
                 value = reference()
-                if kind and self._rounds and kind in FAILURES and self.failure is None:
-                    self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
+                if kind and self._rounds and kind in FAILURES:
+                    self._fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
                 if value is None:
                     continue
                 value._settle(kind, payload)
@@ -393,10 +481,27 @@ class Shell:
         if calls:
             self.call_back(calls)
 
+    def _fail_round(self, failed: _Failure) -> None:
+        """With the lock held."""
+        self.failure = self.failure or failed
+        if len(self.failures) < limits.FAILURES_TOLD:
+            self.failures.append(failed)
+
+    def wake(self, value: RemoteValue) -> None:
+        """Who waits has a look at it."""
+        with self.lock:
+            value._wake()
+
+    def replace(self, value: RemoteValue, kind: int, payload: Any) -> None:
+        """One that had ended well has another value, or none any more."""
+        with self.lock:
+            self._asking.pop(value._work, None)
+            value._settle(kind, payload)
+
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        held = self._values.get(work)
+        held = self._values.get(self._plans.user_of(work))
         # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
         parts = self._fetching.ask(work, attempt, reference) if wanted else []
@@ -405,13 +510,14 @@ class Shell:
 
     def _fetched(self, work: int, attempt: int, parts: Any) -> None:
         """In a fetching thread."""
-        self._in_loop(self._handle, BulkArrived(work, attempt, parts))
+        self.in_loop(self._handle, BulkArrived(work, attempt, parts))
 
     def _not_fetched(self, work: int, attempt: int, problem: str) -> None:
         """In a fetching thread."""
-        self._in_loop(self._handle, BulkUnreachable(work, attempt, problem))
+        self.in_loop(self._handle, BulkUnreachable(work, attempt, problem))
 
-    def _in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+    def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed
