@@ -133,6 +133,7 @@ def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(threads: zd.
             assert not coordinator._shell.has_room()
         go(tmp_path)
         coordinator.join(20)
+        assert coordinator._shell.has_room()
         assert coordinator.fetch([coordinator.schedule(len, (first,)) for _ in range(20)]) == [1] * 20
 
 
@@ -144,7 +145,7 @@ def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(coord
     second = coordinator.schedule(add, (first,))
     third = coordinator.schedule(add, (1, second))
     for value in (second, third):
-        with pytest.raises(errors.ClosureInputError, match="Input has an error.*no such row") as told:
+        with pytest.raises(errors.ClosureInputError, match=r"Input has an error.*no such row") as told:
             value.fetch(20)
         assert isinstance(told.value.original_exception, KeyError)
         assert "in fails" in str(told.value.original_exception.__cause__)

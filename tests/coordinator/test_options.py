@@ -34,7 +34,7 @@ def made(folder: Path, name: str, *of: Any) -> np.ndarray[Any, Any]:
     """Notes each call."""
     with (folder / name).open("ab") as file:
         file.write(b".")
-    return np.full(1000, 1 + sum(int(value[0]) for value in of))
+    return np.full(2**17, 1 + sum(int(value[0]) for value in of))
 
 
 def calls(folder: Path, name: str) -> int:
@@ -192,10 +192,12 @@ def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
     with pytest.raises(errors.ClosureInputError) as told:
         third.get(30)
     assert isinstance(told.value.original_exception, errors.UnavailableError)
+    with pytest.raises(errors.ClosureInputError):
+        fragile.join(20)
     fourth = fragile.schedule(made, (tmp_path, "fourth", first), retries=3)
     with pytest.raises(errors.UnavailableError):
         fourth.get(30)
-    with pytest.raises(errors.ClosureInputError):
+    with pytest.raises(errors.UnavailableError):
         fragile.join(20)
 
 

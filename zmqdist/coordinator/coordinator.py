@@ -146,9 +146,7 @@ class ClusterCoordinator:
                 raise _unwrapped(error) from error.__cause__
             finally:
                 shell.packing = None
-                given = shell.given
-                if given:
-                    shell.given = {}
+                given, shell.given = shell.given, {}
             payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
             plan: Plan | None = None
             try:
@@ -181,8 +179,8 @@ class ClusterCoordinator:
 
         Raises:
           Exception: the first error of a function; raised once, with all errors of the round as its `failures`. Nothing that was
-            scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s` (where slots are threads: waited for), and
-            their RemoteValues raise CancelledError. The coordinator can be used on.
+            scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s`
+            (where slots are threads: waited for), and their RemoteValues raise CancelledError. The coordinator can be used on.
           DeadlineExceededError: not all have ended after `timeout` seconds. They go on.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """

@@ -220,9 +220,9 @@ class Shell:
             self.in_loop(self._let_go)
 
     def has_room(self) -> bool:
-        """Whether the queue takes one more. With the lock held."""
-        planned = self._plans.graph.waiting + len(self._planned)
-        self.room = self.queue_max - self._machine.queued - len(self._outbox) - planned
+        """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
+        queued = self._machine.queued + len(self._outbox)
+        self.room = self.queue_max - len(self._planned) - max(queued, self._plans.graph.waiting)
         return self.room > 0
 
     @property
