@@ -105,7 +105,7 @@ def test_a_chain_runs_in_its_order(coordinator: ClusterCoordinator) -> None:
         value = coordinator.schedule(add, (value,))
     assert value.fetch(20) == 100
     coordinator.join(20)
-    assert not coordinator._shell._plans
+    assert not coordinator._shell.plans
     assert not coordinator._shell._values
 
 

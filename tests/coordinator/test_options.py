@@ -138,7 +138,7 @@ def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) ->
 def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(abs, (-2,), timeout=60).fetch(20) == 2
     coordinator.join(20)
-    assert not coordinator._shell._plans
+    assert not coordinator._shell.plans
 
 
 # -- lineage -------------------------------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def test_what_a_value_was_made_of_goes_with_it(in_threads: ClusterCoordinator, t
     assert large.exception(20) is None
     del value
     assert held() == 2
-    assert len(in_threads._shell._plans) == 2
+    assert len(in_threads._shell.plans) == 2
     del large
-    until(lambda: not in_threads._shell._plans and held() == 0)
+    until(lambda: not in_threads._shell.plans and held() == 0)
     assert len(in_threads._shell._store) == 0
 
 
@@ -247,7 +247,7 @@ def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(cluster: zd.
 
     asking = threading.Thread(target=asks)
     asking.start()
-    until(lambda: coordinator._shell._plans.graph.attempts)
+    until(lambda: coordinator._shell.plans.graph.attempts)
     coordinator.close()
     asking.join(20)
     assert isinstance(told[0], errors.UnavailableError)

@@ -10,7 +10,9 @@ Where an input comes from
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zmqdist import limits
@@ -18,6 +20,7 @@ from zmqdist.coordinator.values import Kept, RemoteValue
 from zmqdist.core import closures, graph
 from zmqdist.core.closures import UNAVAILABLE
 from zmqdist.core.graph import FIRST_ATTEMPT, INPUT_FAILED, TIMED_OUT
+from zmqdist.core.pins import PLAIN, Options
 from zmqdist.dispatch.kept import decode_loss
 from zmqdist.dispatch.references import INPUTS, KEEP, encode_inputs
 from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
@@ -30,6 +33,28 @@ Outcome: TypeAlias = "tuple[int, int, Any]"
 """(work, kind, payload), for `Shell.settle`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What makes a plan of work that has no inputs. `until` is on the clock of time.monotonic."""
+
+    retries: int = 0
+    timeout: float | None = None
+    until: float | None = None
+    lineage: bool = False
+
+    @classmethod
+    def checked(cls, retries: int, timeout: float | None, lineage: bool) -> Wishes:
+        """Raises ValueError for what cannot be wished."""
+        if retries < 0:
+            raise ValueError(f"retries is {retries}, wants 0 or more")
+        if timeout is not None and not timeout > 0:  # so that NaN is refused, too
+            raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
+        return cls(retries, timeout, None if timeout is None else time.monotonic() + timeout, lineage)
+
+
+NONE = Wishes()
+
+
 class Plan:
     """One piece of work with options.
 
@@ -39,6 +64,7 @@ class Plan:
       inputs: how those travel that are there for good.
       bulks: what is held for it.
       position: how much was scheduled without options before it.
+      settled: the user knows how it has ended.
       made_at: with a lineage: the reference to its value.
     """
 
@@ -48,15 +74,13 @@ class Plan:
         "given",
         "inputs",
         "keep",
-        "lineage",
         "made_at",
+        "options",
         "packed",
         "position",
-        "retries",
         "settled",
-        "timeout",
-        "until",
         "value",
+        "wishes",
         "work",
     )
 
@@ -65,21 +89,16 @@ class Plan:
         packed: bytes,
         bulks: list[int],
         given: dict[int, RemoteValue],
-        *,
         keep: bool,
-        retries: int,
-        timeout: float | None,
-        until: float | None,
-        lineage: bool,
+        wishes: Wishes,
+        options: Options,
     ) -> None:
         self.packed = packed
         self.bulks = bulks
-        self.given = given
+        self.given = dict(given)
         self.keep = keep
-        self.retries = retries
-        self.timeout = timeout
-        self.until = until
-        self.lineage = lineage
+        self.wishes = wishes
+        self.options = options
         self.inputs: dict[int, bytes] = {}
         self.work = self.fn = self.position = 0
         self.settled = False
@@ -113,6 +132,8 @@ class Plans:
         self._plans: dict[int, Plan] = {}
         self._present: tuple[int, Any] = (VALUE, b"")
         self._roots: dict[int, RemoteValue] = {}
+        self._asking: dict[int, RemoteValue] = {}
+        """Whose lost values somebody waits for."""
         self.graph = graph.Graph(remakes_max=limits.ATTEMPTS_MAX)
         self.events: list[closures.Event] = []
 
@@ -144,8 +165,34 @@ class Plans:
                 plan.inputs[work] = payload.encoded
             else:
                 failed = failed or work
-        planned = graph.Planned(plan.work, plan.fn, tuple(inputs), failed, plan.retries, plan.until, plan.lineage)
-        self.handle(planned)
+        wishes = plan.wishes
+        self.handle(
+            graph.Planned(plan.work, plan.fn, tuple(inputs), failed, wishes.retries, wishes.until, wishes.lineage)
+        )
+
+    def begin_all(self, planned: list[Plan], outbox: list[Any], staying: list[int], options: Any) -> list[Any]:
+        """These were scheduled, in their order among those of the outbox; gives what is left of that."""
+        begin = 0
+        for plan in planned:
+            if plan.position > begin:
+                self.events.append(closures.Scheduled(outbox[begin : plan.position], staying, options))
+                begin = plan.position
+            self.begin(plan)
+        return outbox[begin:]
+
+    def make_again(self, value: RemoteValue, lost: Kept, waiter: Any) -> bool:
+        """Have a lost value made again, and release `waiter` when its RemoteValue knows better; False when closed. In any thread."""
+        shell = self._shell
+        with shell.lock:
+            if shell.closed:
+                return False
+            if value._payload is not lost:
+                waiter.release()
+                return True
+            value._waiters = [*(value._waiters or ()), waiter]
+            self._asking[value._work] = value
+        shell.in_loop(shell.decide, graph.ValueLost(value._work, lost.work))
+        return True
 
     def handle(self, event: graph.Event) -> None:
         """Have the graph decide, and settle what has ended by that."""
@@ -210,10 +257,10 @@ class Plans:
         if kind == INPUT_LOST:
             lost, payload = decode_loss(payload)
         elif kind == KEPT and plan is not None:
-            if plan.lineage:
+            if plan.wishes.lineage:
                 plan.made_at = payload
-            payload = Kept(self._shell, number, payload, plan.lineage)
-        if kind in (VALUE, KEPT) and not (plan is not None and plan.lineage):
+            payload = Kept(self._shell, number, payload, plan.wishes.lineage)
+        if kind in (VALUE, KEPT) and not (plan is not None and plan.wishes.lineage):
             for waiting in self.graph.waiting_for(work):
                 self._plans[waiting].put(work, payload.encoded if kind == KEPT else payload, self._shell.held)
         self._present = (ERROR if kind == INPUT_LOST else kind, payload)
@@ -228,12 +275,10 @@ class Plans:
                 case graph.End(work, kind, cause):
                     self._end(self._plans[work], kind, cause, told)
                 case graph.Remade(work, new):
-                    asker = self._shell.asker(work)
-                    value = self._plans[work].value() if new else asker
-                    if value is not None and new:
-                        self._shell.replace(value, *self._present)
-                    elif asker is not None:
-                        self._shell.wake(asker)
+                    if new:
+                        self._replace(self._plans[work], *self._present)
+                    else:
+                        self._wake(work)
                 case graph.WithdrawAttempts(attempts):
                     self.events.append(closures.WithdrawAsked(attempts))
                 case graph.DropFunctions(functions):
@@ -256,7 +301,8 @@ class Plans:
             payload = INPUTS + payload
         if plan.keep:
             payload = KEEP + payload
-        self.events.append(closures.Scheduled([(attempt, plan.fn, payload)], [attempt] if plan.keep else ()))
+        options = None if plan.options is PLAIN else {attempt: plan.options}
+        self.events.append(closures.Scheduled([(attempt, plan.fn, payload)], [attempt] if plan.keep else (), options))
 
     def _end(self, plan: Plan, kind: int | None, cause: int, told: list[Outcome]) -> None:
         payload: Any = b""
@@ -267,15 +313,29 @@ class Plans:
             root = given._payload if given._kind == INPUT_FAILED else self._roots.get(cause, given)
             self._roots[plan.work] = payload = root
         elif kind == TIMED_OUT:
-            payload = plan.timeout
+            payload = plan.wishes.timeout
         elif kind == UNAVAILABLE:
             times = limits.ATTEMPTS_MAX
             payload = f"its value was lost with its worker, made again {times} times, and lost again".encode()
         if not plan.settled:
             plan.settled = True
             told.append((plan.work, kind, payload))
-        elif (value := plan.value()) is not None:
-            self._shell.replace(value, kind, payload)
+        else:
+            self._replace(plan, kind, payload)
+
+    def _replace(self, plan: Plan, kind: int, payload: Any) -> None:
+        """One that had ended well has another value, or none any more."""
+        value = plan.value()
+        if value is not None:
+            with self._shell.lock:
+                self._asking.pop(plan.work, None)
+                value._settle(kind, payload)
+
+    def _wake(self, work: int) -> None:
+        """Who asks for a lost value has another look."""
+        with self._shell.lock:
+            if (value := self._asking.pop(work, None)) is not None:
+                value._wake()
 
     def _settle(self, told: list[Outcome]) -> None:
         self._roots.clear()

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
 from zmqdist import errors, limits
@@ -36,6 +36,7 @@ from zmqdist.core.closures import (
     EndAsked,
     Event,
     Fetch,
+    ForgetAsked,
     FunctionsDefined,
     KeptDropped,
     Resolve,
@@ -46,6 +47,7 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.pins import PLAIN, Joined, Left, MembersChanged, Options
 from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
 from zmqdist.dispatch.store import BulkStore
@@ -60,6 +62,9 @@ from zmqdist.wire import trusted
 from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.coordinator")
+
+Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
+"""Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
@@ -96,7 +101,14 @@ class Shell:
     """
 
     def __init__(
-        self, target: Target, *, queue_max: int, cancel_grace_s: float, lost_limit_s: float, rounds: bool
+        self,
+        target: Target,
+        *,
+        queue_max: int,
+        cancel_grace_s: float,
+        lost_limit_s: float,
+        recovery_limit_s: float,
+        rounds: bool,
     ) -> None:
         self.address = target.address
         self.credentials = target.credentials
@@ -120,19 +132,25 @@ class Shell:
         self._kept: set[RemoteValue] = set()
         self._outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
+        self._options: dict[int, Options] = {}
+        """Of what is in the outbox."""
+        self._apart: set[int] = set()
+        """What is apart from the rounds: not in `scheduled` and `resolved`."""
+        self._apart_outbox: list[tuple[int, int, bytes]] = []
         self._cancels: deque[int] = deque()
         self._dropped: deque[int] = deque()
+        self._forgotten: deque[int] = deque()
+        self._watchers: list[Watcher] = []
         self._held: dict[int, list[int]] = {}
         self._planned: list[Plan] = []
-        self._asking: dict[int, RemoteValue] = {}
-        self._plans = Plans(self)
+        self.plans = Plans(self)
         self._draining = False
         self._due: float | None = None
         self._memory = MemoryKeeper()
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
-            self._open(target, cancel_grace_s, lost_limit_s)
+            self._open(target, cancel_grace_s, lost_limit_s, recovery_limit_s)
         except BaseException:
             self._loop.stop()
             raise
@@ -152,12 +170,22 @@ class Shell:
         self._store.free(bulks)
 
     def enqueue(
-        self, work: int, number: int, name: str, payload: bytes, bulks: list[int], keep: bool, alive: object
+        self,
+        work: int,
+        number: int,
+        name: str,
+        payload: bytes,
+        bulks: list[int],
+        keep: bool,
+        options: Options = PLAIN,
+        alive: object = None,
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.
 
         Args:
           keep: its value stays with its worker.
+          options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
+            error is only its RemoteValue's, and the end of a round leaves it alone.
           alive: lives until somebody gives up this connection.
         """
         if bulks:
@@ -167,44 +195,34 @@ class Shell:
             self._staying.append(work)
         value = RemoteValue(self, work, name, alive)
         self._values[work] = ref(value)
-        self._outbox.append((work, number, payload))
+        if options is not PLAIN:
+            self._options[work] = options
+        if options.apart:
+            self._apart.add(work)
+            self._apart_outbox.append((work, number, payload))
+        else:
+            self._outbox.append((work, number, payload))
+            self.scheduled += 1
+            self.room -= 1
         self._announce()
         return value
 
     def enqueue_plan(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """The same for work with options."""
+        """The same for work that the plans see to."""
         value = RemoteValue(self, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._outbox), ref(value)
         plan.bulks = [*plan.bulks, *self._held.pop(work, ())]
         self._values[work] = ref(value)
         self._planned.append(plan)
+        self.scheduled += 1
+        self.room -= 1
         self._announce()
         return value
 
     def _announce(self) -> None:
-        self.scheduled += 1
-        self.room -= 1
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
-
-    def make_again(self, value: RemoteValue, lost: Kept, waiter: Any) -> bool:
-        """Have a lost value made again, and release `waiter` when its RemoteValue knows better; False when this is closed."""
-        with self.lock:
-            if self.closed:
-                return False
-            if value._payload is not lost:
-                waiter.release()
-                return True
-            value._waiters = [*(value._waiters or ()), waiter]
-            self._asking[value._work] = value
-        self.in_loop(self._decide, graph.ValueLost(value._work, lost.work))
-        return True
-
-    def asker(self, work: int) -> RemoteValue | None:
-        """Whose value was asked for; once."""
-        with self.lock:
-            return self._asking.pop(work, None)
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
         """Raises as `dispatch.kept.fetch`, and FailedPreconditionError after a fork."""
@@ -219,10 +237,30 @@ class Shell:
             self._dropped.append(work)
             self.in_loop(self._let_go)
 
+    def forget_everywhere(self, number: int) -> None:
+        """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._forgotten.append(number)
+            self.in_loop(self._forget)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
+
+        def begin() -> None:
+            self._watchers.append(watcher)
+            watcher(list(self._machine.pins.members.values()), [])
+
+        self.in_loop(begin)
+
+    @property
+    def members(self) -> dict[str, Joined] | None:
+        """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
+        return self._machine.pins.members if self._machine.pins.told else None
+
     def has_room(self) -> bool:
         """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
         queued = self._machine.queued + len(self._outbox)
-        self.room = self.queue_max - len(self._planned) - max(queued, self._plans.graph.waiting)
+        self.room = self.queue_max - len(self._planned) - max(queued, self.plans.graph.waiting)
         return self.room > 0
 
     @property
@@ -272,7 +310,7 @@ class Shell:
                 value._settle(CANCELLED, b"")
                 calls += [(fn, value) for fn in value._callbacks or ()]
             self.resolved = self.scheduled
-            self._plans.close()
+            self.plans.close()
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
@@ -286,7 +324,7 @@ class Shell:
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
-    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float) -> None:
+    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float, recovery_limit_s: float) -> None:
         loop, credentials = self._loop, target.credentials
         incarnation = secrets.randbits(62) | 1
         name = f"coordinator {socket.gethostname()}:{self.pid}"
@@ -302,6 +340,7 @@ class Shell:
             queue_max=self.queue_max,
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=lost_limit_s,
+            recovery_limit_s=recovery_limit_s,
             now=loop.now(),
         )
         self._dealer = Dealer(
@@ -345,7 +384,7 @@ class Shell:
     def _fail(self, works: list[int], payload: bytes) -> None:
         """These end with an error of our own; the machine is not asked and only has to forget them."""
         self.settle([(work, ERROR, payload) for work in works])
-        self._plans.clear()
+        self.plans.clear()
         self._handle(WithdrawAsked(works))
 
     def _drain(self) -> None:
@@ -353,45 +392,44 @@ class Shell:
             outbox, self._outbox = self._outbox, []
             planned, self._planned = self._planned, []
             staying, self._staying = self._staying, []
+            options = None
+            if self._options:
+                options, self._options = self._options, {}
+                outbox += self._apart_outbox
+                self._apart_outbox = []
             defined, dropped = self.functions.take()
             works = [*(item[0] for item in outbox), *(plan.work for plan in planned)] if self._refusal else []
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
         if planned:
-            outbox = self._drain_plans(outbox, staying, planned)
+            outbox = self.plans.begin_all(planned, outbox, staying, options)
+            self._go_on()
         if outbox:
-            self._handle(Scheduled(outbox, staying))
+            self._handle(Scheduled(outbox, staying, options))
         if works and self._refusal is not None:
             self._fail(works, self._refusal)
         if dropped:
-            self._decide(graph.FunctionsUnused(dropped))
-
-    def _drain_plans(self, outbox: list[Any], staying: list[int], planned: list[Plan]) -> list[Any]:
-        """What was scheduled before the last of these, in its order; gives the rest."""
-        begin = 0
-        for plan in planned:
-            if plan.position > begin:
-                self._handle(Scheduled(outbox[begin : plan.position], staying))
-                begin = plan.position
-            self._plans.begin(plan)
-            self._go_on()
-        return outbox[begin:]
+            self.decide(graph.FunctionsUnused(dropped))
 
     def _cancel(self) -> None:
         self._drain()
         if works := _emptied(self._cancels):
-            if self._plans:
-                self._decide(graph.CancelAsked(works))
+            if self.plans:
+                self.decide(graph.CancelAsked(works))
             self._handle(WithdrawAsked(works))
 
     def _end_round(self) -> None:
-        self._decide(graph.RoundEnding())
+        self.decide(graph.RoundEnding())
         self._handle(EndAsked())
+
+    def _forget(self) -> None:
+        if numbers := _emptied(self._forgotten):
+            self._handle(ForgetAsked(numbers))
 
     def _let_go(self) -> None:
         if works := _emptied(self._dropped):
-            self._plans.let_go(works)
+            self.plans.let_go(works)
             self._handle(KeptDropped(works))
 
     def now(self) -> float:
@@ -401,23 +439,23 @@ class Shell:
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
         self._perform(self._machine.handle(event, now))
-        if self._plans.events:
+        if self.plans.events:
             self._go_on()
         due = self._machine.deadline
-        if self._plans and (planned := self._plans.graph.deadline) is not None:
+        if self.plans and (planned := self.plans.graph.deadline) is not None:
             due = planned if due is None else min(due, planned)
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
 
-    def _decide(self, event: graph.Event) -> None:
+    def decide(self, event: graph.Event) -> None:
         """An event for the plans."""
-        self._plans.handle(event)
+        self.plans.handle(event)
         self._go_on()
 
     def _go_on(self) -> None:
         """Tell the machine what the plans have decided."""
-        for event in self._plans.take():
+        for event in self.plans.take():
             self._handle(event)
         if self.crowded:  # what the plans have is counted here, and not in the machine
             with self.lock:
@@ -425,8 +463,8 @@ class Shell:
 
     def _tick(self) -> None:
         self._due = None
-        if self._plans:
-            self._decide(Ticked())
+        if self.plans:
+            self.decide(Ticked())
         self._handle(Ticked())
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -435,26 +473,31 @@ class Shell:
                 case Send(_, message):
                     self._dealer.send(message)  # while down: everything is submitted again when it is up
                 case Resolve(items):
-                    self.settle(self._plans.ended(items) if self._plans else items)
+                    self.settle(self.plans.ended(items) if self.plans else items)
                 case ResolveLost(work, starts):
-                    lost: list[Any] = [(work, LOST, starts)]
-                    self.settle(self._plans.ended(lost) if self._plans else lost)
+                    self.settle(self.plans.ended([(work, LOST, starts)]))
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
                 case RoundEnded():
-                    self._plans.handle(graph.RoundOver())
+                    self.plans.handle(graph.RoundOver())
                     with self.lock:
                         self.rounds_ended += 1
                         self.changed.notify_all()
                 case RoomMade():
                     with self.lock:
                         self.changed.notify_all()
+                case MembersChanged(joined, left):
+                    with self.lock:
+                        self.changed.notify_all()  # whoever waits to hear of them for the first time
+                    for watcher in self._watchers:
+                        watcher(joined, left)
 
     def settle(self, items: list[Any]) -> None:
         """These have ended, as the user sees it: (work, kind, payload)."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         with self.lock:
             values, before = self._values, len(self._values)
+            apart, aside = self._apart, 0
             for work, kind, payload in items:
                 if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
@@ -464,7 +507,10 @@ class Shell:
                 if self._held and work in self._held:
                     self._store.free(self._held.pop(work))
                 value = reference()
-                if kind and self._rounds and kind in FAILURES:
+                if apart and work in apart:
+                    apart.discard(work)
+                    aside += 1
+                elif kind and self._rounds and kind in FAILURES:
                     self._fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
                 if value is None:
                     continue
@@ -472,7 +518,7 @@ class Shell:
                 if value._callbacks:
                     calls += [(fn, value) for fn in value._callbacks]
                     self._kept.discard(value)
-            self.resolved += before - len(values)
+            self.resolved += before - len(values) - aside
             if not values:
                 self._values = {}  # a dict keeps the room that it once needed
             if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
@@ -487,21 +533,10 @@ class Shell:
         if len(self.failures) < limits.FAILURES_TOLD:
             self.failures.append(failed)
 
-    def wake(self, value: RemoteValue) -> None:
-        """Who waits has a look at it."""
-        with self.lock:
-            value._wake()
-
-    def replace(self, value: RemoteValue, kind: int, payload: Any) -> None:
-        """One that had ended well has another value, or none any more."""
-        with self.lock:
-            self._asking.pop(value._work, None)
-            value._settle(kind, payload)
-
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        held = self._values.get(self._plans.user_of(work))
+        held = self._values.get(self.plans.user_of(work))
         # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
         parts = self._fetching.ask(work, attempt, reference) if wanted else []

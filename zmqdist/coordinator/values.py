@@ -147,7 +147,7 @@ class RemoteValue:
         """Wait until a lost value was made again, or has failed; False where the coordinator has been closed."""
         waiter = allocate_lock()
         waiter.acquire()
-        if not self._owner.make_again(self, lost, waiter):
+        if not self._owner.plans.make_again(self, lost, waiter):
             return False
         if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
             self._give_up(waiter)
