@@ -44,7 +44,7 @@ PINNED: dict[str, frozenset[str]] = {
             "testing",
         }
     ),
-    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue", "RemoteValueStatus"}),
     "zmqdist.data": frozenset(
         {
             "AUTOTUNE",

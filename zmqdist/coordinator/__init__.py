@@ -1,6 +1,6 @@
 """Scheduling functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `Executor`."""
 
 from zmqdist.coordinator.coordinator import ClusterCoordinator
-from zmqdist.coordinator.values import RemoteValue
+from zmqdist.coordinator.values import RemoteValue, RemoteValueStatus
 
-__all__ = ["ClusterCoordinator", "RemoteValue"]
+__all__ = ["ClusterCoordinator", "RemoteValue", "RemoteValueStatus"]

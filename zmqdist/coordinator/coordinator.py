@@ -382,8 +382,8 @@ class ClusterCoordinator:
         error = fail()
         try:
             error.failures = [each() for each in failed]  # type: ignore[attr-defined]
-        except (AttributeError, TypeError):  # it takes no attributes
-            pass
+        except Exception:  # it takes no attributes
+            log.debug("a %s cannot be told the other failures", type(error).__name__)
         raise error
 
     def _check_open(self) -> None:
