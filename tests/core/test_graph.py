@@ -525,7 +525,7 @@ PLANTED: list[tuple[str, Callable[..., Any], str]] = [
     ("_tell", tells_well, "G"),
     ("_tell", tells_nobody, "G1"),
     ("_begin_again", tries_again_for_ever, "G4"),
-    ("_begin_again", does_not_look_again, "G2|KeyError"),
+    ("_begin_again", does_not_look_again, "G2|G7|KeyError"),
     ("_end", ends_twice, "G1"),
     ("_plan", frees_early, "G9"),
     ("_remove", never_frees, "G9"),

@@ -38,13 +38,25 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "optimizers",
             "random",
             "resolvers",
             "rpc",
             "testing",
         }
     ),
-    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue", "RemoteValueStatus"}),
+    "zmqdist.coordinator": frozenset(
+        {
+            "ClusterCoordinator",
+            "PerWorkerValue",
+            "PerWorkerValues",
+            "RemoteValue",
+            "RemoteValueStatus",
+            "experimental_get_current_worker_index",
+            "get_current_worker_index",
+            "get_num_workers",
+        }
+    ),
     "zmqdist.data": frozenset(
         {
             "AUTOTUNE",
@@ -63,6 +75,7 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
+    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

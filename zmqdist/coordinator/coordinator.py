@@ -21,10 +21,12 @@ from operator import index
 from typing import Any
 
 from zmqdist import errors, limits, nest
+from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
 from zmqdist.coordinator.plans import NONE, Plan, Wishes
+from zmqdist.coordinator.resources import Resources
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
-from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
+from zmqdist.coordinator.values import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.core.pins import PLAIN, Options
 from zmqdist.dispatch.references import KEEP
 from zmqdist.net.credentials import Credentials
@@ -96,6 +98,7 @@ class ClusterCoordinator:
         )
         self._alive = _Alive(target)
         weakref.finalize(self._alive, _give_up, self._shell).atexit = False
+        self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -150,11 +153,11 @@ class ClusterCoordinator:
             shell = self._shell
             if shell.failure is not None:
                 self._end_round()
-            payload, bulks, blob, given = self._pack(fn, positional, keywords)
+            payload, bulks, blob, given, inputs = self._pack(fn, positional, keywords)
             plan: Plan | None = None
             try:
-                if given or wishes is not NONE:
-                    plan = Plan(payload, bulks, given, keep or lineage, wishes, options)
+                if inputs or wishes is not NONE:
+                    plan = Plan(payload, bulks, inputs, given, keep or lineage, wishes, options)
                     plan.take(shell.held)
                 elif keep:
                     payload = KEEP + payload
@@ -164,30 +167,30 @@ class ClusterCoordinator:
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
                     if plan is not None:
-                        return shell.enqueue_plan(plan, work, number, name, self._alive)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, options, self._alive)
+                        return shell.plans.enqueue(plan, work, number, name, self._alive)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
             except BaseException:
                 shell.drop(bulks)
                 raise
 
     def _pack(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bytes, list[int], bytes, dict[int, RemoteValue]]:
-        """The arguments, what is held for them, the function, and the results among all that. With the turn."""
+    ) -> tuple[bytes, list[int], bytes, list[Any], dict[int, RemoteValue]]:
+        """The arguments, what is held for them, the function, and what was met in all that: see the shell. With the turn."""
         shell = self._shell
         shell.packing = get_ident()
         try:
             packed = trusted.pack_call(args, kwargs)
             blob = shell.functions.pickled(fn)
         except errors.InvalidArgumentError as error:
-            raise _unwrapped(error) from error.__cause__
+            raise unwrapped(error) from error.__cause__
         finally:
             shell.packing = None
-            given = shell.given
-            if given:
-                shell.given = {}
+            given, inputs = shell.given, shell.inputs
+            if given or inputs:
+                shell.given, shell.inputs = [], {}
         payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-        return payload, bulks, blob, given
+        return payload, bulks, blob, given, inputs
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""
@@ -297,6 +300,52 @@ class ClusterCoordinator:
         address = self._shell.address
         with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
             client.call("drain", (job, int(number), float(grace_s)), timeout_in_ms=ASK_MS).get_value()
+
+    def create_per_worker_resource(
+        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> PerWorkerValues:
+        """Have each worker call `fn(*args, **kwargs)` once and keep what it returns: for functions that get these values as an argument, at
+        any depth, or capture them, it is the value of the worker that runs them.
+
+        Does not wait for the workers. One that is lost, and started again, makes it anew, before it runs a function that uses it; so does a
+        slot process that was cut off. Of several slots that are processes each has its own. Workers that come later make it, too. It is
+        dropped everywhere once nobody holds these values and no unfinished work uses them.
+
+        Args:
+          fn: any callable that can be pickled.
+          args, kwargs: its arguments, as they are now.
+
+        Raises:
+          TypeError: `fn` is not callable, or `args` not iterable.
+          InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
+          UnavailableError: no worker came for `cluster_lost_limit_s`.
+          FailedPreconditionError: the coordinator has been closed.
+
+        What `fn` raises is the error of the RemoteValues, and ends no round before it is used: a function that uses it fails with
+        ClosureInputError.
+        """
+        self._check_open()
+        return per_worker_resource(self._resources, fn, args, kwargs)
+
+    def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
+        """A dataset of which each worker has its own: `iter()` of it gives PerWorkerValues of iterators for scheduled functions.
+
+        Args:
+          dataset_fn: a function without parameters, which is called at each worker for each `iter`, and returns a Dataset or anything else
+            that can be iterated (it may be a generator); or a Dataset, or another iterable, as it is now.
+          shard: the n workers that are there at an `iter` share the elements, each has every n-th. One that is lost begins its share
+            anew when it is back: where each element has to come once in spite of that, have the data service deal them out
+            (`zmqdist.data.service.distribute`). False: each worker has all elements, in an order of its own where they are shuffled without
+            a seed.
+
+        Raises:
+          ValueError: `dataset_fn` is nothing of this.
+          TypeError: it is a function that needs parameters.
+          InvalidArgumentError: it cannot be pickled.
+          FailedPreconditionError: the coordinator has been closed.
+        """
+        self._check_open()
+        return per_worker_dataset(self._resources, dataset_fn, shard)
 
     @property
     def target(self) -> str:
@@ -408,16 +457,6 @@ def _give_up(shell: Shell) -> None:
     """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
     if shell.pid == os.getpid():
         shell.in_loop(shell.give_up)
-
-
-def _unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """The ValueError about a RemoteValue, where that was the reason; it may be wrapped more than once."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RemoteValueGiven):
-            return ValueError(str(cause))
-        cause = cause.__cause__ or cause.__context__
-    return error
 
 
 def _options(worker: int | str | None, priority: int) -> Options:

@@ -19,9 +19,10 @@ from zmqdist import errors, limits
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
-from zmqdist.coordinator.plans import Plan, Plans
+from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
+from zmqdist.coordinator.watchdog import WatchDog
 from zmqdist.core import graph
 from zmqdist.core.closures import (
     DISPATCHER,
@@ -52,6 +53,7 @@ from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
 from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.worker import own_host
+from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.net.address import join as join_address
 from zmqdist.net.dealer import Dealer
@@ -97,7 +99,9 @@ class Shell:
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       packing: the thread that packs the arguments of a `schedule`; None for none.
-      given: results that it has met there, by the number of their work.
+      given: what it has met there that must stay until the work has ended: resources, kept values.
+      inputs: results that it has met there, by the number of their work.
+      by_reference: what is packed is used at any time, and not with inputs of its own.
     """
 
     def __init__(
@@ -116,10 +120,11 @@ class Shell:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.unpacking = threading.RLock()
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
-        self.room = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
-        self.given: dict[int, RemoteValue] = {}
+        self.given: list[Any] = []
+        self.inputs: dict[int, RemoteValue] = {}
+        self.by_reference = False
         self.failure: Callable[[], BaseException] | None = None
         self.failures: list[Callable[[], BaseException]] = []
         self.closed = False
@@ -130,19 +135,17 @@ class Shell:
         """The packed error with which the dispatcher refused us: it will not be asked again."""
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
-        self._outbox: list[tuple[int, int, bytes]] = []
+        self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
         self._options: dict[int, Options] = {}
         """Of what is in the outbox."""
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels: deque[int] = deque()
-        self._dropped: deque[int] = deque()
-        self._forgotten: deque[int] = deque()
+        self._cancels, self._dropped, self._forgotten = deque[int](), deque[int](), deque[int]()
         self._watchers: list[Watcher] = []
-        self._held: dict[int, list[int]] = {}
-        self._planned: list[Plan] = []
+        self.held_by_work: dict[int, list[int]] = {}
+        self._given: dict[int, list[Any]] = {}
         self.plans = Plans(self)
         self._draining = False
         self._due: float | None = None
@@ -156,13 +159,19 @@ class Shell:
             raise
         self._dealer.connect()
         self._loop.start()
+        self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
         _open.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
-    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]:
+    @property
+    def number(self) -> int:
+        """Ours, by which all of the cluster knows us."""
+        return self._machine.coordinator
+
+    def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
-        reference = self._store.hold(parts, shared=True)
+        reference = self._store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
@@ -177,6 +186,7 @@ class Shell:
         payload: bytes,
         bulks: list[int],
         keep: bool,
+        given: list[Any],
         options: Options = PLAIN,
         alive: object = None,
     ) -> RemoteValue:
@@ -184,15 +194,18 @@ class Shell:
 
         Args:
           keep: its value stays with its worker.
+          given: what it uses, which stays until it has ended.
           options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
             error is only its RemoteValue's, and the end of a round leaves it alone.
           alive: lives until somebody gives up this connection.
         """
         if bulks:
-            self._held[work] = [*self._held.get(work, ()), *bulks]
+            self.held_by_work[work] = [*self.held_by_work.get(work, ()), *bulks]
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
+        if given:
+            self._given[work] = given
         value = RemoteValue(self, work, name, alive)
         self._values[work] = ref(value)
         if options is not PLAIN:
@@ -201,23 +214,18 @@ class Shell:
             self._apart.add(work)
             self._apart_outbox.append((work, number, payload))
         else:
-            self._outbox.append((work, number, payload))
+            self.outbox.append((work, number, payload))
             self.scheduled += 1
             self.room -= 1
         self._announce()
         return value
 
-    def enqueue_plan(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """The same for work that the plans see to."""
-        value = RemoteValue(self, work, name, alive)
-        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._outbox), ref(value)
-        plan.bulks = [*plan.bulks, *self._held.pop(work, ())]
+    def expect(self, work: int, value: RemoteValue) -> None:
+        """The plans have taken it: it is to be settled. With the lock held."""
         self._values[work] = ref(value)
-        self._planned.append(plan)
         self.scheduled += 1
         self.room -= 1
         self._announce()
-        return value
 
     def _announce(self) -> None:
         if not self._draining:
@@ -259,8 +267,8 @@ class Shell:
 
     def has_room(self) -> bool:
         """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
-        queued = self._machine.queued + len(self._outbox)
-        self.room = self.queue_max - len(self._planned) - max(queued, self.plans.graph.waiting)
+        queued = self._machine.queued + len(self.outbox)
+        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
         return self.room > 0
 
     @property
@@ -292,14 +300,12 @@ class Shell:
             if self.closed:
                 return
             self.closed = True
-        self._close()
-
-    def _close(self) -> None:
         try:
             self._loop.run(self._say_goodbye, timeout_s=5.0)
         except errors.OpError:
             pass
         self._loop.stop()
+        self._watchdog.stop()
         self._fetching.close()
         self._store.close()
         with self.lock:
@@ -314,12 +320,13 @@ class Shell:
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
+        self._given.clear()
         self._callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
         """For a large function: the same, until that piece of work has ended."""
         payload, bulks = self.held(parts)
-        self._held.setdefault(work, []).extend(bulks)
+        self.held_by_work.setdefault(work, []).extend(bulks)
         return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
@@ -334,7 +341,12 @@ class Shell:
         self._store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(credentials, self.address, self._fetched, self._not_fetched)
+        self._fetching = Fetching(
+            credentials,
+            self.address,
+            lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
+        )
         self._machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
@@ -371,8 +383,7 @@ class Shell:
         """The dispatcher does not take us, for good: everything fails with its reason."""
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
-        code = error.error_code
-        payload = trusted.pack_error(errors.from_code(code, text))
+        payload = trusted.pack_error(errors.from_code(error.error_code, text))
         if not self._machine.enlisted:
             self._refusal = payload
         with self.lock:
@@ -389,8 +400,8 @@ class Shell:
 
     def _drain(self) -> None:
         with self.lock:
-            outbox, self._outbox = self._outbox, []
-            planned, self._planned = self._planned, []
+            outbox, self.outbox = self.outbox, []
+            planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
             options = None
             if self._options:
@@ -431,10 +442,6 @@ class Shell:
         if works := _emptied(self._dropped):
             self.plans.let_go(works)
             self._handle(KeptDropped(works))
-
-    def now(self) -> float:
-        """The loop's clock."""
-        return self._loop.now()
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
@@ -495,6 +502,7 @@ class Shell:
     def settle(self, items: list[Any]) -> None:
         """These have ended, as the user sees it: (work, kind, payload)."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
+        given: list[list[Any]] = []
         with self.lock:
             values, before = self._values, len(self._values)
             apart, aside = self._apart, 0
@@ -504,8 +512,10 @@ class Shell:
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
-                if self._held and work in self._held:
-                    self._store.free(self._held.pop(work))
+                if self.held_by_work and work in self.held_by_work:
+                    self._store.free(self.held_by_work.pop(work))
+                if self._given and work in self._given:
+                    given.append(self._given.pop(work))
                 value = reference()
                 if apart and work in apart:
                     apart.discard(work)
@@ -542,14 +552,6 @@ class Shell:
         parts = self._fetching.ask(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
-
-    def _fetched(self, work: int, attempt: int, parts: Any) -> None:
-        """In a fetching thread."""
-        self.in_loop(self._handle, BulkArrived(work, attempt, parts))
-
-    def _not_fetched(self, work: int, attempt: int, problem: str) -> None:
-        """In a fetching thread."""
-        self.in_loop(self._handle, BulkUnreachable(work, attempt, problem))
 
     def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
