@@ -113,7 +113,8 @@ class Plan:
         """Take the results that are here, as they are now. Raises InvalidArgumentError where one was changed into what cannot be packed."""
         for work, value in self.given.items():
             if work not in self.inputs and value._kind == VALUE:
-                self.put(work, value._packed(), held)
+                with value._owner.unpacking:  # who gets it meanwhile could write to it
+                    self.put(work, value._packed(), held)
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """An input is here."""
