@@ -1,4 +1,4 @@
-"""Fixtures of this folder: clusters of servers, and what is connected to them; clusters that a module shares, and strategies on them."""
+"""Fixtures of this folder: clusters of servers, in this process or as processes of their own, and what is connected to them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ import zmqdist as zd
 spec, job, index, config = json.loads(sys.argv[1])
 zd.Server(spec, job, index, config=config).join()
 """
-
-
-@pytest.fixture(autouse=True)
-def _own_secrets(own_secrets: None) -> None:
-    """All tests of this folder."""
 
 
 class Cluster:
@@ -86,7 +81,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Callable[..., Cluster]]:
+def cluster(own_secrets: None) -> Iterator[Callable[..., Cluster]]:
     """cluster(workers, ps, threads=True): servers in this process, or processes of their own; functions run in threads of theirs."""
     made: list[Cluster] = []
 
@@ -113,7 +108,7 @@ def connected() -> Iterator[Callable[..., Connected]]:
         each.close()
 
 
-# -- strategies, on clusters that the tests of a module share ----------------------------------------------------------------
+# -- clusters that the tests of a module share, and strategies on them, which are closed after each test
 
 
 @pytest.fixture(scope="module")
