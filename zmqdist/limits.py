@@ -300,3 +300,11 @@ CONSUMERS_MAX: Final = 65_536
 
 JOURNAL_RECORDS_MAX: Final = 10_000
 """Records after which a dispatcher writes its state anew in their place: a restart reads them in a fraction of a second."""
+
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+CHECKPOINT_SHARDS_AT_ONCE: Final = 4
+"""Shards that are read, written or checked at a time, in memory each: enough to keep a disk and several parameter servers busy."""
+
+CHECKPOINT_POLL_S: Final = 0.5
+"""Who waits for a new checkpoint looks for it this often."""

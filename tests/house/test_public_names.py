@@ -25,6 +25,7 @@ PINNED: dict[str, frozenset[str]] = {
             "__version__",
             "cancelled",
             "check_alive",
+            "checkpoint",
             "cluster",
             "collectives",
             "connect_to_cluster",
@@ -42,6 +43,17 @@ PINNED: dict[str, frozenset[str]] = {
             "resolvers",
             "rpc",
             "testing",
+        }
+    ),
+    "zmqdist.checkpoint": frozenset(
+        {
+            "Checkpoint",
+            "CheckpointManager",
+            "checkpoints_iterator",
+            "latest_checkpoint",
+            "load",
+            "restore",
+            "save",
         }
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
