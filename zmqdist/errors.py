@@ -18,8 +18,11 @@
       InternalError         13  (also a RuntimeError)
       UnavailableError      14  the other side is gone or not there yet; trying again may help
         WorkerLost              every worker that started this piece of work died with it
+        PSUnavailableError      a task that hosts variables is gone, and with it their values
       DataLossError         15  (also a RuntimeError)
       UnauthenticatedError  16  refused key or token
+    ClosureInputError           an input of a scheduled function has no value; `original_exception` says why
+    ClosureAbortedError         a value is not there because something else failed; `original_exception` says what
     ConfigError                 a file that the user wrote is wrong: file, line, key, hint
 
 Those that are also an error of Python's own are what TensorFlow raises as that one, from its servers and functions.
@@ -308,6 +311,53 @@ class WorkerLost(UnavailableError, _FromData):
         if log:
             text += f"\nlast lines of the last one that wrote any:\n{log}"
         self._tell(text, what, self.starts)
+
+
+class PSUnavailableError(UnavailableError):
+    """A task that hosts variables is gone, and with it their values.
+
+    Attributes:
+      original_exception: what was met, an UnavailableError.
+    """
+
+    def __init__(self, original_exception: UnavailableError) -> None:
+        if not isinstance(original_exception, UnavailableError):
+            raise AssertionError(f"made from a {type(original_exception).__name__}, wants an UnavailableError")
+        super().__init__(original_exception.node_def, original_exception.op, original_exception.message)
+        self.original_exception = original_exception
+
+
+class _Derived(Exception):
+    """What follows from another error. Of a chain the innermost is told, because that one says what to mend.
+
+    Attributes:
+      original_exception: that error; it is the `__cause__`, too.
+    """
+
+    what: str
+
+    def __init__(self, original_exception: BaseException) -> None:
+        while isinstance(original_exception, _Derived):
+            original_exception = original_exception.original_exception
+        super().__init__(original_exception)
+        self.original_exception = original_exception
+        self.__cause__ = original_exception
+        self.__traceback__ = original_exception.__traceback__
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.original_exception!r}: {self.original_exception}"
+
+
+class ClosureInputError(_Derived):
+    """A scheduled function did not run, because one of its inputs has no value."""
+
+    what = "Input has an error, so the function was not run"
+
+
+class ClosureAbortedError(_Derived):
+    """A value is not available, because another function, or the worker that had the value, failed."""
+
+    what = "Another function failed, so that this value is not available"
 
 
 class ConfigError(Exception):

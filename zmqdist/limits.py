@@ -265,6 +265,14 @@ COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
 COLLECTIVE_WIDTH: Final = 3
 """Pieces of a ring that a member has under way at a time: one is reduced while another travels."""
 
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+CHECKPOINT_SHARDS_AT_ONCE: Final = 4
+"""Shards that are read, written or checked at a time, in memory each: enough to keep a disk and several parameter servers busy."""
+
+CHECKPOINT_POLL_S: Final = 0.5
+"""Who waits for a new checkpoint looks for it this often."""
+
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
 
 GC_CHECK_S: Final = 600.0
@@ -301,10 +309,27 @@ CONSUMERS_MAX: Final = 65_536
 JOURNAL_RECORDS_MAX: Final = 10_000
 """Records after which a dispatcher writes its state anew in their place: a restart reads them in a fraction of a second."""
 
-# -- checkpoints ----------------------------------------------------------------------------------------------------
+# -- variables of parameter servers -------------------------------------------------------------------------------
 
-CHECKPOINT_SHARDS_AT_ONCE: Final = 4
-"""Shards that are read, written or checked at a time, in memory each: enough to keep a disk and several parameter servers busy."""
+PS_PATIENCE_S: Final = 10.0
+"""Seconds for which a ps that does not answer, while its process may be there, is asked again, with the same update ids."""
 
-CHECKPOINT_POLL_S: Final = 0.5
-"""Who waits for a new checkpoint looks for it this often."""
+PS_LOSSES_MAX: Final = 8
+"""Connections to a ps that a question may lose and be asked again: more are not a matter of the network."""
+
+PS_PROGRAM_GONE_S: Final = 10.0
+"""Seconds for which a program that opened a session may be without a connection before another one's `open` drops its variables: longer
+than any reconnecting, shorter than anybody waits who starts a program again."""
+
+PS_CLIENTS_MAX: Final = 16_384
+"""Processes whose last updates a ps remembers, so that none is applied twice; the longest silent go first. About 500 bytes each."""
+
+PS_ONCE_MAX: Final = 65_536
+"""Keys of one session for updates that may be asked for again by another process; the oldest go first."""
+
+PS_STEPS_OPEN_MAX: Final = 4
+"""Steps of one variable that may wait for gradients at a time: each keeps a sum of the size of the variable. Workers that wait for
+the answer of a step have one, or two where one of them is ahead."""
+
+PS_FUNCTIONS_MAX: Final = 1024
+"""Update functions of users that a ps keeps unpickled; the longest unused go first, and are sent again."""

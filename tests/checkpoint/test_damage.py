@@ -82,7 +82,11 @@ def change(saved: Path, **changed: Any) -> None:
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
     "not there": (lambda saved: shutil.rmtree(saved), NotFoundError, "checkpoint .*/c: not found"),
     "unfinished": (lambda saved: (saved / "manifest.json").unlink(), NotFoundError, "no manifest.json in it"),
-    "newer": (lambda saved: change(saved, format=99), FailedPreconditionError, "is of format 99, .* up to 1: install a newer"),
+    "newer": (
+        lambda saved: change(saved, format=99),
+        FailedPreconditionError,
+        "is of format 99, .* up to 1: install a newer",
+    ),
     "empty": (lambda saved: (saved / "manifest.json").write_text(""), DataLossError, "manifest.json is damaged"),
     "no JSON": (lambda saved: (saved / "manifest.json").write_bytes(b"\xff\xfe{"), DataLossError, "is damaged"),
     "a list": (lambda saved: (saved / "manifest.json").write_text("[]"), DataLossError, "is damaged"),
@@ -101,8 +105,9 @@ def test_a_bad_manifest_is_told_with_its_path(
 
 
 def test_a_manifest_never_leads_to_a_file_elsewhere(saved: Path) -> None:
-    from zmqdist.checkpoint.manifest import _canonical
     import zlib
+
+    from zmqdist.checkpoint.manifest import _canonical
 
     body = json.loads((saved / "manifest.json").read_text())["checkpoint"]
     body["entries"]["a"]["pieces"][0]["file"] = "../secret.npz"
@@ -113,13 +118,14 @@ def test_a_manifest_never_leads_to_a_file_elsewhere(saved: Path) -> None:
 
 def test_any_bytes_in_any_file_give_the_values_or_an_error_of_ours(saved: Path) -> None:
     """Bytes are changed at random, with the checksums made to fit in every second case."""
-    from zmqdist.checkpoint.manifest import _canonical
     import zlib
+
+    from zmqdist.checkpoint.manifest import _canonical
 
     dice = random.Random(4711)
     good = {file: file.read_bytes() for file in saved.iterdir()}
     refused = 0
-    for attempt in range(300):
+    for attempt in range(120):
         for file, data in good.items():
             file.write_bytes(data)
         file = dice.choice(sorted(good))
@@ -140,7 +146,7 @@ def test_any_bytes_in_any_file_give_the_values_or_an_error_of_ours(saved: Path) 
             zd.checkpoint.load(str(saved))
         except OpError:
             refused += 1
-    assert refused > 150
+    assert refused > 60
 
 
 @pytest.fixture

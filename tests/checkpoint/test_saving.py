@@ -79,7 +79,9 @@ def test_a_slot_that_some_shards_lack_begins_there_as_the_optimizer_says(tmp_pat
     set_slots(source.variables[1], Adagrad__accumulator=np.full((2, 3), 5.0, np.float32), Adagrad__step=np.int64(3))
     zd.checkpoint.restore(zd.checkpoint.save(str(tmp_path / "c"), {"s": source}), {"s": target})
     initial = zd.optimizers.Adagrad().slot_values["accumulator"]
-    assert slots_of(target)["Adagrad/accumulator"].tolist() == np.float32([[initial] * 3] * 2 + [[5.0] * 3] * 2).tolist()
+    assert (
+        slots_of(target)["Adagrad/accumulator"].tolist() == np.float32([[initial] * 3] * 2 + [[5.0] * 3] * 2).tolist()
+    )
     assert slots_of(target)["Adagrad/step"] == 3
 
 

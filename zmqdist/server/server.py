@@ -36,6 +36,7 @@ from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
 from zmqdist.server.variables import Variables
 from zmqdist.server.watch import Watches
+from zmqdist.variables.host import Host
 
 
 class Server:
@@ -105,6 +106,7 @@ class Server:
             Reach(self._node)
             me_later = weakref.ref(self)
             Remote(self._node, me_later)
+            Host(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
             self._sessions = Sessions(self._node, self._definition, me_later)
             self._together = Together(self._node, self._definition.default_session_config)
         except BaseException:  # a wrong config: whoever mends it wants the same port
