@@ -88,7 +88,7 @@ def test_what_is_missing_in_the_checkpoint_is_told_by_name(tmp_path: Path) -> No
     path = Checkpoint(w=variable(ROWS)).save(str(tmp_path / "c"))
     target = Checkpoint(w=variable(zeros()), bias=variable(zeros()), epoch=1).restore(path)
     assert target.w.numpy().tolist() == ROWS.tolist()
-    with pytest.raises(AssertionError, match="not restored from .*/c: bias, epoch"):
+    with pytest.raises(AssertionError, match=r"not restored from .*/c: bias, epoch"):
         target.assert_existing_objects_matched()
 
 
