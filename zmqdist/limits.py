@@ -273,6 +273,9 @@ CHECKPOINT_SHARDS_AT_ONCE: Final = 4
 CHECKPOINT_POLL_S: Final = 0.5
 """Who waits for a new checkpoint looks for it this often."""
 
+RECOVERY_LOOK_S: Final = 0.25
+"""A parameter server whose variables are to be brought back is asked this often whether it has lost them: a small question."""
+
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
 
 GC_CHECK_S: Final = 600.0

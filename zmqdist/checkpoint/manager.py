@@ -77,6 +77,11 @@ class CheckpointManager:
         return self._directory
 
     @property
+    def checkpoint(self) -> Any:
+        """What is saved and restored, as it was given."""
+        return self._checkpoint
+
+    @property
     def checkpoints(self) -> list[str]:
         """Paths of the complete ones, the oldest first."""
         return [path for path, _ in checkpoints(self._directory)]
