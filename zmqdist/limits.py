@@ -175,6 +175,27 @@ GRACE_S: Final = 10.0
 ORPHAN_LIMIT_S: Final = 60.0
 """A worker that finds no dispatcher for this long ends itself."""
 
+INVITED_ORPHAN_LIMIT_S: Final = 10.0
+"""The same for the worker of a task that was invited: its task stays, and is invited again by whoever comes next."""
+
+CONNECT_TIMEOUT_S: Final = 180.0
+"""The tasks of a cluster with parameter servers have so long to appear: as long as TensorFlow tries."""
+
+INVITE_PATIENCE_S: Final = 1.0 + LEASE_S
+"""A worker that says that it is another program's is asked again for so long: that one may have died a moment ago."""
+
+RESTARTS: Final = 3
+"""A launcher starts a worker or ps that died so often again: enough for accidents, and one that cannot live is told of soon."""
+
+RESTART_PAUSE_S: Final = 0.2
+"""Before the first of them; each further one waits twice as long, up to RESTART_PAUSE_S_MAX."""
+
+RESTART_PAUSE_S_MAX: Final = 10.0
+"""A machine that needs longer to be well again needs a person."""
+
+RESTARTS_FORGOTTEN_S: Final = 600.0
+"""A task that has lived so long begins to count anew."""
+
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
 

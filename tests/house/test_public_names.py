@@ -39,6 +39,7 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "partitioners",
             "random",
             "resolvers",
             "rpc",
@@ -55,6 +56,9 @@ PINNED: dict[str, frozenset[str]] = {
             "restore",
             "save",
         }
+    ),
+    "zmqdist.partitioners": frozenset(
+        {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
     ),
     "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
     "zmqdist.data": frozenset(

@@ -150,7 +150,7 @@ def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(temporary: P
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"ps": 1}, NotImplementedError, r"local_cluster\(ps=...\): parameter servers are not there yet"),
+    ({"ps": -1}, errors.InvalidArgumentError, "ps is -1, wants 0 or more"),
     ({"workers": -1}, errors.InvalidArgumentError, "workers is -1, wants 0 or more"),
     ({"slots": 0}, errors.InvalidArgumentError, "slots is 0, wants 1 to 4096"),
     ({"lease_s": 0}, errors.InvalidArgumentError, "lease_s is 0, wants more than 0 s"),
