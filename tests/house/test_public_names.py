@@ -50,6 +50,8 @@ PINNED: dict[str, frozenset[str]] = {
         {
             "Checkpoint",
             "CheckpointManager",
+            "Recovered",
+            "Recovery",
             "checkpoints_iterator",
             "latest_checkpoint",
             "load",

@@ -13,11 +13,14 @@ What is on the disk is in manifest.py. How to use it is in docs/checkpoints.md.
 from zmqdist.checkpoint.following import checkpoints_iterator, latest_checkpoint
 from zmqdist.checkpoint.manager import CheckpointManager
 from zmqdist.checkpoint.objects import Checkpoint
+from zmqdist.checkpoint.recovery import Recovered, Recovery
 from zmqdist.checkpoint.saving import load, restore, save
 
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
+    "Recovered",
+    "Recovery",
     "checkpoints_iterator",
     "latest_checkpoint",
     "load",

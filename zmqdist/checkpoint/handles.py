@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqdist.checkpoint.parts import Part
+from zmqdist.parameter_server import ShardedVariable, Variable
+from zmqdist.parameter_server.pending import Pending
+from zmqdist.variables.client import restore
 
 
 def is_handle(value: Any) -> bool:
     """Whether it is a variable, of one shard or several."""
-    return hasattr(value, "_start_saved") or (hasattr(value, "variables") and hasattr(value, "assign"))
+    return isinstance(value, Variable | ShardedVariable)
 
 
 @dataclass(frozen=True)
@@ -21,25 +24,26 @@ class Shard:
       start, stop: its rows of the whole. A scalar is one row.
     """
 
-    variable: Any
+    variable: Variable
     start: int
     stop: int
 
     def read(self) -> Part:
         """Value, slots and version of one moment. Raises PSUnavailableError."""
-        version, value, slots = self.variable._start_saved().get_value()
+        version, value, slots = self.variable._home.saved().get_value()
         return Part(value, slots, version)
 
-    def start_writing(self, part: Part) -> Any:
-        """Put a value and slots there; ended when `get_value()` of what this gives returns."""
-        return self.variable._start_restore(part.value, part.slots)
+    def start_writing(self, part: Part) -> Pending:
+        """Put a value and slots there; done when `get_value()` of what this gives returns. Raises PSUnavailableError."""
+        home = self.variable._home
+        return home.change(restore(home.ref, part.value, part.slots))
 
 
-def shards_of(variable: Any) -> list[Shard]:
+def shards_of(variable: Variable | ShardedVariable) -> list[Shard]:
     """The shards, in the order of their rows."""
     shards = []
     start = 0
-    for each in getattr(variable, "variables", [variable]):
+    for each in variable.variables if isinstance(variable, ShardedVariable) else [variable]:
         stop = start + (each.shape[0] if each.shape else 1)
         shards.append(Shard(each, start, stop))
         start = stop
