@@ -1,4 +1,4 @@
-"""What a running function can ask about itself: `zmqdist.cancelled()`.
+"""What a running function can ask about itself: `zmqdist.cancelled()`, and whether it was scheduled.
 
 Whoever runs a function says so here for its thread; everything else is asked through `current()`.
 """
@@ -12,14 +12,16 @@ _here = threading.local()
 _process_wide: Callable[[], bool] | None = None
 
 
-def enter(cancelled: Callable[[], bool]) -> None:
+def enter(cancelled: Callable[[], bool], scheduled: bool = False) -> None:
     """The present thread begins to run a function; `cancelled` tells whether it should end."""
     _here.cancelled = cancelled
+    _here.scheduled = scheduled
 
 
 def leave() -> None:
     """The present thread runs nothing any more."""
     _here.cancelled = None
+    _here.scheduled = False
 
 
 def enter_process(cancelled: Callable[[], bool]) -> None:
@@ -41,3 +43,18 @@ def cancelled() -> bool:
     """
     asked = getattr(_here, "cancelled", None) or _process_wide
     return bool(asked()) if asked is not None else False
+
+
+def scheduled() -> bool:
+    """Whether the present thread runs a function that a coordinator has scheduled."""
+    return _process_wide is not None or getattr(_here, "scheduled", False)
+
+
+def inherit() -> Callable[[], None]:
+    """For threads that a function starts: called in one of them, what this function may ask is true there, too."""
+    asked, was_scheduled = getattr(_here, "cancelled", None), getattr(_here, "scheduled", False)
+
+    def enter_here() -> None:
+        _here.cancelled, _here.scheduled = asked, was_scheduled
+
+    return enter_here

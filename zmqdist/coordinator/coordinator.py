@@ -31,8 +31,8 @@ class ClusterCoordinator:
     """Schedules functions on the workers of a dispatcher.
 
     Args:
-      target: a DispatchServer, a `local_cluster`, "host:port", "zmq://host:port"; None takes the cluster that `zmqdist launch` has put
-        into the environment.
+      target: a ParameterServerStrategy, of which there is one coordinator; a DispatchServer, a `local_cluster`, "host:port",
+        "zmq://host:port"; None takes the cluster that `zmqdist launch` has put into the environment.
       queue_max: pieces of work that may wait for a worker; then `schedule` blocks. None: what the cluster's file says, or 2**20.
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
@@ -49,6 +49,13 @@ class ClusterCoordinator:
 
     _rounds = True
     """Whether a failure ends the round."""
+
+    def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
+        allocate = getattr(type(target), "_allocate_coordinator", None)
+        if allocate is None or cls is not ClusterCoordinator:
+            return object.__new__(cls)
+        made: ClusterCoordinator = allocate(target)  # a strategy has one, of a class of its own
+        return made
 
     def __init__(
         self,

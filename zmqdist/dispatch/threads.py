@@ -68,7 +68,7 @@ class ThreadSlots:
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
-            running.enter(lambda: slot.cancel == position)  # noqa: B023  the slot has one item at a time
+            running.enter(lambda: slot.cancel == position, scheduled=True)  # noqa: B023  a slot has one item at a time
             kind, result = run(self._functions, coordinator, fn, payload)
             running.leave()
             slot.busy = False

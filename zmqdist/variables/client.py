@@ -575,6 +575,14 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
     return client
 
 
+def let_go(address: str) -> None:
+    """Close the client of a ps, if there is one; who asks for it later gets a new one."""
+    with _lock:
+        client = _clients.pop(address, None)
+    if client is not None:
+        client.close()
+
+
 def _forked() -> None:
     """A child has none of its parent's connections."""
     global _lock
