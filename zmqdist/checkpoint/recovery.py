@@ -1,13 +1,15 @@
 """`Recovery`: a parameter server that died and came back gets its variables again, and the program goes on.
 
 Rules
-    A thread asks each parameter server of a strategy, over and over, whether it still has the strategy's session. One that has not was
-    started again: its variables are made anew there, each in one step with its slots and its version, from the newest checkpoint that can be
-    read; or from their first values, where that was allowed and no checkpoint holds them.
+    Threads ask the parameter servers of a strategy, over and over, whether they still have the strategy's session. One that has not was
+    started again: its variables are made anew there, each in one step with its slots and its version, from the newest checkpoint that
+    can be read; or with their first values, where that was allowed and no checkpoint holds them.
+
     Whoever uses one of these variables waits meanwhile, on workers too, if the strategy was made with `recovery_s`; else it gets
-    PSUnavailableError until the variable is there again.
-    Other parameter servers go on with what they have: after a recovery some shards are older than others.
-    What is lost is told: in the log, in `recoveries`, and in `strategy.recoveries`. Versions never go back, as far as they were seen here.
+    PSUnavailableError until the variable is there again. Other parameter servers go on with what they have: after a recovery some
+    shards are older than others.
+
+    What is lost is told: in the log and in `strategy.recoveries`. Versions never go back, as far as they were seen here.
 
 Not here: starting the process again (`zmqdist launch` does, with `restarts`), saving (manager.py).
 """
@@ -19,7 +21,6 @@ import threading
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from zmqdist.checkpoint.following import checkpoints
 from zmqdist.checkpoint.handles import shards_of
@@ -85,7 +86,7 @@ class Recovery:
         self._session = strategy._session
         self._manager = manager
         self._from_initial = from_initial
-        self.recoveries: list[Recovered] = strategy.recoveries
+        self._recoveries: list[Recovered] = strategy.recoveries
         self._versions: list[dict[int, int]] = [{} for _ in self._session.addresses]
         self._due = [False] * len(self._session.addresses)
         self._closing = threading.Event()
@@ -162,7 +163,7 @@ class Recovery:
         self._report(Recovered(f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost))
 
     def _report(self, recovered: Recovered) -> None:
-        self.recoveries.append(recovered)
+        self._recoveries.append(recovered)
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
     def _places(self) -> dict[int, tuple[str, int, int]]:

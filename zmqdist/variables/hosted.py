@@ -107,7 +107,7 @@ class Variable:
         return told
 
     def resume(self, version: int, saved: dict[str, Array]) -> None:
-        """Go on from where another life of this variable was: its version, and what its `saved` has told. For a new one, which nobody knows."""
+        """Go on from where another life of this variable was: its version, and what its `saved` has told. For a new one."""
         self.slots, self.taken = _read_saved(saved)
         self.version = int(version)
 
