@@ -119,7 +119,7 @@ def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, 
         with storage.open_write(path) as raw:
             counted = _Counted(raw)
             arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
-            np.savez(counted, allow_pickle=False, **{name: _storable(value) for name, value in arrays.items()})  # type: ignore[arg-type]
+            np.savez(counted, allow_pickle=False, **{name: _storable(value) for name, value in arrays.items()})
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
