@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def make(cluster: zd.local_cluster) -> Iterator[Make]:
     """make(partitioner, **options): a strategy; closed at the end."""
     made: list[zd.ParameterServerStrategy] = []
 
-    def make(partitioner: Any = None, recovery_s: float = PATIENCE_S) -> zd.ParameterServerStrategy:
-        made.append(zd.ParameterServerStrategy(cluster, partitioner, recovery_s=recovery_s))
+    def make(partitioner: Any = None, recovery_s: float = PATIENCE_S, **options: Any) -> zd.ParameterServerStrategy:
+        made.append(zd.ParameterServerStrategy(cluster, partitioner, recovery_s=recovery_s, **options))
         return made[-1]
 
     yield make
@@ -125,7 +126,7 @@ def test_a_ps_that_was_killed_gets_back_exactly_what_was_saved_and_the_program_g
     assert sorted(recovered.restored) == ["bias", "table/part_0"]
     assert recovered.updates_lost <= 4
     assert str(recovered).startswith(f"ps:0 came back; restored 2 variables from {path}, ")
-    assert str(recovered).endswith(f"{recovered.updates_lost} updates since are lost")
+    assert str(recovered).endswith(" lost")
 
 
 def test_functions_that_use_a_lost_variable_wait_on_the_worker_until_it_is_back(
@@ -164,6 +165,7 @@ def test_updates_that_are_lost_are_counted_by_the_versions_that_were_seen(
         restarted(cluster, 0)
         assert (count.numpy(), count.version) == (0, 8)  # a version never stands for two values
     assert strategy.recoveries[0].updates_lost == 7
+    assert str(strategy.recoveries[0]).endswith("; 7 updates since are lost")
 
 
 def until_seen(recovery: Recovery, ps: int, version: int, seen: threading.Event) -> None:
@@ -230,6 +232,44 @@ def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
         ("ps:0", ("v",), ("late",)),
         ("ps:1", (), ("made",)),
     ]
+
+
+def test_synchronous_steps_go_on_after_a_recovery(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
+    strategy = make(aggregate="sync", workers_per_step=2)
+    with strategy.scope():
+        v = zd.Variable(np.zeros(2, np.float32), name="v")
+
+    def step(number: int) -> None:
+        with ThreadPoolExecutor(2) as workers:
+            list(
+                workers.map(lambda grad: v.apply(zd.optimizers.SGD(1.0), np.float32([grad, grad]), step=number), [1, 3])
+            )
+
+    manager = CheckpointManager({"v": v}, str(tmp_path))
+    with Recovery(strategy, manager):
+        step(0)
+        step(1)
+        manager.save()
+        step(2)
+        restarted(cluster, 0)
+        step(3)
+        assert v.numpy().tolist() == [-6, -6]
+
+
+def test_a_strategy_that_was_closed_is_watched_no_more(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
+    strategy = make()
+    with strategy.scope():
+        v = zd.Variable(np.float32(1), name="v")
+    recovery = Recovery(strategy, CheckpointManager({"v": v}, str(tmp_path)))
+    strategy.close()
+    for thread in recovery._threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    told = zd.ParameterServerStrategy(cluster)
+    about = told._session.clients[0].about().get_value()
+    told.close()
+    assert strategy.session not in {each["session"] for each in about["variables"]}
+    recovery.close()
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(

@@ -20,7 +20,7 @@ from typing import Any
 from zmqdist.checkpoint.following import FINISHED, checkpoints, number_of, path_of
 from zmqdist.checkpoint.manifest import MANIFEST
 from zmqdist.checkpoint.objects import Checkpoint
-from zmqdist.checkpoint.saving import restore, save
+from zmqdist.checkpoint.saving import restore, save_numbered
 from zmqdist.data import storage
 
 log = logging.getLogger("zmqdist.checkpoint")
@@ -176,7 +176,7 @@ class CheckpointManager:
             if step is None:
                 step = 1 + max([number_of(path) or 0 for path, _ in there], default=0)
             serial = 1 + max([manifest.serial for _, manifest in there], default=0)
-            path = save(path_of(self._directory, step), self._checkpoint, step=step, serial=serial)
+            path = save_numbered(path_of(self._directory, step), self._checkpoint, step, serial)
             self._step = self._saved_step = step
             if self._max_to_keep is not None:
                 older = [each for each, _ in there if each != path]

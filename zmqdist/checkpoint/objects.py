@@ -39,9 +39,9 @@ class Checkpoint(Container):
         for name, value in objects.items():
             setattr(self, name, value)
 
-    def save(self, path: str, *, step: int | None = None, serial: int = 0) -> str:
+    def save(self, path: str, *, step: int | None = None) -> str:
         """Write a checkpoint of all attributes. As `zmqdist.checkpoint.save`."""
-        return save(path, self, step=step, serial=serial)
+        return save(path, self, step=step)
 
     def restore(self, path: str | None) -> Checkpoint:
         """Put back what the checkpoint holds of the attributes, now and later; the rest of them stays as it is.

@@ -28,7 +28,7 @@ from zmqdist.checkpoint.manager import CheckpointManager
 from zmqdist.checkpoint.parts import Part
 from zmqdist.checkpoint.reading import Reader
 from zmqdist.checkpoint.structure import leaves
-from zmqdist.errors import OpError, UnavailableError
+from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import RECOVERY_LOOK_S
 from zmqdist.parameter_server import ParameterServerStrategy
 from zmqdist.parameter_server.homes import RemoteHome
@@ -66,7 +66,7 @@ class Recovered:
             told.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
             told.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
-        told.append(f"{self.updates_lost:,} updates since are lost")
+        told.append("1 update since is lost" if self.updates_lost == 1 else f"{self.updates_lost:,} updates since are lost")
         return f"{self.task} came back; " + "; ".join(told)
 
 
@@ -121,6 +121,8 @@ class Recovery:
                 if not gone:
                     log.warning("ps:%d is gone; its variables come back with it: %s", ps, error)
                 gone = True
+            except FailedPreconditionError:  # the strategy was closed
+                return
             except Exception:
                 log.exception("ps:%d could not be given its variables again", ps)
 

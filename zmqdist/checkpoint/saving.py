@@ -26,14 +26,14 @@ from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 
 
-def save(path: str, variables: Any, *, step: int | None = None, serial: int = 0) -> str:
+def save(path: str, variables: Any, *, step: int | None = None) -> str:
     """Write a checkpoint, in place of one that may be there.
 
     Args:
       path: a folder that will be made, or a URL that fsspec knows.
       variables: a variable, a list of variables (they go by their names), or any structure of dicts, lists and `Checkpoint`s with
         variables, arrays, numbers and strings.
-      step, serial: are kept with it; the checkpoints of one directory are ordered by their serial numbers.
+      step: is kept with it.
 
     Returns:
       The absolute path.
@@ -43,6 +43,11 @@ def save(path: str, variables: Any, *, step: int | None = None, serial: int = 0)
       ResourceExhaustedError, UnknownError: the disk is full, or has another fault; what was at `path` before is still there.
       PSUnavailableError: a variable cannot be read.
     """
+    return save_numbered(path, variables, step, 0)
+
+
+def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
+    """`save`; `serial` orders the checkpoints of one directory."""
     arrays: list[ToWrite] = []
     values: dict[str, Plain] = {}
     for name, leaf in leaves(variables).items():

@@ -89,8 +89,7 @@ class Session:
           UnknownError: the function that makes the first value has raised.
           PSUnavailableError: the server is gone.
         """
-        if not self._end.alive:
-            raise FailedPreconditionError(None, None, "this ParameterServerStrategy has been closed")
+        self._check_open()
         address = self.addresses[ps]
         ref = Ref(
             name, initial.shape, initial.dtype, f"ps:{ps}", address, self.number, next(self._numbers), self._recovery_s
@@ -101,12 +100,22 @@ class Session:
             self._initial[home] = initial
         return home
 
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise FailedPreconditionError(None, None, "this ParameterServerStrategy has been closed")
+
     def homes(self) -> list[RemoteHome]:
         """Of the variables that somebody still has a handle of."""
         return list(self._homes.values())
 
     def open_at(self, ps: int) -> bool:
-        """Have the session at a server, also at one that was started again; whether it was there. Raises PSUnavailableError."""
+        """Have the session at a server, also at one that was started again; whether it was there.
+
+        Raises:
+          FailedPreconditionError: it was closed.
+          PSUnavailableError: the server is gone.
+        """
+        self._check_open()
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
     def make_again(self, home: RemoteHome) -> None:
