@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         data,
         errors,
         nest,
+        optimizers,
         partitioners,
         random,
         resolvers,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
     from zmqdist.parameter_server.caching import cache_variable_reads
+    from zmqdist.parameter_server.sharded import ShardedVariable
     from zmqdist.parameter_server.strategy import ParameterServerStrategy
     from zmqdist.parameter_server.variable import Variable
     from zmqdist.running import cancelled
@@ -53,6 +55,7 @@ _WHERE = {
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
     "Session": "zmqdist.server.session",
+    "ShardedVariable": "zmqdist.parameter_server.sharded",
     "TensorSpec": "zmqdist.specs",
     "Variable": "zmqdist.parameter_server.variable",
     "WorkerServer": "zmqdist.dispatch.worker",
@@ -75,6 +78,7 @@ _MODULES = (
     "data",
     "errors",
     "nest",
+    "optimizers",
     "partitioners",
     "random",
     "resolvers",
@@ -110,6 +114,7 @@ __all__ = [
     "Server",
     "ServerDef",
     "Session",
+    "ShardedVariable",
     "TensorSpec",
     "Variable",
     "WorkerServer",
@@ -131,6 +136,7 @@ __all__ = [
     "function",
     "local_cluster",
     "nest",
+    "optimizers",
     "partitioners",
     "random",
     "resolvers",

@@ -199,6 +199,9 @@ RESTARTS_FORGOTTEN_S: Final = 600.0
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
 
+WORKER_RECOVERY_TIMEOUT_S: Final = 3600.0
+"""Work for one worker alone fails when that one was not there for this long: what started it has mostly given up by then."""
+
 LEADER_WAIT_S: Final = 60.0
 """Questions about barriers and keys that have no time-out of their own wait so long for the leader's first appearance."""
 

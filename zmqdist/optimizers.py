@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +25,14 @@ PIECE: Final = 16_384
 
 Array = NDArray[Any]
 
+__all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
+
 
 @dataclass(frozen=True)
 class Optimizer:
     """What all have. Subclasses are frozen dataclasses with `_step`, and `slot_values` if they need slots."""
 
     learning_rate: float = 0.01
-
-    kinds: ClassVar[dict[str, type[Optimizer]]] = {}
-
-    def __init_subclass__(cls) -> None:
-        Optimizer.kinds[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         """Raises ValueError: a field is no finite number, or outside of what the formula can do."""
@@ -57,15 +54,17 @@ class Optimizer:
         return {}
 
     def told(self) -> tuple[str, dict[str, Any]]:
-        """Name and fields, from which `made` makes an equal one elsewhere."""
+        """Name and fields, from which `made` makes an equal one elsewhere. Raises ValueError: it is none of this module."""
+        if KINDS.get(type(self).__name__) is not type(self):
+            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
         return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
 
     @staticmethod
     def made(name: str, values: Mapping[str, Any]) -> Optimizer:
         """The optimizer that `told` has told of. Raises ValueError: there is no such one."""
-        kind = Optimizer.kinds.get(name)
+        kind = KINDS.get(name)
         if kind is None or values.keys() - {each.name for each in fields(kind)}:
-            raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {sorted(Optimizer.kinds)}")
+            raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}")
         return kind(**values)
 
     def slots(self, like: Array) -> dict[str, Array]:
@@ -210,6 +209,10 @@ class Adam(Optimizer):
         np.divide(m, one, out=one)
         one *= by[0]
         np.subtract(value, one, out=out)
+
+
+KINDS: Final[dict[str, type[Optimizer]]] = {"SGD": SGD, "Momentum": Momentum, "Adagrad": Adagrad, "Adam": Adam}
+"""All of them, by name: those that every ps has."""
 
 
 def summed(grad: IndexedSlices) -> tuple[Array, Array]:

@@ -44,7 +44,8 @@ launcher: slurm
 slurm: {partition: long, nodes: 2}
 ssh: {}
 """,
-    "a chief and an evaluator, with nothing after their colons": TOP + "jobs:\n  worker: {count: 1}\n  chief:\n  evaluator:\n",
+    "a chief and an evaluator, with nothing after their colons": TOP
+    + "jobs:\n  worker: {count: 1}\n  chief:\n  evaluator:\n",
     "an anchor that is used twice": TOP + "jobs:\n  worker: {count: 1, env: &e {A: '1'}}\n  ps: {count: 1, env: *e}\n",
     "a security section of which all is commented out": TOP
     + "jobs: {worker: {count: 1}}\nsecurity:\n  # curve: true\n",
@@ -265,7 +266,7 @@ MEANING: dict[str, tuple[str, str]] = {
         "c.yaml:4: jobs.evaluator.tasks: there is at most one evaluator",
     ),
     "an evaluator whose program has an open quote": (
-        TOP + "jobs:\n  evaluator: {program: \"python 'e.py\"}\n",
+        TOP + 'jobs:\n  evaluator: {program: "python \'e.py"}\n',
         "c.yaml:4: jobs.evaluator.program: cannot be split into words: No closing quotation (a list of words needs no quotes)",
     ),
     "restarts below zero": (

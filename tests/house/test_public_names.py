@@ -21,6 +21,7 @@ PINNED: dict[str, frozenset[str]] = {
             "Server",
             "ServerDef",
             "Session",
+            "ShardedVariable",
             "TensorSpec",
             "Variable",
             "WorkerServer",
@@ -42,6 +43,7 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "optimizers",
             "partitioners",
             "random",
             "resolvers",
@@ -84,6 +86,7 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
+    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

@@ -10,19 +10,27 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from operator import index
 from typing import Any
 
 from zmqdist import errors, limits, nest
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
 from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
+from zmqdist.core.pins import PLAIN, Options
 from zmqdist.dispatch.references import KEEP
 from zmqdist.net.credentials import Credentials
+from zmqdist.rpc.client import ZmqClient
 from zmqdist.wire import trusted
+
+ASK_MS = 20_000
+"""For a question to the dispatcher, the connection included."""
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -37,6 +45,7 @@ class ClusterCoordinator:
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
+      worker_recovery_timeout_s: how long a worker may be missing, while others are there, before work for it alone fails.
 
     The constructor does not wait for the dispatcher. Close it, or use it in a with-statement. Any thread may use it; it cannot be
     used after a fork.
@@ -64,16 +73,22 @@ class ClusterCoordinator:
         queue_max: int | None = None,
         cancel_grace_s: float | None = None,
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
+        worker_recovery_timeout_s: float = limits.WORKER_RECOVERY_TIMEOUT_S,
     ) -> None:
         found = resolve(target)
         queue_max = found.queue_max if queue_max is None else queue_max
         if queue_max < 1:
             raise ValueError(f"queue_max is {queue_max}, wants 1 or more")
         cancel_grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
-        for name, seconds in (("cancel_grace_s", cancel_grace_s), ("cluster_lost_limit_s", cluster_lost_limit_s)):
+        for name, seconds in (
+            ("cancel_grace_s", cancel_grace_s),
+            ("cluster_lost_limit_s", cluster_lost_limit_s),
+            ("worker_recovery_timeout_s", worker_recovery_timeout_s),
+        ):
             if not seconds >= 0:  # so that NaN is refused, too
                 raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
         self._turn = threading.Lock()
+        self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
         self._scheduled_on = target  # a server stops when nobody refers to it any more
         self._shell = Shell(
@@ -81,6 +96,7 @@ class ClusterCoordinator:
             queue_max=queue_max,
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=cluster_lost_limit_s,
+            recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
         )
 
@@ -92,6 +108,8 @@ class ClusterCoordinator:
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        worker: int | str | None = None,
+        priority: int = 0,
         keep: bool = False,
     ) -> RemoteValue:
         """Run `fn(*args, **kwargs)` once on some worker; returns at once, unless the queue is full.
@@ -103,6 +121,8 @@ class ClusterCoordinator:
           fn: any callable that can be pickled; lambdas and closures can. Functions of importable modules go by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
+          worker: only this one runs it, 1 or "worker:1": before all work that any may run, and as soon as that one is there.
+          priority: of what waits the higher goes first, and of one priority the oldest; what was handed out already is not overtaken.
           keep: leave what it returns with its worker, for other functions to use. A RemoteValue that was kept and has ended may be among
             `args` and `kwargs`, at any depth: the function gets its value, private to that run, straight from the worker that has it,
             or fails with UnavailableError when that is lost.
@@ -114,12 +134,14 @@ class ClusterCoordinator:
           Exception: an earlier function of this round failed: this is its error, raised once; nothing of the round runs any more,
             and what was unfinished is cancelled. Nothing was scheduled by this call.
           TypeError: `fn` is not callable, or `args` not iterable.
-          ValueError: a RemoteValue that was not kept, has not ended, has failed, or is another coordinator's is among the arguments.
+          ValueError: `worker` is no worker's name; or `priority` has more than 32 bits; or a RemoteValue that was not kept, has not ended,
+            has failed, or is another coordinator's is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
           FailedPreconditionError: the coordinator has been closed.
         """
         if not callable(fn):
             raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
+        options = PLAIN if worker is None and not priority else _options(worker, priority)
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
         with self._turn:
@@ -146,7 +168,7 @@ class ClusterCoordinator:
                         self._wait_for_room()
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, given)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options)
             except BaseException:
                 shell.drop(bulks)
                 raise
@@ -202,6 +224,44 @@ class ClusterCoordinator:
           DeadlineExceededError: not all have ended `timeout` seconds after the first was asked for.
         """
         return in_order_of_completion(values, timeout)
+
+    def workers(self) -> list[str]:
+        """The names of the workers that are there, as "worker:1"; waits for the dispatcher to tell them for the first time.
+
+        Raises:
+          UnavailableError: no dispatcher has answered for `cluster_lost_limit_s`.
+          FailedPreconditionError: the coordinator has been closed.
+        """
+        shell = self._shell
+        with shell.lock:
+            self._check_open()
+            until = time.monotonic() + self._cluster_lost_limit_s
+            while shell.members is None and not shell.closed and shell.failure is None:
+                if (
+                    not shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic()))
+                    and time.monotonic() >= until
+                ):
+                    raise errors.UnavailableError(
+                        None, None, f"no workers are known: waited for {shell.whom_we_wait_for}"
+                    )
+            self._check_open()
+            names = [(name.rpartition(":")) for name in shell.members or ()]
+        return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
+
+    def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S) -> None:
+        """Have a worker finish what it runs, for at most `grace_s`, and leave; returns when the dispatcher has told it so.
+
+        What it has not begun goes elsewhere, or waits for another worker of its name where it is for that one alone.
+
+        Raises:
+          ValueError: `worker` is no worker's name.
+          NotFoundError: no such worker is there.
+          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
+        """
+        job, _, number = _worker_name(worker).rpartition(":")
+        address = self._shell.address
+        with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
+            client.call("drain", (job, int(number), float(grace_s)), timeout_in_ms=ASK_MS).get_value()
 
     @property
     def target(self) -> str:
@@ -303,3 +363,17 @@ def _unwrapped(error: errors.InvalidArgumentError) -> Exception:
             return ValueError(str(cause))
         cause = cause.__cause__ or cause.__context__
     return error
+
+
+def _options(worker: int | str | None, priority: int) -> Options:
+    """Raises ValueError for what cannot be a worker."""
+    if not -(2**31) <= index(priority) < 2**31:
+        raise ValueError(f"priority is {priority}, wants a number of 32 bits")
+    return Options("" if worker is None else _worker_name(worker), index(priority))
+
+
+def _worker_name(worker: int | str) -> str:
+    name = worker if isinstance(worker, str) else f"worker:{index(worker)}"
+    if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
+        raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')
+    return name

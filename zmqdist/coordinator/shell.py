@@ -12,7 +12,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
 from zmqdist import errors
@@ -34,6 +34,7 @@ from zmqdist.core.closures import (
     EndAsked,
     Event,
     Fetch,
+    ForgetAsked,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
@@ -45,6 +46,7 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.pins import PLAIN, Joined, Left, MembersChanged, Options
 from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
 from zmqdist.dispatch.store import BulkStore
@@ -59,6 +61,9 @@ from zmqdist.wire import trusted
 from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.coordinator")
+
+Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
+"""Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
 FAILURES = (ERROR, LOST, UNAVAILABLE)
@@ -94,7 +99,14 @@ class Shell:
     """
 
     def __init__(
-        self, target: Target, *, queue_max: int, cancel_grace_s: float, lost_limit_s: float, rounds: bool
+        self,
+        target: Target,
+        *,
+        queue_max: int,
+        cancel_grace_s: float,
+        lost_limit_s: float,
+        recovery_limit_s: float,
+        rounds: bool,
     ) -> None:
         self.address = target.address
         self.credentials = target.credentials
@@ -117,8 +129,15 @@ class Shell:
         self._kept: set[RemoteValue] = set()
         self._outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
+        self._options: dict[int, Options] = {}
+        """Of what is in the outbox."""
+        self._apart: set[int] = set()
+        """What is apart from the rounds: not in `scheduled` and `resolved`."""
+        self._apart_outbox: list[tuple[int, int, bytes]] = []
         self._cancels: deque[int] = deque()
         self._dropped: deque[int] = deque()
+        self._forgotten: deque[int] = deque()
+        self._watchers: list[Watcher] = []
         self._held: dict[int, list[int]] = {}
         self._given: dict[int, list[Kept]] = {}
         self._draining = False
@@ -127,7 +146,7 @@ class Shell:
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
-            self._open(target, cancel_grace_s, lost_limit_s)
+            self._open(target, cancel_grace_s, lost_limit_s, recovery_limit_s)
         except BaseException:
             self._loop.stop()
             raise
@@ -147,13 +166,23 @@ class Shell:
         self._store.free(bulks)
 
     def enqueue(
-        self, work: int, number: int, name: str, payload: bytes, bulks: list[int], keep: bool, given: list[Kept]
+        self,
+        work: int,
+        number: int,
+        name: str,
+        payload: bytes,
+        bulks: list[int],
+        keep: bool,
+        given: list[Kept],
+        options: Options = PLAIN,
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.
 
         Args:
           keep: its value stays with its worker.
           given: values that it uses, which stay with theirs until it has ended.
+          options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
+            error is only its RemoteValue's, and the end of a round leaves it alone.
         """
         if bulks:
             self._held[work] = [*self._held.get(work, ()), *bulks]
@@ -164,9 +193,15 @@ class Shell:
             self._given[work] = given
         value = RemoteValue(self, work, name)
         self._values[work] = ref(value)
-        self._outbox.append((work, number, payload))
-        self.scheduled += 1
-        self.room -= 1
+        if options is not PLAIN:
+            self._options[work] = options
+        if options.apart:
+            self._apart.add(work)
+            self._apart_outbox.append((work, number, payload))
+        else:
+            self._outbox.append((work, number, payload))
+            self.scheduled += 1
+            self.room -= 1
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
@@ -184,6 +219,26 @@ class Shell:
         if self.pid == os.getpid():
             self._dropped.append(work)
             self._in_loop(self._let_go)
+
+    def forget_everywhere(self, number: int) -> None:
+        """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._forgotten.append(number)
+            self._in_loop(self._forget)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
+
+        def begin() -> None:
+            self._watchers.append(watcher)
+            watcher(list(self._machine.pins.members.values()), [])
+
+        self._in_loop(begin)
+
+    @property
+    def members(self) -> dict[str, Joined] | None:
+        """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
+        return self._machine.pins.members if self._machine.pins.told else None
 
     def has_room(self) -> bool:
         """Whether the queue takes one more. With the lock held."""
@@ -244,7 +299,7 @@ class Shell:
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
-    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float) -> None:
+    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float, recovery_limit_s: float) -> None:
         loop, credentials = self._loop, target.credentials
         incarnation = secrets.randbits(62) | 1
         name = f"coordinator {socket.gethostname()}:{self.pid}"
@@ -260,6 +315,7 @@ class Shell:
             queue_max=self.queue_max,
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=lost_limit_s,
+            recovery_limit_s=recovery_limit_s,
             now=loop.now(),
         )
         self._dealer = Dealer(
@@ -309,12 +365,17 @@ class Shell:
         with self.lock:
             outbox, self._outbox = self._outbox, []
             staying, self._staying = self._staying, []
+            options = None
+            if self._options:
+                options, self._options = self._options, {}
+                outbox += self._apart_outbox
+                self._apart_outbox = []
             defined, dropped = self.functions.take()
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
         if outbox:
-            self._handle(Scheduled(outbox, staying))
+            self._handle(Scheduled(outbox, staying, options))
             if self._refusal is not None:
                 self._fail([work for work, _, _ in outbox], self._refusal)
         if dropped:
@@ -324,6 +385,10 @@ class Shell:
         self._drain()
         if works := _emptied(self._cancels):
             self._handle(WithdrawAsked(works))
+
+    def _forget(self) -> None:
+        if numbers := _emptied(self._forgotten):
+            self._handle(ForgetAsked(numbers))
 
     def _let_go(self) -> None:
         if works := _emptied(self._dropped):
@@ -359,12 +424,18 @@ class Shell:
                 case RoomMade():
                     with self.lock:
                         self.changed.notify_all()
+                case MembersChanged(joined, left):
+                    with self.lock:
+                        self.changed.notify_all()  # whoever waits to hear of them for the first time
+                    for watcher in self._watchers:
+                        watcher(joined, left)
 
     def _settle(self, items: list[Any]) -> None:
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         given: list[list[Kept]] = []
         with self.lock:
             values, before = self._values, len(self._values)
+            apart, aside = self._apart, 0
             for work, kind, payload in items:
                 if kind and kind == KEPT:
                     payload = Kept(self, work, payload)
@@ -376,7 +447,10 @@ class Shell:
                 if self._given and work in self._given:
                     given.append(self._given.pop(work))
                 value = reference()
-                if kind and self._rounds and kind in FAILURES and self.failure is None:
+                if apart and work in apart:
+                    apart.discard(work)
+                    aside += 1
+                elif kind and self._rounds and kind in FAILURES and self.failure is None:
                     self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
                 if value is None:
                     continue
@@ -384,7 +458,7 @@ class Shell:
                 if value._callbacks:
                     calls += [(fn, value) for fn in value._callbacks]
                     self._kept.discard(value)
-            self.resolved += before - len(values)
+            self.resolved += before - len(values) - aside
             if not values:
                 self._values = {}  # a dict keeps the room that it once needed
             if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):

@@ -228,8 +228,8 @@ class Worker:
                 return self._cut_off(set(leases), now + grace_s)
             case Release(leases):
                 return [FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None]
-            case Forget(coordinator, functions):
-                return self._forget({(coordinator, fn) for fn in functions})
+            case Forget(coordinator, numbers, everywhere):
+                return self._forget({(coordinator, number) for number in numbers}, everywhere)
             case Leave(grace_s):
                 return self._leave(grace_s, now)
             case Refused(code, text, final):
@@ -536,7 +536,7 @@ class Worker:
             self._reclaim(slot) for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)
         ]
 
-    def _forget(self, keys: set[tuple[int, int]]) -> list[Effect]:
+    def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
         """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
         back = {item[0] for item in self._queue if (item[1], item[3]) in keys}
         self._queue = deque(item for item in self._queue if item[0] not in back)
@@ -545,7 +545,7 @@ class Worker:
         for key in keys:
             self._functions.pop(key, None)
         for slot in self._slots:
-            known = sorted(slot.known & keys)
+            known = sorted(keys if everywhere and slot.ready else slot.known & keys)
             if known:
                 slot.known.difference_update(known)
                 effects.append(ForgetFunctions(slot.index, known))

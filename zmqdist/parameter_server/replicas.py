@@ -50,7 +50,7 @@ def select(structure: Any, replica: int) -> Any:
 
 
 def regroup(results: Sequence[Any]) -> Any:
-    """The structures that the replicas returned as one of PerReplica; what is the same object in all (None, say) stays it.
+    """The structures that the replicas returned as one of PerReplica; None in all of them stays None.
 
     Raises:
       TypeError, ValueError: they are not of one form.
@@ -59,7 +59,7 @@ def regroup(results: Sequence[Any]) -> Any:
         return results[0]
 
     def grouped(*leaves: Any) -> Any:
-        return leaves[0] if all(leaf is leaves[0] for leaf in leaves) else PerReplica(leaves)
+        return None if all(leaf is None for leaf in leaves) else PerReplica(leaves)
 
     return nest.map_structure(grouped, *results)
 

@@ -13,7 +13,7 @@ Not here: how it is decided to cut a variable (partition.py), lookups that put r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NoReturn
 
@@ -244,17 +244,19 @@ class ShardedVariable(ArrayLike):
         self._start_apply(fn, grad, step).get_value()
 
     def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Together:
-        """Every shard is told, also of no rows: an optimizer counts steps, and synchronous training counts workers."""
-        grads: Iterable[Any]
-        if isinstance(grad, IndexedSlices):
-            rows, values = self._fitting_rows(grad)
-            split = {owner: (local, places) for owner, local, places in split_rows(self._offsets, rows)}
-            nothing = (np.empty(0, np.int64), np.empty(0, np.intp))
-            parts = [split.get(place, nothing) for place in range(len(self._variables))]
-            grads = (IndexedSlices(values[places], local) for local, places in parts)
-        else:
-            grads = self._cut(self._fitting(grad))
-        return Together(one._start_apply(fn, part, step) for one, part in zip(self._variables, grads, strict=True))
+        shares = self._shares(grad)
+        return Together(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
+
+    def _shares(self, grad: Any) -> list[Any]:
+        """A gradient cut as the variable is. Every shard has a part, also of no rows: an optimizer counts steps, and synchronous training
+        counts workers."""
+        if not isinstance(grad, IndexedSlices):
+            return list(self._cut(self._fitting(grad)))
+        rows, values = self._fitting_rows(grad)
+        split = {owner: (local, places) for owner, local, places in split_rows(self._offsets, rows)}
+        nothing = (np.empty(0, np.int64), np.empty(0, np.intp))
+        parts = [split.get(place, nothing) for place in range(len(self._variables))]
+        return [IndexedSlices(values[places], local) for local, places in parts]
 
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
         """Not of several shards: they cannot be compared and set in one moment. Raises UnimplementedError."""

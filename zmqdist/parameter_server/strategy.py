@@ -158,7 +158,7 @@ class ParameterServerStrategy(OnWorkers):
     Args:
       cluster_resolver: a resolver, ClusterSpec or dict of jobs: workers and ps that run as `zmqdist.Server`; a `local_cluster(ps=...)`;
         None in a program that `zmqdist launch` has started.
-      variable_partitioner: into how many shards a variable is cut: `zmqdist.partitioners`, or a function of `shape` and `dtype`; None: none.
+      variable_partitioner: into how many shards a variable is cut: `zmqdist.partitioners`, or a function of shape and dtype; None: none.
       replicas_per_worker: how often `run` calls its function on a worker, in threads.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which gives the index of a ps.
       connect_timeout_s: how long to wait for the tasks.

@@ -294,9 +294,8 @@ class Variable(ArrayLike):
         if replica is None or replica.num_replicas_in_sync == 1:
             return start(value)
 
-        def merge(_strategy: Any, given: Any) -> None:
-            values = given.values if isinstance(given, PerReplica) else (given,) * replica.num_replicas_in_sync
-            start(aggregated(values, self.aggregation, self.name)).get_value()
+        def merge(_strategy: Any, given: PerReplica) -> None:
+            start(aggregated(given.values, self.aggregation, self.name)).get_value()
 
         replica.merge_call(merge, (value if isinstance(value, IndexedSlices) else np.asarray(value),))
         return Ready()

@@ -14,12 +14,10 @@ Not here: what users have (parameter_server), what happens at the ps (host.py).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -46,6 +44,7 @@ from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.about import ABOUT
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec, convert
+from zmqdist.variables.functions import UpdateFunctions
 from zmqdist.variables.host import PREFIX
 from zmqdist.wire import trusted
 
@@ -186,38 +185,7 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     return array
 
 
-class _Functions:
-    """Functions of users, pickled once: what one captures is as it was when it was used first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._digests: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
-        self._blobs: dict[bytes, bytes] = {}
-
-    def digest(self, fn: Any) -> bytes:
-        """Raises InvalidArgumentError: it cannot be pickled, or called."""
-        if not callable(fn):
-            raise InvalidArgumentError(None, None, f"an update is an optimizer or a function, not {fn!r}")
-        try:
-            known = self._digests.get(fn)
-        except TypeError:  # it cannot be hashed, or referred to weakly
-            return self._pickled(fn)
-        if known is None:
-            known = self._digests[fn] = self._pickled(fn)
-        return known
-
-    def _pickled(self, fn: Any) -> bytes:
-        blob = trusted.pack_function(fn)
-        digest = hashlib.blake2b(blob, digest_size=16).digest()
-        with self._lock:
-            self._blobs[digest] = blob
-        return digest
-
-    def blob(self, digest: bytes) -> bytes:
-        return self._blobs[digest]
-
-
-_functions: Final = _Functions()
+_functions: Final = UpdateFunctions()
 
 
 # -- what was started -------------------------------------------------------------------------------------------------
@@ -455,9 +423,13 @@ class PsClient:
         refs = [ref for ref, _ in changes]
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
-        told = [(ref.number, change) for ref, change in changes]
-        args = refs[0].session, id, told, want, key, step, workers_per_step
-        more: dict[str, Any] = {"read": _outcomes, "functions": functions, "sequence": id[1]}
+        told = [(ref.number, *change) for ref, change in changes]
+        args = refs[0].session, *id, want, key, step, workers_per_step, *told
+        more: dict[str, Any] = {
+            "read": _outcomes_with_values if want else _outcomes,
+            "functions": functions,
+            "sequence": id[1],
+        }
         return self._start(_what(refs), "update", *args, recovery_s=refs[0].recovery_s, due=due, still=still, **more)
 
     def about(self) -> Started:
@@ -465,7 +437,10 @@ class PsClient:
         return self._start(f"the ps at {self.address}", "about")
 
     def close(self) -> None:
-        """End the connection, and whatever waits for something."""
+        """End the connection, and whatever waits for something. The next `client_of` makes a new one."""
+        with _lock:
+            if _clients.get(self.address) is self:
+                del _clients[self.address]
         self._rpc.close()
 
     # -- asking ---------------------------------------------------------------------------------------------------------
@@ -532,7 +507,11 @@ class PsClient:
 
 
 def _outcomes(told: Any) -> list[Outcome] | None:
-    return None if told is None else [Outcome(*each) for each in told]
+    return None if told is None else list(map(Outcome, told[::2], told[1::2]))
+
+
+def _outcomes_with_values(told: Any) -> list[Outcome] | None:
+    return None if told is None else list(map(Outcome, told[::3], told[1::3], told[2::3]))
 
 
 def _what(refs: Sequence[Ref]) -> str:
@@ -557,6 +536,8 @@ def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple
 # -- one for each ps of a process -------------------------------------------------------------------------------------
 
 _clients: dict[str, PsClient] = {}
+_credentials: dict[str, Credentials] = {}
+"""As they were given last."""
 _lock = threading.Lock()
 
 
@@ -571,7 +552,9 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
         with _lock:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
-                client = _clients[address] = PsClient(address, credentials or Credentials.of_environment())
+                known = credentials or _credentials.get(address) or Credentials.of_environment()
+                _credentials[address] = known
+                client = _clients[address] = PsClient(address, known)
     return client
 
 

@@ -62,24 +62,35 @@ class _Session:
 
 
 class _Update:
-    """One update, from its first question to its answer.
+    """One update that is not carried out at once, from its first question to its answer.
 
     Attributes:
       id: client and sequence number.
       key: "", or what names it in its session.
-      asked: whoever waits for it: the first one, and those that asked again.
-      outcomes: by variable; None where its step waits for others.
+      asked: the first question.
+      joined: those that came again meanwhile: whose answer is the same, with values or without.
+      outcomes: of a synchronous step, by place of the variable, as soon as they are known.
     """
 
-    def __init__(self, id: tuple[int, int], session: _Session, key: str, asked: Asked, want: bool) -> None:
+    def __init__(
+        self,
+        id: tuple[int, int],
+        session: _Session,
+        key: str,
+        asked: Asked,
+        want: bool,
+        variables: list[Variable],
+        changes: Sequence[tuple[Any, ...]],
+    ) -> None:
         self.id = id
         self.session = session
         self.key = key
-        self.asked = [asked]
+        self.asked = asked
+        self.joined: list[tuple[Asked, list[Variable], bool]] = []
         self.want = want
-        self.variables: list[Variable] = []
-        self.changes: list[tuple[Any, ...]] = []
-        self.outcomes: list[Outcome | None] = []
+        self.variables = variables
+        self.changes = changes
+        self.outcomes: dict[int, Outcome] = {}
         self.over = False
 
 
@@ -295,55 +306,86 @@ class Host:
         self,
         asked: Asked,
         session: int,
-        id: tuple[int, int, int],
-        changes: list[Any],
+        client: int,
+        sequence: int,
+        settled: int,
         want: bool,
         key: str,
         step: int,
         wanted: int,
+        *changes: tuple[Any, ...],
     ) -> None:
         """Change variables.
 
         Args:
-          id: client, sequence number, and up to which one that client has its answers.
-          changes: (number, change) of each; no variable twice.
+          client, sequence, settled: the update's id, and up to which number its client has all answers.
           want: answer the new values, too.
           key: of the update in its session, or "".
           step, wanted: -1 and 0; or the number of a synchronous step, and how many updates belong to it.
+          changes: (number, kind, ...) of each variable; none twice.
 
-        Answers an Outcome for each variable; None where nobody can be waiting any more.
+        Answers the items of an Outcome for each, one after the other; None where nobody can be waiting any more.
         """
-        client, sequence, settled = id
-        variables = self._variables(session, [number for number, _ in changes])
-        if len({number for number, _ in changes}) < len(changes):
+        variables = self._variables(session, [change[0] for change in changes])
+        if len(changes) > 1 and len(set(variables)) < len(changes):
             raise InvalidArgumentError(None, None, "an update changes a variable once")
         found, answer = self._log.begin(client, sequence, settled)
-        update = _Update((client, sequence), self._sessions[session], key, asked, want)
-        if found == NEW and key:
-            found, answer = update.session.keys.begin(key)
-            if found == DONE:
-                self._log.end(client, sequence, answer)
-            elif found == RUNNING:  # it joins another one, and is asked for again by its own id if that one fails
-                self._log.fail(client, sequence)
-                self._running[update.session, key].asked.append(asked)
-                return
         if found == RUNNING:
-            self._running[client, sequence].asked.append(asked)
+            self._running[client, sequence].joined.append((asked, variables, want))
             return
         if found != NEW:
             self._answer_again(asked, variables, answer, want)
             return
-        update.variables = variables
-        update.changes = [change for _, change in changes]
-        update.outcomes = [None] * len(changes)
-        self._running[update.id] = update
-        if key:
-            self._running[update.session, key] = update
-        self._begin(update, step, wanted)
+        if step < 0 and not key and self._at_once(asked, variables, changes, client, sequence, want):
+            return
+        update = _Update((client, sequence), self._sessions[session], key, asked, want, variables, changes)
+        if not key or self._is_first(update):
+            self._running[client, sequence] = update
+            self._begin(update, step, wanted)
+
+    def _at_once(
+        self,
+        asked: Asked,
+        variables: Sequence[Variable],
+        changes: Sequence[tuple[Any, ...]],
+        client: int,
+        sequence: int,
+        want: bool,
+    ) -> bool:
+        """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
+        if not _is_small(variables, changes):
+            return False
+        taken = [each for each in variables if each.lock.acquire(blocking=False)]
+        try:
+            if len(taken) < len(variables):
+                return False
+            kept, told = _carried_out(variables, changes, want, self._function_of)
+        except BaseException:
+            self._log.fail(client, sequence)
+            raise
+        finally:
+            for each in taken:
+                each.lock.release()
+        self._log.end(client, sequence, kept)
+        asked.answer(told)
+        return True
+
+    def _is_first(self, update: _Update) -> bool:
+        """Whether an update that has a key is to be carried out; else it is answered, now or later."""
+        found, answer = update.session.keys.begin(update.key)
+        if found == NEW:
+            self._running[update.session, update.key] = update
+        elif found == DONE:
+            self._log.end(*update.id, answer)
+            self._answer_again(update.asked, update.variables, answer, update.want)
+        else:  # it joins another one; where that fails it may be asked for again
+            self._log.fail(*update.id)
+            first = self._running[update.session, update.key]
+            first.joined.append((update.asked, update.variables, update.want))
+        return found == NEW
 
     def _begin(self, update: _Update, step: int, wanted: int) -> None:
-        nbytes = sum(each.storage.nbytes for each in update.variables)
-        if nbytes <= INLINE_BYTES_MAX and not any(change[0] == "call" for change in update.changes):
+        if step >= 0 and _is_small(update.variables, update.changes):
             taken = [each for each in update.variables if each.lock.acquire(blocking=False)]
             try:
                 effects = self._carry_out(update, step, wanted) if len(taken) == len(update.variables) else None
@@ -369,25 +411,20 @@ class Host:
         try:
             if step >= 0:
                 return self._push(update, step, wanted)
-            pairs = list(zip(update.variables, update.changes, strict=True))
-            commits = [each.prepare(tuple(change), self._function_of) for each, change in pairs]
-            for index, (each, commit) in enumerate(zip(update.variables, commits, strict=True)):
-                update.outcomes[index] = _outcome(each, each.commit(commit), update.want)
+            kept, told = _carried_out(update.variables, update.changes, update.want, self._function_of)
         except BaseException as error:
             return [partial(self._fail, update, error)]
-        return [partial(self._finish, update)]
+        return [partial(self._finish, update, kept, told)]
 
-    def _finish(self, update: _Update) -> None:
-        """In the loop: all its variables have an outcome."""
-        if update.over or any(outcome is None for outcome in update.outcomes):
-            return
+    def _finish(self, update: _Update, kept: tuple[Any, ...], told: tuple[Any, ...]) -> None:
+        """In the loop: it was carried out."""
         self._over(update)
-        kept = [outcome[:2] for outcome in update.outcomes if outcome is not None]
         self._log.end(*update.id, kept)
         if update.key:
             update.session.keys.end(update.key, kept)
-        for asked in update.asked:
-            asked.answer(update.outcomes)
+        update.asked.answer(told)
+        for asked, variables, want in update.joined:
+            self._answer_again(asked, variables, kept, want)
 
     def _fail(self, update: _Update, error: BaseException) -> None:
         if update.over:
@@ -396,7 +433,8 @@ class Host:
         self._log.fail(*update.id)
         if update.key:
             update.session.keys.fail(update.key)
-        for asked in update.asked:
+        update.asked.fail(error)
+        for asked, _, _ in update.joined:
             asked.fail(error)
 
     def _over(self, update: _Update) -> None:
@@ -410,12 +448,12 @@ class Host:
         if kept is None or not want:
             asked.answer(kept)
             return
-        self._under_locks(
-            asked,
-            variables,
-            0,
-            lambda: [(*each, variable.read()) for each, variable in zip(kept, variables, strict=True)],
-        )
+        outcomes = list(zip(kept[::2], kept[1::2], variables, strict=True))
+
+        def read() -> tuple[Any, ...]:
+            return tuple(item for version, has, each in outcomes for item in (version, has, each.read()))
+
+        self._under_locks(asked, variables, 0, read)
 
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
@@ -424,12 +462,12 @@ class Host:
         gradients = []
         for each, change in zip(update.variables, update.changes, strict=True):
             gradient = each.gradient(change[-1])
-            if change[0] == "call":  # which is only called with the mean
-                self._function_of(change[1])
-            elif change[0] in _BY_STEP:
-                each.prepare(tuple(change), self._function_of)
+            if change[1] == "call":  # which is only called with the mean
+                self._function_of(change[2])
+            elif change[1] in _BY_STEP:
+                each.prepare(change[1:], self._function_of)
             else:
-                raise each.wrong(f"update {change[0]!r} cannot be made by a step of several")
+                raise each.wrong(f"update {change[1]!r} cannot be made by a step of several")
             if each.gone:
                 raise AbortedError(None, None, f"{each.label} {each.gone}")
             each.steps.check(step, wanted)
@@ -454,7 +492,7 @@ class Host:
             variable.sums.pop(number, None)
         error: BaseException | None = None
         try:
-            variable.commit(variable.prepare((*change[:-1], total.mean(wanted)), self._function_of))
+            variable.commit(variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of))
         except BaseException as failed:
             error = failed
         tickets: Any = (*pushed.applied, *pushed.late)
@@ -469,9 +507,40 @@ class Host:
         for update, index in tickets:
             if error is not None:
                 self._fail(update, error)
-            else:
-                update.outcomes[index] = outcome if update.want else outcome[:2]
-                self._finish(update)
+                continue
+            update.outcomes[index] = outcome
+            if len(update.outcomes) == len(update.variables) and not update.over:
+                outcomes = [update.outcomes[number] for number in range(len(update.variables))]
+                kept = tuple(item for each in outcomes for item in each[:2])
+                self._finish(update, kept, tuple(item for each in outcomes for item in each[: 2 + update.want]))
+
+
+def _is_small(variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether an update takes microseconds."""
+    nbytes = 0
+    for each, change in zip(variables, changes, strict=True):
+        nbytes += each.storage.nbytes
+        if nbytes > INLINE_BYTES_MAX or change[1] == "call":
+            return False
+    return True
+
+
+def _carried_out(
+    variables: Sequence[Variable],
+    changes: Sequence[tuple[Any, ...]],
+    want: bool,
+    function: Callable[[bytes], tuple[str, Any]],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Make changes, under the locks. What is remembered of it, and what is answered; raises as `Variable.prepare`."""
+    commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
+    told: list[Any] = []
+    kept: list[Any] = []
+    for each, commit in zip(variables, commits, strict=True):
+        changed = each.commit(commit)
+        kept += (each.version, changed)
+        if want:
+            told += (each.version, changed, each.read())
+    return tuple(kept), tuple(told if want else kept)
 
 
 def _holder(peer: Peer) -> int:
