@@ -24,7 +24,7 @@ from zmqdist.checkpoint.parts import Part
 from zmqdist.data import storage
 from zmqdist.errors import DataLossError, NotFoundError, OpError
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.optimizers import Optimizer
+from zmqdist.optimizers import KINDS
 
 _BLOCK = 2**20
 """Bytes that are checked at a time: they stay in the cache."""
@@ -134,8 +134,7 @@ class Reader:
 def initial_of(slot: str) -> float:
     """What an optimizer of ours fills a slot with at the beginning, by its name, as "Adagrad/accumulator"; else 0."""
     kind, _, name = slot.rpartition("/")
-    optimizer = Optimizer.kinds.get(kind)
-    return 0.0 if optimizer is None else optimizer().slot_values.get(name, 0.0)
+    return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
 
 
 def _is_count(array: NDArray[Any]) -> bool:
