@@ -55,6 +55,12 @@ CALLS_PENDING_MAX: Final = 65_536
 INLINE_BYTES_MAX: Final = 65_536
 """A payload up to this rides in the header message; above it, it is bulk. Copying 64 KiB costs less than a frame of its own."""
 
+DEFINITION_INLINE_BYTES_MAX: Final = 4096
+"""Bytes of what makes a per-worker resource that travel with each function that uses it; more is fetched where it is to be built, once."""
+
+DEFINITION_BYTES_WARNED: Final = 64 * 2**20
+"""Bytes of the same from which on a warning says so: every worker, or slot process, has a copy."""
+
 CHUNK_BYTES: Final = 512 * 2**10
 """Bytes of one bulk chunk, and payload bytes that may ride as frames of one message. Large enough for full speed; small enough that its
 copies stay in the cache and that other messages pass in between (a frame that takes longer than the heartbeat's time-out kills its

@@ -332,12 +332,14 @@ class Assign(Message, tag=43):
     """Work to be run, oldest first, and the functions that this worker has not seen: (coordinator, fn, pickled).
 
     `careful` work was with a worker that died, and nobody knows whether it had begun: report each start before it happens.
+    `workers` is how many there are.
     """
 
     SENT = "dispatcher -> worker"
     functions: list[tuple[int, int, bytes]]
     items: list[Leased]
     careful: bool = False
+    workers: int = 0
 
 
 class Recall(Message, tag=44):

@@ -67,7 +67,17 @@ PINNED: dict[str, frozenset[str]] = {
     "zmqdist.partitioners": frozenset(
         {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
     ),
-    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.coordinator": frozenset(
+        {
+            "ClusterCoordinator",
+            "PerWorkerValue",
+            "PerWorkerValues",
+            "RemoteValue",
+            "experimental_get_current_worker_index",
+            "get_current_worker_index",
+            "get_num_workers",
+        }
+    ),
     "zmqdist.data": frozenset(
         {
             "AUTOTUNE",

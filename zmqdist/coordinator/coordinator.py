@@ -20,9 +20,11 @@ from operator import index
 from typing import Any
 
 from zmqdist import errors, limits, nest
+from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
+from zmqdist.coordinator.resources import Resources
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
-from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
+from zmqdist.coordinator.values import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.core.pins import PLAIN, Options
 from zmqdist.dispatch.references import KEEP
 from zmqdist.net.credentials import Credentials
@@ -99,6 +101,7 @@ class ClusterCoordinator:
             recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
         )
+        self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class ClusterCoordinator:
                 packed = trusted.pack_call(positional, keywords)
                 blob = shell.functions.pickled(fn)
             except errors.InvalidArgumentError as error:
-                raise _unwrapped(error) from error.__cause__
+                raise unwrapped(error) from error.__cause__
             finally:
                 shell.packing = None
                 given = shell.given
@@ -263,6 +266,52 @@ class ClusterCoordinator:
         with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
             client.call("drain", (job, int(number), float(grace_s)), timeout_in_ms=ASK_MS).get_value()
 
+    def create_per_worker_resource(
+        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> PerWorkerValues:
+        """Have each worker call `fn(*args, **kwargs)` once and keep what it returns: for functions that get these values as an argument, at
+        any depth, or capture them, it is the value of the worker that runs them.
+
+        Does not wait for the workers. One that is lost, and started again, makes it anew, before it runs a function that uses it; so does a
+        slot process that was cut off. Of several slots that are processes each has its own. Workers that come later make it, too. It is
+        dropped everywhere once nobody holds these values and no unfinished work uses them.
+
+        Args:
+          fn: any callable that can be pickled.
+          args, kwargs: its arguments, as they are now.
+
+        Raises:
+          TypeError: `fn` is not callable, or `args` not iterable.
+          InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
+          UnavailableError: no worker came for `cluster_lost_limit_s`.
+          FailedPreconditionError: the coordinator has been closed.
+
+        What `fn` raises is the error of the RemoteValues, and ends no round before it is used: a function that uses it fails with
+        ClosureInputError.
+        """
+        self._check_open()
+        return per_worker_resource(self._resources, fn, args, kwargs)
+
+    def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
+        """A dataset of which each worker has its own: `iter()` of it gives PerWorkerValues of iterators for scheduled functions.
+
+        Args:
+          dataset_fn: a function without parameters, which is called at each worker for each `iter`, and returns a Dataset or anything else
+            that can be iterated (it may be a generator); or a Dataset, or another iterable, as it is now.
+          shard: the n workers that are there at an `iter` share the elements, each has every n-th. One that is lost begins its share
+            anew when it is back: where each element has to come once in spite of that, have the data service deal them out
+            (`zmqdist.data.service.distribute`). False: each worker has all elements, in an order of its own where they are shuffled without
+            a seed.
+
+        Raises:
+          ValueError: `dataset_fn` is nothing of this.
+          TypeError: it is a function that needs parameters.
+          InvalidArgumentError: it cannot be pickled.
+          FailedPreconditionError: the coordinator has been closed.
+        """
+        self._check_open()
+        return per_worker_dataset(self._resources, dataset_fn, shard)
+
     @property
     def target(self) -> str:
         """The dispatcher, as "zmq://host:port"."""
@@ -353,16 +402,6 @@ class ClusterCoordinator:
             raise errors.FailedPreconditionError(
                 None, None, "this ClusterCoordinator was made before a fork: make a new one in the child process"
             )
-
-
-def _unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """The ValueError about a RemoteValue, where that was the reason; it may be wrapped more than once."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RemoteValueGiven):
-            return ValueError(str(cause))
-        cause = cause.__cause__ or cause.__context__
-    return error
 
 
 def _options(worker: int | str | None, priority: int) -> Options:

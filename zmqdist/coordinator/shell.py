@@ -21,6 +21,7 @@ from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
+from zmqdist.coordinator.watchdog import WatchDog
 from zmqdist.core.closures import (
     DISPATCHER,
     LOST,
@@ -51,6 +52,7 @@ from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
 from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.worker import own_host
+from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.net.address import join as join_address
 from zmqdist.net.dealer import Dealer
@@ -117,7 +119,7 @@ class Shell:
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
         self.room = 0
         self.packing: int | None = None
-        self.given: list[Kept] = []
+        self.given: list[Any] = []
         self.failure: Callable[[], BaseException] | None = None
         self.closed = False
         self.pid = os.getpid()
@@ -139,7 +141,7 @@ class Shell:
         self._forgotten: deque[int] = deque()
         self._watchers: list[Watcher] = []
         self._held: dict[int, list[int]] = {}
-        self._given: dict[int, list[Kept]] = {}
+        self._given: dict[int, list[Any]] = {}
         self._draining = False
         self._due: float | None = None
         self._memory = MemoryKeeper()
@@ -152,13 +154,19 @@ class Shell:
             raise
         self._dealer.connect()
         self._loop.start()
+        self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
         _open.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
-    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]:
+    @property
+    def number(self) -> int:
+        """Ours, by which all of the cluster knows us."""
+        return self._machine.coordinator
+
+    def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
-        reference = self._store.hold(parts, shared=True)
+        reference = self._store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
@@ -173,7 +181,7 @@ class Shell:
         payload: bytes,
         bulks: list[int],
         keep: bool,
-        given: list[Kept],
+        given: list[Any],
         options: Options = PLAIN,
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.
@@ -218,13 +226,13 @@ class Shell:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
             self._dropped.append(work)
-            self._in_loop(self._let_go)
+            self.in_loop(self._let_go)
 
     def forget_everywhere(self, number: int) -> None:
         """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
             self._forgotten.append(number)
-            self._in_loop(self._forget)
+            self.in_loop(self._forget)
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
@@ -233,7 +241,7 @@ class Shell:
             self._watchers.append(watcher)
             watcher(list(self._machine.pins.members.values()), [])
 
-        self._in_loop(begin)
+        self.in_loop(begin)
 
     @property
     def members(self) -> dict[str, Joined] | None:
@@ -259,7 +267,7 @@ class Shell:
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
         self._cancels.append(work)
-        self._in_loop(self._cancel)
+        self.in_loop(self._cancel)
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
@@ -275,6 +283,7 @@ class Shell:
         except errors.OpError:
             pass
         self._loop.stop()
+        self._watchdog.stop()
         self._fetching.close()
         self._store.close()
         with self.lock:
@@ -432,7 +441,7 @@ class Shell:
 
     def _settle(self, items: list[Any]) -> None:
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
-        given: list[list[Kept]] = []
+        given: list[list[Any]] = []
         with self.lock:
             values, before = self._values, len(self._values)
             apart, aside = self._apart, 0
@@ -479,13 +488,14 @@ class Shell:
 
     def _fetched(self, work: int, attempt: int, parts: Any) -> None:
         """In a fetching thread."""
-        self._in_loop(self._handle, BulkArrived(work, attempt, parts))
+        self.in_loop(self._handle, BulkArrived(work, attempt, parts))
 
     def _not_fetched(self, work: int, attempt: int, problem: str) -> None:
         """In a fetching thread."""
-        self._in_loop(self._handle, BulkUnreachable(work, attempt, problem))
+        self.in_loop(self._handle, BulkUnreachable(work, attempt, problem))
 
-    def _in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+    def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call `fn` in the loop; not any more once that has ended. From any thread."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed

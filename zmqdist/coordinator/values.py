@@ -6,6 +6,7 @@ anything but the end of the work.
 
 from __future__ import annotations
 
+import enum
 import os
 import queue
 import threading
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from zmqdist.coordinator.shell import Shell
 
 _NOTHING: Any = object()
+
+
+class RemoteValueStatus(enum.Enum):
+    """How far a RemoteValue is."""
+
+    NOT_READY = "NOT_READY"
+    ABORTED = "ABORTED"
+    READY = "READY"
 
 
 class RemoteValue:
@@ -235,6 +244,16 @@ class Kept:
 
 class RemoteValueGiven(ValueError):
     """A RemoteValue that cannot be an argument was met while arguments were packed."""
+
+
+def unwrapped(error: errors.InvalidArgumentError) -> Exception:
+    """The ValueError about a RemoteValue, where that was the reason; it may be wrapped more than once."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RemoteValueGiven):
+            return ValueError(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    return error
 
 
 def failure(kind: int | None, payload: Any, name: str) -> BaseException:

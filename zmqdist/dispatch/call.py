@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from zmqdist.dispatch.references import KEEP, Reference, decode_reference, is_reference
+from zmqdist.dispatch.resources import Resources
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, KEPT, VALUE
 from zmqdist.wire import trusted
@@ -24,12 +25,18 @@ class Functions:
     """Functions by (coordinator, fn), and what is too large for a message, fetched from whoever holds it.
 
     A function is unpickled at first use, so that a failure to do so is the error of the work that uses it.
+
+    Attributes:
+      resources: what stands under numbers that are no functions'.
     """
 
     def __init__(self, fetcher: Fetches) -> None:
+        self.resources = Resources(fetcher)
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
         self._loaded: dict[tuple[int, int], Any] = {}
+        self._capturing: set[tuple[int, int]] = set()
+        """Loaded functions that hold a resource: they would keep it alive."""
 
     def define(self, functions: list[tuple[int, int, bytes]]) -> None:
         for coordinator, fn, pickled in functions:
@@ -40,6 +47,10 @@ class Functions:
         for key in functions:
             self._pickled.pop(key, None)
             self._loaded.pop(key, None)
+        if self.resources.forget(functions):
+            for key in self._capturing:
+                self._loaded.pop(key, None)
+            self._capturing.clear()
 
     def get(self, coordinator: int, fn: int) -> Any:
         key = (coordinator, fn)
@@ -48,11 +59,14 @@ class Functions:
             pickled = self._pickled.get(key)
             if pickled is None:
                 raise InternalError(None, None, f"function {fn} was not sent to this worker")
+            asked = self.resources.asked
             if is_reference(pickled):
                 loaded = trusted.unpack_parts(self.fetched(pickled))
             else:
                 loaded = trusted.unpack(pickled)
             self._loaded[key] = loaded
+            if self.resources.asked != asked:
+                self._capturing.add(key)
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Where the present thread is: in whose scope, in which replica, in a resource of a worker.
+"""Where the present thread is: in whose scope, and in which replica.
 
 Rules
     Inside `strategy.scope()` is the cross-replica context; in what `strategy.run` calls is the replica context, once for each replica. A
@@ -85,8 +85,6 @@ class _Here(threading.local):
     """Outermost first. A strategy's is among them: those before it act on where it puts a variable, those after it do not."""
     colocated: Any = None
     """A variable beside which new ones go."""
-    resource: str | None = None
-    """The device of the worker on which a resource is being built."""
 
 
 here = _Here()
@@ -176,23 +174,13 @@ def colocated_with(variable: Any) -> Iterator[None]:
         here.colocated = before
 
 
-@contextmanager
-def building_resource(device: str) -> Iterator[None]:
-    """A resource of a worker is being built here: variables that it makes live in this process, and say `device`."""
-    before, here.resource = here.resource, device
-    try:
-        yield
-    finally:
-        here.resource = before
-
-
 def inherit() -> Callable[[], None]:
     """For the threads of replicas: called in one of them, it is where this thread is."""
-    state = here.scopes, here.replica, here.creators, here.colocated, here.resource
+    state = here.scopes, here.replica, here.creators, here.colocated
     enter_running = running.inherit()
 
     def enter_here() -> None:
         enter_running()
-        here.scopes, here.replica, here.creators, here.colocated, here.resource = state
+        here.scopes, here.replica, here.creators, here.colocated = state
 
     return enter_here

@@ -30,13 +30,16 @@ CHIEF = device_of("chief", 0)
 
 def create(**kwargs: Any) -> Any:
     """What `Variable(...)` does; see there."""
-    if running.scheduled() and here.resource is None:
+    being_built = running.being_built()
+    if being_built == "dataset":
+        raise ValueError("a dataset function cannot make a Variable: make it under strategy.scope() in the program")
+    if being_built is not None:
+        return _made(**{**kwargs, "device": device_of("worker", running.get_current_worker_index())})
+    if running.scheduled():
         raise RuntimeError(
             "a Variable cannot be made in a scheduled function, which may run again and on any worker: make it under strategy.scope() in "
             "the program and let the function use it, or make it in a per-worker resource"
         )
-    if here.resource is not None:
-        return _made(**kwargs)
     next_creator: Callable[..., Any] = _made
     for creator in here.creators:
         next_creator = partial(creator, next_creator)
@@ -66,8 +69,7 @@ def _made(
     described = (bool(trainable), *how)
     where = None if device is None else Device.parse(device).canonical()
     if where is None or where.job != "ps":
-        made_here = here.resource or (CHIEF if where is None else str(where))
-        return handle(LocalHome(name, _whole(initial), made_here), *described)
+        return handle(LocalHome(name, _whole(initial), CHIEF if where is None else str(where)), *described)
     strategy = get_strategy()
     if strategy is None:
         raise ValueError(

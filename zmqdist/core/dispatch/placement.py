@@ -198,7 +198,9 @@ class Placement:
             self._give(hands, min(share, hands.window.limit - hands.outstanding), rota, batches, now)
             if hands in self._roomy:  # to the end of the line
                 self._roomy.move_to_end(hands)
-        effects = [Send(hands.member.peer, message) for hands, batch in batches.items() for message in _messages(batch)]
+        effects = [
+            Send(hands.member.peer, message) for hands, batch in batches.items() for message in self._messages(batch)
+        ]
         return effects + recalls
 
     def _call(self, hands: Hands) -> None:
@@ -293,24 +295,23 @@ class Placement:
                 return entry[2]
         return None
 
+    def _messages(self, batch: Batch) -> Iterator[Assign]:
+        """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
+        functions: list[tuple[int, int, bytes]] = []
+        for part in split(batch.functions):
+            if functions:
+                yield Assign(functions, [])
+            functions = part
+        for items, careful in ((batch.careful, True), (batch.items, False)):
+            if items:
+                for share in split(items):
+                    yield Assign(functions, share, careful, len(self._named))
+                    functions = []
+
     @staticmethod
     def _waits(entry: tuple[float, int, Hands]) -> bool:
         """Whether an entry of the heap is still true: its worker has not changed since."""
         return entry[2].recall_at == entry[0]
-
-
-def _messages(batch: Batch) -> Iterator[Assign]:
-    """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
-    functions: list[tuple[int, int, bytes]] = []
-    for part in split(batch.functions):
-        if functions:
-            yield Assign(functions, [])
-        functions = part
-    for items, careful in ((batch.careful, True), (batch.items, False)):
-        if items:
-            for share in split(items):
-                yield Assign(functions, share, careful)
-                functions = []
 
 
 def _spare(hands: Hands) -> list[int]:
