@@ -16,6 +16,7 @@ import pytest
 import zmqdist as zd
 from tests.checkpoint.made import variable
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
+from zmqdist.checkpoint.reading import Reader
 from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError
 
 PATIENCE_S = 30.0
@@ -234,10 +235,13 @@ def test_training_that_goes_on_takes_the_mark_of_its_end_away(tmp_path: Path) ->
     manager = CheckpointManager({"n": 1}, str(tmp_path))
     manager.save(1)
     manager.finish()
-    CheckpointManager({"n": 1}, str(tmp_path)).save(2)
+    manager.save(2)
+    assert not (tmp_path / "FINISHED").exists()
+    manager.finish()
+    CheckpointManager({"n": 1}, str(tmp_path)).save(3)
     asked: list[bool] = []
     seen = list(checkpoints_iterator(str(tmp_path), timeout=0.0, timeout_fn=lambda: asked.append(True) or True))
-    assert ([number(path) for path in seen], asked) == ([2], [True])
+    assert ([number(path) for path in seen], asked) == ([3], [True])
 
 
 def test_without_a_new_checkpoint_it_ends_after_the_timeout_unless_timeout_fn_says_no(tmp_path: Path) -> None:
@@ -272,14 +276,20 @@ def test_a_checkpoint_that_was_deleted_before_it_was_read_is_not_found(tmp_path:
 
 
 def test_one_that_is_deleted_while_it_is_read_is_not_found_either(tmp_path: Path) -> None:
-    from zmqdist.checkpoint.reading import Reader
-
     manager = CheckpointManager({"w": variable(np.ones(3))}, str(tmp_path), max_to_keep=1)
     reader = Reader(manager.save(1))
     manager.save(2)
     with pytest.raises(NotFoundError, match="was deleted while it was read"):
         reader.verify(["w"])
     with pytest.raises(NotFoundError, match="was deleted while it was read"):
+        reader.whole("w")
+
+
+def test_one_that_is_replaced_while_it_is_read_is_not_found_either(tmp_path: Path) -> None:
+    w = variable(np.ones(3))
+    reader = Reader(zd.checkpoint.save(str(tmp_path / "c"), {"w": w}))
+    zd.checkpoint.save(str(tmp_path / "c"), {"w": w})
+    with pytest.raises(NotFoundError, match="was replaced while it was read"):
         reader.whole("w")
 
 

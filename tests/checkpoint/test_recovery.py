@@ -234,6 +234,26 @@ def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
     ]
 
 
+def test_saving_from_a_ps_that_is_gone_leaves_the_former_checkpoint(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make(HALVES, recovery_s=0.0)
+    with strategy.scope():
+        table = zd.Variable(ROWS, name="table")
+    manager = CheckpointManager({"table": table}, str(tmp_path))
+    manager.save()
+    cluster.kill_ps(1)
+    with pytest.raises(PSUnavailableError, match="'table/part_1' on ps:1"):
+        manager.save()
+    cluster.restart_ps(1)
+    assert [each.name for each in tmp_path.iterdir()] == ["ckpt-1"]
+    again = make(HALVES)  # as a program that is started again does
+    with again.scope():
+        table = zd.Variable(0 * ROWS, name="table")
+    assert CheckpointManager({"table": table}, str(tmp_path)).restore_or_initialize() == str(tmp_path / "ckpt-1")
+    assert table.numpy().tolist() == ROWS.tolist()
+
+
 def test_synchronous_steps_go_on_after_a_recovery(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
     strategy = make(aggregate="sync", workers_per_step=2)
     with strategy.scope():

@@ -144,6 +144,7 @@ class CheckpointManager:
         self.close()
         storage.make_folder(self._directory)
         storage.write(storage.join(self._directory, FINISHED), b"")
+        self._tidied = False  # whoever saves after all takes the mark away
 
     def close(self) -> None:
         """End periodic saving, after one that is under way. May be called again.

@@ -4,8 +4,8 @@ Rules
     `verify` reads every file that will be used once, and compares size and checksum. It is called before anything is assigned, so that a
     damaged checkpoint changes nothing.
 
-    A checkpoint whose manifest has gone when one of its files is missing was deleted meanwhile (NotFoundError: skip it); one whose
-    manifest is still there is damaged (DataLossError: get it from elsewhere).
+    A checkpoint whose manifest has gone or names other files when one of its files is missing was deleted or replaced meanwhile
+    (NotFoundError: skip it); one whose manifest is as it was is damaged (DataLossError: get it from elsewhere).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.checkpoint.manifest import MANIFEST, Entry, Manifest, Piece
+from zmqdist.checkpoint.manifest import Entry, Manifest, Piece
 from zmqdist.checkpoint.parts import Part
 from zmqdist.data import storage
 from zmqdist.errors import DataLossError, NotFoundError, OpError
@@ -120,7 +120,10 @@ class Reader:
         return Part(value, slots, piece.version)
 
     def _lost(self, name: str, piece: Piece, problem: str) -> OpError:
-        if not storage.exists(storage.join(self.path, MANIFEST)):
+        try:
+            if Manifest.read(self.path).files != self.manifest.files:
+                return NotFoundError(None, None, f"checkpoint {self.path} was replaced while it was read")
+        except NotFoundError:
             return NotFoundError(None, None, f"checkpoint {self.path} was deleted while it was read")
         entry: Entry = self.manifest.entries[name]
         shard = f"shard {entry.pieces.index(piece)} of {len(entry.pieces)}"

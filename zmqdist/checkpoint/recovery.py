@@ -66,7 +66,9 @@ class Recovered:
             told.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
             told.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
-        told.append("1 update since is lost" if self.updates_lost == 1 else f"{self.updates_lost:,} updates since are lost")
+        told.append(
+            "1 update since is lost" if self.updates_lost == 1 else f"{self.updates_lost:,} updates since are lost"
+        )
         return f"{self.task} came back; " + "; ".join(told)
 
 

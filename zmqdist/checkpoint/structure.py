@@ -74,7 +74,7 @@ def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]
         yield name, structure
         children = structure._parts().items()
     elif isinstance(structure, dict):
-        children = structure.items()
+        children = list(structure.items())
     elif isinstance(structure, list | tuple):
         children = enumerate(structure)
     for key, child in children:
@@ -83,10 +83,10 @@ def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]
 
 def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[Leaf]:
     if isinstance(value, Container):
-        for key, child in value._parts().items():
+        for key, child in list(value._parts().items()):
             yield from _walk(child, _join(name, key), _setter(setattr, value, key))
     elif isinstance(value, dict):
-        for key, child in value.items():
+        for key, child in list(value.items()):  # another thread may add to it
             if not isinstance(key, str | int):
                 raise TypeError(f"{name or '(top)'}: keys of what is saved are strings or whole numbers, not {key!r}")
             yield from _walk(child, _join(name, key), _setter(_set_item, value, key))

@@ -28,6 +28,7 @@ from zmqdist.checkpoint.manifest import Entry, Manifest, Piece, Plain
 from zmqdist.checkpoint.parts import Part
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
+from zmqdist.wire.arrays import tell_dtype
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, 
         with storage.open_write(path) as raw:
             counted = _Counted(raw)
             arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
-            np.savez(counted, allow_pickle=False, **{name: _storable(value) for name, value in arrays.items()})
+            told: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
+            np.savez(counted, **told)
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
@@ -128,7 +130,12 @@ def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, 
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
-    """The array as npz can hold it: a dtype that numpy does not know itself goes as raw bytes; the manifest says what it is."""
+    """The array as npz can hold it: a dtype that numpy does not know itself goes as raw bytes; the manifest says what it is.
+
+    Raises:
+      BadArray: it holds pointers; npz would pickle them.
+    """
+    tell_dtype(array.dtype)
     if array.dtype.isbuiltin == 2:
         return np.ascontiguousarray(array).view(np.dtype(f"V{array.dtype.itemsize}")).reshape(array.shape)
     return array
