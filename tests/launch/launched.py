@@ -58,6 +58,7 @@ class Launched:
         arguments: tuple[str, ...] = (),
         run: str = LAUNCH,
     ) -> None:
+        self.process_folder = folder
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         if program is not None:

@@ -34,6 +34,11 @@ class ArrayLike(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     @property
+    def _label(self) -> str:
+        """What errors call it."""
+        return f"variable {self.name!r}"
+
+    @property
     def ndim(self) -> int:
         """How many axes."""
         return len(self.shape)
@@ -64,7 +69,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         Raises:
           InvalidArgumentError: there is no such row.
         """
-        numbers = checked_numbers(f"variable {self.name!r}", indices, len(self))
+        numbers = checked_numbers(self._label, indices, len(self))
         rows: NDArray[Any] = self._start_rows(numbers.reshape(-1)).get_value()
         return rows.reshape(*numbers.shape, *self.shape[1:])
 
@@ -79,10 +84,10 @@ class ArrayLike(NDArrayOperatorsMixin):
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
-            told = f"variable {self.name!r} of shape {self.shape}: indices of shape {places.shape} name no places in it"
+            told = f"{self._label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
             raise InvalidArgumentError(None, None, told)
         for axis in range(places.shape[-1]):
-            checked_numbers(f"variable {self.name!r}", places[..., axis], self.shape[axis])
+            checked_numbers(self._label, places[..., axis], self.shape[axis])
         found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]
         return found
 

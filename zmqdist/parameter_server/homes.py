@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from zmqdist.cluster.devices import device_of
 from zmqdist.parameter_server.pending import Pending, Ready, Then
+from zmqdist.parameter_server.selection import Rows
 from zmqdist.variables import client, hosted
 from zmqdist.variables.client import Change, Outcome, Ref
 from zmqdist.wire.trusted import describe
@@ -58,9 +59,9 @@ class RemoteHome:
         """Version and value."""
         return Then(self.client.read([self.ref]), _only)
 
-    def rows(self, indices: Array) -> Pending:
+    def rows(self, rows: Rows) -> Pending:
         """Rows, in an array of the caller's own."""
-        return Then(self.client.rows([(self.ref, indices)]), _only)
+        return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Pending:
         """Version, value and slots, all of one moment; none of them changes any more."""
@@ -114,10 +115,10 @@ class LocalHome:
             version, value = self._hosted.version, self._hosted.read()
         return Ready((version, value.copy() if value.flags.writeable else value))
 
-    def rows(self, indices: Array) -> Pending:
-        numbers = client.rows_of(self.ref, indices)
+    def rows(self, rows: Rows) -> Pending:
+        wanted = client.rows_wanted(self.ref, rows)
         with self._hosted.lock:
-            return Ready(self._hosted.rows(numbers))
+            return Ready(self._hosted.rows(wanted))
 
     def saved(self) -> Pending:
         with self._hosted.lock:

@@ -10,6 +10,7 @@ Not here: what a key of `variable[key]` selects (selection.py), what is done wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.net.received import memory_for
 from zmqdist.parameter_server.selection import Rows
 
 
@@ -82,7 +84,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     def in_order(parts: list[NDArray[Any]]) -> NDArray[Any]:
         if len(parts) < 2:
             return _joined(parts, like)
-        result = np.empty((len(rows), *like.shape[1:]), like.dtype)
+        result = _room(len(rows), like)
         for part, (_, _, places) in zip(parts, split, strict=True):
             result[places] = part
         return result
@@ -114,6 +116,16 @@ def _start_range(variable: Any, rows: range) -> Any:
 
 
 def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:
-    if not parts:
-        return np.empty((0, *like.shape[1:]), like.dtype)
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if len(parts) == 1:
+        return parts[0]
+    result = _room(sum(map(len, parts)), like)
+    if parts:
+        np.concatenate(parts, out=result)
+    return result
+
+
+def _room(rows: int, like: Any) -> NDArray[Any]:
+    """Memory for rows, which is warm where such results were let go before: large variables are read again and again."""
+    shape = (rows, *like.shape[1:])
+    room: NDArray[Any] = np.ndarray(shape, like.dtype, memory_for(math.prod(shape) * like.dtype.itemsize))
+    return room

@@ -26,6 +26,7 @@ from zmqdist.parameter_server import embedding
 from zmqdist.parameter_server.arithmetic import ArrayLike
 from zmqdist.parameter_server.rows import Together, split_rows, start_read, start_rows
 from zmqdist.parameter_server.selection import Rows, checked_numbers
+from zmqdist.specs import TensorSpec, convert
 
 
 class ShardedVariable(ArrayLike):
@@ -293,14 +294,14 @@ class ShardedVariable(ArrayLike):
     # -- what fits
 
     def _fitting(self, value: Any) -> NDArray[Any]:
-        array = np.asarray(value)
+        array = self._cast(value)
         if array.shape != self.shape:
             raise InvalidArgumentError(
                 None,
                 None,
                 f"variable {self.name!r} has shape {self.shape}: a value of shape {array.shape} does not fit",
             )
-        return self._of_dtype(array)
+        return array
 
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[NDArray[np.int64], NDArray[Any]]:
         if rows.values.shape[1:] != self.shape[1:]:
@@ -309,14 +310,17 @@ class ShardedVariable(ArrayLike):
                 None,
                 f"variable {self.name!r} has rows of shape {self.shape[1:]}: rows of shape {rows.values.shape[1:]} do not fit",
             )
-        return checked_numbers(f"variable {self.name!r}", rows.indices, self.shape[0]), self._of_dtype(rows.values)
+        return checked_numbers(self._label, rows.indices, self.shape[0]), self._cast(rows.values)
 
-    def _of_dtype(self, array: NDArray[Any]) -> NDArray[Any]:
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise InvalidArgumentError(
-                None, None, f"variable {self.name!r} holds {self.dtype}: {array.dtype} does not fit"
-            )
-        return array.astype(self.dtype, copy=False)
+    def _cast(self, value: Any) -> NDArray[Any]:
+        """Python's numbers take the dtype if they survive, arrays if theirs is of the same kind."""
+        try:
+            if not hasattr(value, "dtype"):
+                return convert(value, TensorSpec(None, self.dtype))
+            return np.asarray(value).astype(self.dtype, casting="same_kind", copy=False)
+        except (TypeError, InvalidArgumentError):
+            told = f"variable {self.name!r} holds {self.dtype}: {np.asarray(value).dtype} does not fit"
+            raise InvalidArgumentError(None, None, told) from None
 
     def _cut(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return (value[low:high] for low, high in pairwise(self._offsets))

@@ -19,10 +19,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike as Like
 from numpy.typing import DTypeLike, NDArray
 
-from zmqdist.errors import InvalidArgumentError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server import caching
 from zmqdist.parameter_server.aggregation import VariableAggregation, VariableSynchronization, aggregated
@@ -31,6 +29,7 @@ from zmqdist.parameter_server.context import here
 from zmqdist.parameter_server.homes import Home
 from zmqdist.parameter_server.pending import Pending, Ready, Then
 from zmqdist.parameter_server.replicas import PerReplica
+from zmqdist.parameter_server.selection import Rows
 from zmqdist.variables import client
 
 Array = NDArray[Any]
@@ -99,6 +98,10 @@ class Variable(ArrayLike):
         )
 
     @property
+    def _label(self) -> str:
+        return str(self._home.ref)
+
+    @property
     def device(self) -> str:
         """ "/job:ps/replica:0/task:1/device:CPU:0" and the like."""
         return self._home.device
@@ -135,36 +138,6 @@ class Variable(ArrayLike):
         """Version and value of one moment, for `compare_and_set`."""
         version, value = self._home.read().get_value()
         return version, _scalar(value)
-
-    def sparse_read(self, indices: Like, name: str | None = None) -> Array:
-        """The rows with these indices, in their order; moves only them.
-
-        Raises:
-          InvalidArgumentError: an index that is none, or is out of range.
-        """
-        numbers = self._indices(indices)
-        rows: Array = self._start_rows(numbers.reshape(-1)).get_value()
-        return rows.reshape(*numbers.shape, *self.shape[1:])
-
-    def gather_nd(self, indices: Like, name: str | None = None) -> Array:
-        """What stands at places: along the last axis of `indices` are their numbers in the first axes. Moves only the rows that are needed.
-
-        Raises: as `sparse_read`.
-        """
-        numbers = self._indices(indices)
-        depth = numbers.shape[-1] if numbers.ndim else 0
-        if not 1 <= depth <= len(self.shape):
-            raise self._wrong(f"has {len(self.shape)} axes; indices of shape {numbers.shape} name places in {depth}")
-        if (numbers < 0).any() or (numbers >= self.shape[:depth]).any():
-            raise self._wrong(f"has shape {self.shape}; an index is out of range")
-        rows = self._start_rows(numbers[..., 0].reshape(-1)).get_value()
-        rows = rows.reshape(*numbers.shape[:-1], *self.shape[1:])
-        if depth == 1:
-            return rows  # type: ignore[no-any-return]
-        places = np.ix_(*map(np.arange, numbers.shape[:-1])) if numbers.ndim > 1 else ()
-        key = (*places, *np.moveaxis(numbers[..., 1:], -1, 0))
-        found: Array = rows[key]
-        return found
 
     # -- changing -------------------------------------------------------------------------------------------------------
 
@@ -269,8 +242,8 @@ class Variable(ArrayLike):
 
         return Then(self._home.read(), keep)
 
-    def _start_rows(self, rows: Any) -> Pending:
-        return self._home.rows(np.asarray(rows, np.int64))
+    def _start_rows(self, rows: Rows) -> Pending:
+        return self._home.rows(rows)
 
     def _start_update(self, kind: str, value: Any) -> Pending:
         """`kind` is "assign", "add" or "sub"."""
@@ -305,15 +278,6 @@ class Variable(ArrayLike):
             raise TypeError(f"scatter updates take IndexedSlices, not {type(delta).__name__}")
         self._start_scatter(kind, delta.indices, delta.values).get_value()
         return self
-
-    def _wrong(self, problem: str) -> InvalidArgumentError:
-        return InvalidArgumentError(None, None, f"{self._home.ref} {problem}")
-
-    def _indices(self, indices: Any) -> Array:
-        numbers = np.asarray(indices)
-        if numbers.size and numbers.dtype.kind not in "iu":
-            raise self._wrong(f"has rows by whole numbers, not by {numbers.dtype}")
-        return numbers.astype(np.int64, copy=False)
 
     # -- copies -------------------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,9 @@ from zmqdist.wire import trusted
 KNOCK_S: Final = 1.0
 """So long the kernel of a ps has to take or refuse a connection, before the first question tells."""
 
+KNOCK_AGAIN_S: Final = 0.25
+"""Between two such looks, while a first answer is waited for."""
+
 AGAIN_S: Final = 0.05
 """Between two looks whether a lost ps is back; where that is waited for at all."""
 
@@ -183,6 +186,11 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
         told = f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape {array.shape}"
         raise InvalidArgumentError(None, None, told)
     return array
+
+
+def rows_wanted(ref: Ref, rows: Any) -> Any:
+    """Rows as they travel, a range by its bounds: its numbers would weigh more than narrow rows do. Raises as `rows_of`."""
+    return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
 _functions: Final = UpdateFunctions()
@@ -387,9 +395,9 @@ class PsClient:
         return self._start(_what(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
-        """Rows at indices, in their order, of several variables. Value: a list of arrays."""
+        """Rows at indices, in their order, or of a range that ascends, of several variables. Value: a list of arrays."""
         refs = [ref for ref, _ in wanted]
-        args = refs[0].session, [(ref.number, rows_of(ref, indices)) for ref, indices in wanted]
+        args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
         return self._start(_what(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
@@ -487,15 +495,26 @@ class PsClient:
         with self._reaching:
             if self.reached:
                 return
-            _knock(self.address)
             began = time.monotonic()
             try:
-                asking.start(self._rpc, ABOUT, due=until).get_value()
+                self._hear(until)
             except DeadlineExceededError:
                 told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
                 raise UnavailableError(None, None, told) from None
             self._sent.clear()
             self.reached = True
+
+    def _hear(self, until: float) -> None:
+        """Wait for any answer; a process that ends meanwhile may be seen by its port alone."""
+        _knock(self.address)
+        started, ended = asking.start(self._rpc, ABOUT, due=until), threading.Event()
+        started.add_done_callback(lambda _: ended.set())
+        try:
+            while not ended.wait(KNOCK_AGAIN_S):
+                _knock(self.address)
+            started.get_value()
+        finally:
+            started.cancel()
 
     def forget_sent(self, functions: Sequence[bytes]) -> None:
         """The ps may not have these any more."""
