@@ -73,6 +73,7 @@ PINNED: dict[str, frozenset[str]] = {
             "PerWorkerValue",
             "PerWorkerValues",
             "RemoteValue",
+            "RemoteValueStatus",
             "experimental_get_current_worker_index",
             "get_current_worker_index",
             "get_num_workers",

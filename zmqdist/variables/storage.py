@@ -92,7 +92,7 @@ class Storage:
 
     def run(self, rows: range) -> Array:
         """Rows that ascend, in an array that the caller has alone."""
-        found: Array = self._value[rows.start : rows.stop : rows.step].copy()
+        found: Array = self.value[rows.start : rows.stop : rows.step].copy()
         return found
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
