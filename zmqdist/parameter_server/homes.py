@@ -111,9 +111,9 @@ class LocalHome:
         )
 
     def read(self) -> Pending:
-        with self._hosted.lock:
+        with self._hosted.lock:  # updates are made in place
             version, value = self._hosted.version, self._hosted.read()
-        return Ready((version, value.copy() if value.flags.writeable else value))
+            return Ready((version, value.copy() if value.flags.writeable else value))
 
     def rows(self, rows: Rows) -> Pending:
         wanted = client.rows_wanted(self.ref, rows)
