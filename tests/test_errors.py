@@ -36,6 +36,9 @@ SAMPLES: list[Exception] = [
     errors.WireError("tcp://peer", "no header"),
     errors.ProtocolMismatchError("the server", (1, 0), (2, 3)),
     errors.WorkerLost("module.work", STARTS),
+    errors.PSUnavailableError(errors.UnavailableError(None, None, "ps:0 is gone")),
+    errors.ClosureInputError(ValueError("first")),
+    errors.ClosureAbortedError(errors.UnavailableError(None, None, "gone")),
     errors.ConfigError("cluster.yaml", 7, "jobs.worker", "no such key", "did you mean workers?"),
 ]
 
@@ -81,11 +84,13 @@ def test_every_error_survives_a_pickle_with_its_data_and_notes(error: Any, way: 
     del error.__dict__["__notes__"], error.extra
     assert type(back) is type(error)
     assert str(back) == str(error)
-    assert back.args == error.args
+    assert repr(back.args) == repr(error.args)
     assert back.__notes__ == ["a note"]
     assert back.extra == 3
-    assert {name: value for name, value in vars(back).items() if name not in ("__notes__", "extra")} == vars(error)
-    assert back.__cause__ is None
+    del back.__dict__["__notes__"], back.extra
+    assert repr(vars(back)) == repr(vars(error))
+    derived = isinstance(error, (errors.ClosureInputError, errors.ClosureAbortedError))
+    assert back.__cause__ is (back.original_exception if derived else None)
 
 
 def test_an_unknown_code_is_a_key_error_and_makes_an_unknown_error_with_a_warning() -> None:
@@ -151,3 +156,29 @@ def test_a_lost_start_is_a_plain_tuple_for_the_wire() -> None:
     assert str(start) == "worker:0 (exit code 3)"
     assert pickle.loads(pickle.dumps(start)).worker == "worker:0"
     assert errors.describe_exit(-200) == "killed by signal 200"
+
+
+@pytest.mark.parametrize("cls", [errors.ClosureInputError, errors.ClosureAbortedError])
+def test_what_follows_from_another_error_tells_the_innermost_one(cls: Any) -> None:
+    first = ValueError("no such row")
+    error = cls(errors.ClosureInputError(errors.ClosureAbortedError(first)))
+    assert error.original_exception is first
+    assert error.__cause__ is first
+    assert not isinstance(error, errors.OpError)
+    assert repr(first) in str(error)
+    assert ("Input has an error" in str(error)) == (cls is errors.ClosureInputError)
+    assert ("Another function failed" in str(error)) == (cls is errors.ClosureAbortedError)
+
+
+def test_what_follows_keeps_the_traceback_of_its_reason() -> None:
+    with pytest.raises(ValueError, match="deep") as reason:
+        raise ValueError("deep")
+    assert errors.ClosureInputError(reason.value).__traceback__ is reason.value.__traceback__ is not None
+
+
+def test_the_loss_of_variables_is_made_from_an_unavailable_error_alone() -> None:
+    reason = errors.UnavailableError(None, None, "ps:0 is gone")
+    error = errors.PSUnavailableError(reason)
+    assert (error.original_exception, error.message, error.error_code) == (reason, "ps:0 is gone", errors.UNAVAILABLE)
+    with pytest.raises(AssertionError, match="made from a ValueError, wants an UnavailableError"):
+        errors.PSUnavailableError(ValueError("x"))  # type: ignore[arg-type]

@@ -172,6 +172,9 @@ LEASE_S: Final = 10.0
 RECONNECT_GRACE_S: Final = 1.0
 """A worker whose connection went has this long to come back under the same incarnation."""
 
+FAILURES_TOLD: Final = 100
+"""Errors of one round that are told beside the first: each costs its memory, and a time to unpickle it."""
+
 CANCEL_GRACE_S: Final = 5.0
 """A running function that was asked to end has this long; then its slot process is cut off."""
 

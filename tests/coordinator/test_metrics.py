@@ -70,14 +70,16 @@ def test_gauges_and_counters_are_numbers_and_another_name_is_an_error() -> None:
         metrics.get_metric_summary("tracing")
 
 
-def test_a_monitored_block_is_recorded_where_metrics_are_wanted(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitored_block_is_recorded_where_metrics_are_wanted(
+    recorded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with metrics.monitored_timer("server_def_update"):
         pass
     assert metrics.get_metric_summary("server_def_update")["num"] == 1
     monkeypatch.setattr(metrics, "enable_metrics", False)
     with metrics.monitored_timer("server_def_update"):
         pass
-    metrics.count("worker_failures")
+    metrics.count("worker_failures", 1)
     assert metrics.get_metric_summary("server_def_update")["num"] == 1
     assert metrics.get_metric_summary("worker_failures") == 0
 

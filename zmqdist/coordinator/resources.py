@@ -19,18 +19,16 @@ import threading
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 from zmqdist import errors, limits
+from zmqdist.coordinator.shell import PACKING, Shell
 from zmqdist.coordinator.values import RemoteValue, unwrapped
 from zmqdist.core.membership import SAID_GOODBYE
 from zmqdist.core.pins import Joined, Left, Options
 from zmqdist.dispatch import resources as at_worker
 from zmqdist.wire import trusted
-
-if TYPE_CHECKING:
-    from zmqdist.coordinator.shell import Shell
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -41,7 +39,7 @@ class Definition:
     Attributes:
       encoded: what stands for it in a message.
       name: of what it makes, for messages.
-      uses: what has to stay while it may be called: other resources, kept values.
+      uses: resources that have to stay while it may be called.
     """
 
     def __init__(self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]) -> None:
@@ -185,7 +183,12 @@ class Resources:
                 raise unwrapped(error) from error.__cause__
             finally:
                 shell.packing = None
-                uses, shell.given = shell.given, []
+                given, shell.given = shell.given, {}
+                uses = shell.uses.pop(PACKING, [])
+        if given:
+            raise ValueError(
+                f"{name} is made at each worker, also later: it cannot be made of a RemoteValue; fetch() that first"
+            )
         return Definition(self, name, packed, uses)
 
     def create(self, what: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
@@ -219,12 +222,14 @@ class Resources:
     # -- in the loop --------------------------------------------------------------------------------------------------
 
     def _drop(self) -> None:
+        numbers: list[int] = []
         while self._gone:
             number, bulks = self._gone.popleft()
             self.shell.drop(bulks)
-            if number:
-                self._live.pop(number, None)
-                self.shell.forget_everywhere(number)
+            if self._live.pop(number, None) is not None:
+                numbers.append(number)
+        if numbers:
+            self.shell.forget_everywhere(numbers)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
         """Who has come builds what there is, oldest first; who has gone has lost it."""
@@ -265,7 +270,8 @@ class Resources:
         work = next(self._works)
         number, _ = self.shell.functions.number(fn, trusted.pack_function(fn), work)
         options = Options(f"worker:{index}", 0, True)
-        return self.shell.enqueue(work, number, resource.name, payload, [], False, [resource], options)
+        self.shell.uses[work] = [resource]
+        return self.shell.enqueue(work, number, resource.name, payload, [], False, options)
 
 
 def _index(worker: str) -> int:

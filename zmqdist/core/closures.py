@@ -275,7 +275,7 @@ class Closures:
     def deadline(self) -> float | None:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self._alone_since is None:
-            return self.pins.deadline
+            return self.pins.deadline if self.pins.options else None
         if not (self._works or self.ending):
             return None
         return self._alone_since + self._lost_limit_s

@@ -23,7 +23,8 @@ Promises, checked by tests/sim
     P10  of several coordinators with waiting work each is served in turn
     P11  a bulk result that was taken to be kept is finished: it is not made again, and its worker holds it until it is taken for good,
          or the session ends
-    P12  work that is pinned to a worker is handed out to members of that name alone, and waits while there is none (P7 but for it)
+    P12  work that is pinned to a worker is handed out to members of that name alone, waits while there is none (P7 but for it), and is
+         not called back
     P13  of one session's work that waits for the same, the higher priority is handed out first, and of one priority the oldest
     P14  work apart from the rounds does not end with a generation, and no generation waits for it; it ends with its session
     P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there

@@ -181,12 +181,14 @@ class Placement:
 
     def assign(self, now: float) -> list[Send]:
         """Hand out what waits. Called once at the end of each event."""
+        rota = self._rota
+        if not rota and not self._called:
+            return self._recall(now)
         batches: dict[Hands, Batch] = {}
         while self._called:
             hands = next(iter(self._called))
             self._give(hands, hands.window.limit - hands.outstanding, self._pinned[hands.name], batches, now)
-        recalls: list[Send] = [] if self._rota else self._recall(now)
-        rota = self._rota
+        recalls = [] if rota else self._recall(now)
         while rota and self._idle:
             hands = next(iter(self._idle))
             self._give(hands, hands.member.slots - hands.outstanding, rota, batches, now)

@@ -54,9 +54,7 @@ class Line:
     def rank(self, priority: int) -> Rank:
         """The rank of a priority, which the caller is about to put work into."""
         ranks = self.ranks
-        if ranks and ranks[-1].priority == priority:
-            return ranks[-1]
-        at = bisect_left(ranks, priority, key=_priority)
+        at = bisect_left(ranks, priority, key=_priority) if ranks else 0
         if at < len(ranks) and ranks[at].priority == priority:
             return ranks[at]
         rank = Rank(self, priority) if priority else self._plain
