@@ -305,7 +305,7 @@ class ClusterCoordinator:
         """What the dispatcher answers to a call."""
         address = self._shell.address
         with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
-            return client.call(method, args, timeout_in_ms=ASK_MS).get_value()
+            return getattr(client, f"{method}_blocking")(*args, timeout_in_ms=ASK_MS)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -360,9 +360,9 @@ class ClusterCoordinator:
         Raises:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
         """
-        (status,) = self._ask("status")
+        rows = self._ask("status")["workers"]
         told = {name: metrics.get_metric_summary(name) for name in metrics.names()}
-        return {**told, "workers": {row["name"]: row for row in status["workers"]}}
+        return {**told, "workers": {row["name"]: row for row in rows}}
 
     @property
     def target(self) -> str:
