@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Any
 from zmqdist._version import __version__
 
 if TYPE_CHECKING:
-    from zmqdist import cluster, collectives, coordinator, data, errors, nest, random, resolvers, rpc, testing
+    from zmqdist import (
+        cluster,
+        collectives,
+        coordinator,
+        data,
+        errors,
+        nest,
+        optimizers,
+        random,
+        resolvers,
+        rpc,
+        testing,
+    )
     from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
     from zmqdist.coordinator.executor import Executor
     from zmqdist.dispatch.server import DispatchServer
@@ -48,7 +60,19 @@ _WHERE = {
     "function": "zmqdist.specs",
     "local_cluster": "zmqdist.launch.local_cluster",
 }
-_MODULES = ("cluster", "collectives", "coordinator", "data", "errors", "nest", "random", "resolvers", "rpc", "testing")
+_MODULES = (
+    "cluster",
+    "collectives",
+    "coordinator",
+    "data",
+    "errors",
+    "nest",
+    "optimizers",
+    "random",
+    "resolvers",
+    "rpc",
+    "testing",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -95,6 +119,7 @@ __all__ = [
     "function",
     "local_cluster",
     "nest",
+    "optimizers",
     "random",
     "resolvers",
     "rpc",

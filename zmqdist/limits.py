@@ -184,6 +184,27 @@ GRACE_S: Final = 10.0
 ORPHAN_LIMIT_S: Final = 60.0
 """A worker that finds no dispatcher for this long ends itself."""
 
+INVITED_ORPHAN_LIMIT_S: Final = 10.0
+"""The same for the worker of a task that was invited: its task stays, and is invited again by whoever comes next."""
+
+CONNECT_TIMEOUT_S: Final = 180.0
+"""The tasks of a cluster with parameter servers have so long to appear: as long as TensorFlow tries."""
+
+INVITE_PATIENCE_S: Final = 1.0 + LEASE_S
+"""A worker that says that it is another program's is asked again for so long: that one may have died a moment ago."""
+
+RESTARTS: Final = 3
+"""A launcher starts a worker or ps that died so often again: enough for accidents, and one that cannot live is told of soon."""
+
+RESTART_PAUSE_S: Final = 0.2
+"""Before the first of them; each further one waits twice as long, up to RESTART_PAUSE_S_MAX."""
+
+RESTART_PAUSE_S_MAX: Final = 10.0
+"""A machine that needs longer to be well again needs a person."""
+
+RESTARTS_FORGOTTEN_S: Final = 600.0
+"""A task that has lived so long begins to count anew."""
+
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
 
@@ -312,3 +333,28 @@ CONSUMERS_MAX: Final = 65_536
 
 JOURNAL_RECORDS_MAX: Final = 10_000
 """Records after which a dispatcher writes its state anew in their place: a restart reads them in a fraction of a second."""
+
+# -- variables of parameter servers -------------------------------------------------------------------------------
+
+PS_PATIENCE_S: Final = 10.0
+"""Seconds for which a ps that does not answer, while its process may be there, is asked again, with the same update ids."""
+
+PS_LOSSES_MAX: Final = 8
+"""Connections to a ps that a question may lose and be asked again: more are not a matter of the network."""
+
+PS_PROGRAM_GONE_S: Final = 10.0
+"""Seconds for which a program that opened a session may be without a connection before another one's `open` drops its variables: longer
+than any reconnecting, shorter than anybody waits who starts a program again."""
+
+PS_CLIENTS_MAX: Final = 16_384
+"""Processes whose last updates a ps remembers, so that none is applied twice; the longest silent go first. About 500 bytes each."""
+
+PS_ONCE_MAX: Final = 65_536
+"""Keys of one session for updates that may be asked for again by another process; the oldest go first."""
+
+PS_STEPS_OPEN_MAX: Final = 4
+"""Steps of one variable that may wait for gradients at a time: each keeps a sum of the size of the variable. Workers that wait for
+the answer of a step have one, or two where one of them is ahead."""
+
+PS_FUNCTIONS_MAX: Final = 1024
+"""Update functions of users that a ps keeps unpickled; the longest unused go first, and are sent again."""

@@ -284,13 +284,6 @@ def statuses(values: PerWorkerValues) -> list[str]:
     return [value.status.value for value in values]
 
 
-def restart(cluster: zd.local_cluster, index: int) -> None:
-    """A new process under the name of one that has ended."""
-    child = cluster._children.start_worker(cluster._worker(index, True), cluster.credentials.environment())  # type: ignore[union-attr]
-    cluster._processes[index] = child
-    cluster._wait_for([child])
-
-
 def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(replaced: zd.local_cluster) -> None:
     with ClusterCoordinator(replaced) as coordinator:
         counters = coordinator.create_per_worker_resource(work.counter)
@@ -303,7 +296,7 @@ def test_a_lost_workers_value_is_aborted_and_ready_again_when_it_is_back(replace
         assert isinstance(caught.value.__cause__, errors.ClosureAbortedError)
         assert counters[1].fetch(20) == 1
         assert coordinator.schedule(work.add, (counters,)).fetch(20) == 2  # the other goes on
-        restart(replaced, 0)
+        replaced.restart_worker(0)
         until(lambda: statuses(counters) == ["READY", "READY"])
         assert counters.fetch(20) == [0, 2]
 
@@ -319,7 +312,7 @@ def test_a_resource_made_while_a_worker_is_down_is_aborted_there_at_once_and_bui
         later = coordinator.create_per_worker_resource(work.counter)
         assert later[1].status is RemoteValueStatus.ABORTED
         assert later[0].fetch(20) == 0
-        restart(replaced, 1)
+        replaced.restart_worker(1)
         until(lambda: statuses(later) == ["READY", "READY"])
         assert later.fetch(20) == [0, 0]
 

@@ -15,7 +15,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
-from tests.coordinator.test_per_worker import restart, statuses
+from tests.coordinator.test_per_worker import statuses
 from tests.dispatch.work import until
 from zmqdist import data, errors, limits
 from zmqdist.coordinator import ClusterCoordinator, PerWorkerValues, get_current_worker_index
@@ -113,7 +113,7 @@ def test_the_dataset_is_as_it_was_when_it_was_given(one: ClusterCoordinator) -> 
     assert one.schedule(work.total, (iter(dataset),)).fetch(20) == 6
 
 
-@pytest.mark.parametrize("source", [3, "abc", {"a": 1}, iter([1]), None], ids=repr)
+@pytest.mark.parametrize("source", [3, "abc", {"a": 1}, iter([1]), None], ids=lambda source: type(source).__name__)
 def test_anything_else_is_refused(one: ClusterCoordinator, source: Any) -> None:
     with pytest.raises(ValueError, match="Unexpected dataset type"):
         one.create_per_worker_dataset(source)
@@ -313,7 +313,7 @@ def test_iterators_begin_anew_where_a_worker_was_started_again(tmp_path: Path) -
         cluster.kill_worker(0)
         later = coordinator.schedule(work.first, (iterator,), worker=0)
         assert coordinator.schedule(work.first, (iterator,)).fetch(20) == 0
-        restart(cluster, 0)
+        cluster.restart_worker(0)
         assert later.fetch(20) == 0
         assert len(list(tmp_path.glob("made-0-*"))) == 2
         coordinator.join()
@@ -327,7 +327,7 @@ def test_iterators_of_several_generations_while_a_worker_is_down() -> None:
         cluster.kill_worker(0)
         iterators += [iter(dataset), iter(dataset)]
         asked = [coordinator.schedule(work.first, (iterators[number % 3],)) for number in range(9)]
-        restart(cluster, 0)
+        cluster.restart_worker(0)
         coordinator.join()
         assert all(value.done() for value in asked)
         assert coordinator.schedule(work.first, (iterators[2],), worker=0).fetch(20) >= 0

@@ -38,6 +38,7 @@ PINNED: dict[str, frozenset[str]] = {
             "function",
             "local_cluster",
             "nest",
+            "optimizers",
             "random",
             "resolvers",
             "rpc",
@@ -73,6 +74,7 @@ PINNED: dict[str, frozenset[str]] = {
             "service",
         }
     ),
+    "zmqdist.optimizers": frozenset({"Adagrad", "Adam", "Momentum", "Optimizer", "SGD"}),
     "zmqdist.random": frozenset({"set_seed"}),
     "zmqdist.data.service": frozenset(
         {

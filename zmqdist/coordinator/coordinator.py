@@ -304,8 +304,10 @@ class ClusterCoordinator:
     def _ask(self, method: str, *args: Any) -> Any:
         """What the dispatcher answers to a call."""
         address = self._shell.address
-        with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
-            return getattr(client, f"{method}_blocking")(*args, timeout_in_ms=ASK_MS)
+        with closing(
+            ZmqClient(address, "", True, ASK_MS, security=self.credentials.client(address, "submit"))
+        ) as client:
+            return getattr(client, f"{method}_blocking")(*args)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None

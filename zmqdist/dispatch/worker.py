@@ -128,6 +128,12 @@ class WorkerServer:
         return self._shell.ended
 
     @property
+    def in_contact(self) -> bool:
+        """Whether a dispatcher has taken it, and the connection to that one stands."""
+        machine = self._shell.machine
+        return machine is not None and machine.registered and not self._shell.stopped.is_set()
+
+    @property
     def address(self) -> str:
         """ "host:port" of its own server."""
         return self._shell.address

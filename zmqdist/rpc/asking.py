@@ -38,15 +38,34 @@ def start(
     Raises:
       InvalidArgumentError: something in `args` cannot travel.
     """
-    channel = client._channel
+    body, sources = packed(client, args, still=still, block=block)
+    return start_packed(client, method, body, sources, due=due, waits_for_server=waits_for_server)
+
+
+def packed(
+    client: ZmqClient, args: tuple[Any, ...], *, still: bool = False, block: Block | None = None
+) -> tuple[bytes, Sequence[Source]]:
+    """The arguments of a call as they travel, for `start_packed`. As `start`."""
     body, parts = payload.pack(args)
-    sources: Sequence[Source] = ()
-    if parts:
-        sources = snapshot(parts, lends=channel.lends, still=still) if block is None else [block]
+    if not parts:
+        return body, ()
+    return body, snapshot(parts, lends=client._channel.lends, still=still) if block is None else [block]
+
+
+def start_packed(
+    client: ZmqClient,
+    method: str,
+    body: bytes,
+    sources: Sequence[Source],
+    *,
+    due: float = inf,
+    waits_for_server: bool = True,
+) -> StatusOrResult:
+    """As `start`, for arguments that were packed before."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
-    channel.call(call)
-    return StatusOrResult(channel, call, as_returned)
+    client._channel.call(call)
+    return StatusOrResult(client._channel, call, as_returned)
 
 
 def has_left(started: StatusOrResult) -> bool:

@@ -1,0 +1,126 @@
+"""Optimizers against their formulas, one element at a time; dense and sparse, in place and into other memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.optimizers import PIECE, SGD, Adagrad, Adam, Momentum, Optimizer, summed
+
+ALL = [
+    SGD(0.1),
+    Momentum(0.1, 0.8),
+    Momentum(0.1, 0.8, nesterov=True),
+    Adagrad(0.1),
+    Adam(0.1, 0.8, 0.9),
+]
+
+
+def reference(optimizer: Optimizer, x: float, grads: list[float]) -> float:
+    """One element, by the formula that the class tells."""
+    rate = optimizer.learning_rate
+    a, b = getattr(optimizer, "initial_accumulator_value", 0.0), 0.0
+    for t, g in enumerate(grads, 1):
+        match optimizer:
+            case SGD():
+                x -= rate * g
+            case Momentum(momentum=momentum, nesterov=nesterov):
+                a = momentum * a - rate * g
+                x += momentum * a - rate * g if nesterov else a
+            case Adagrad(epsilon=epsilon):
+                a += g * g
+                x -= rate * g / math.sqrt(a + epsilon)
+            case Adam(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon):
+                a = beta_1 * a + (1 - beta_1) * g
+                b = beta_2 * b + (1 - beta_2) * g * g
+                x -= rate * math.sqrt(1 - beta_2**t) / (1 - beta_1**t) * a / (math.sqrt(b) + epsilon)
+    return x
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_many_dense_steps_are_the_formula_for_each_element(optimizer: Optimizer) -> None:
+    rng = np.random.default_rng(1)
+    start, grads = rng.normal(size=7), rng.normal(size=(30, 7))
+    value = start.copy()
+    slots = optimizer.slots(value)
+    for step, grad in enumerate(grads, 1):
+        optimizer.update(value, grad, slots, step)
+    expected = [reference(optimizer, start[i], grads[:, i].tolist()) for i in range(7)]
+    np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_sparse_steps_touch_the_rows_that_are_named_and_add_up_those_named_twice(optimizer: Optimizer) -> None:
+    rng = np.random.default_rng(2)
+    start = rng.normal(size=(5, 3))
+    value = start.copy()
+    slots = optimizer.slots(value)
+    grads = [rng.normal(size=(3, 3)) for _ in range(4)]
+    for step, grad in enumerate(grads, 1):
+        optimizer.update(value, IndexedSlices(grad, np.array([4, 1, 4])), slots, step)
+    for column in range(3):
+        twice = [grad[0, column] + grad[2, column] for grad in grads]
+        once = [grad[1, column] for grad in grads]
+        assert value[4, column] == pytest.approx(reference(optimizer, start[4, column], twice))
+        assert value[1, column] == pytest.approx(reference(optimizer, start[1, column], once))
+    untouched = [0, 2, 3]
+    np.testing.assert_array_equal(value[untouched], start[untouched])
+    for name, slot in slots.items():
+        assert (slot[untouched] == optimizer.slot_values[name]).all()
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_pieces_are_the_same_as_the_whole_and_out_leaves_the_value_alone(optimizer: Optimizer) -> None:
+    count = PIECE * 2 + 3
+    rng = np.random.default_rng(3)
+    start, grad = rng.normal(size=(count,)).astype("f4"), rng.normal(size=(count,)).astype("f4")
+    value, out = start.copy(), np.empty_like(start)
+    optimizer.update(value, grad, optimizer.slots(value), 1, out=out)
+    np.testing.assert_array_equal(value, start)
+    optimizer.update(value, grad, optimizer.slots(value), 1)
+    np.testing.assert_array_equal(value, out)
+    for index in (0, PIECE - 1, PIECE, count - 1):
+        assert out[index] == pytest.approx(reference(optimizer, float(start[index]), [float(grad[index])]), rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3, 2)])
+def test_any_shape_and_float32_stays_float32(shape: tuple[int, ...], optimizer: Optimizer) -> None:
+    value = np.ones(shape, "f4")
+    slots = optimizer.slots(value)
+    optimizer.update(value, np.ones(shape, "f4"), slots, 1)
+    assert value.dtype == np.float32
+    assert all(slot.dtype == np.float32 and slot.shape == shape for slot in slots.values())
+    assert value.size == 0 or (value < 1).all()
+
+
+@pytest.mark.parametrize("optimizer", ALL, ids=repr)
+def test_an_optimizer_is_made_again_from_what_it_tells(optimizer: Optimizer) -> None:
+    assert Optimizer.made(*optimizer.told()) == optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: SGD(-1), "learning_rate is -1, wants a number of 0 or more"),
+        (lambda: SGD(math.nan), "learning_rate is nan"),
+        (lambda: SGD("fast"), "learning_rate is 'fast'"),  # type: ignore[arg-type]
+        (lambda: Adam(beta_1=1), "beta_1 is 1, wants a number from 0 to below 1"),
+        (lambda: Momentum(nesterov=1), "nesterov is 1, wants True or False"),  # type: ignore[arg-type]
+        (lambda: Optimizer.made("Best", {}), "no optimizer 'Best'"),
+        (lambda: Optimizer().told(), "is none of SGD, Momentum, Adagrad, Adam"),
+        (lambda: Optimizer.made("SGD", {"beta": 1}), "no optimizer 'SGD' with"),
+    ],
+)
+def test_what_cannot_work_is_a_value_error_when_it_is_made(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_rows_of_the_same_index_are_added_up() -> None:
+    indices, rows = summed(IndexedSlices(np.arange(8).reshape(4, 2), np.array([3, 0, 3, 2])))
+    assert dict(zip(indices.tolist(), rows.tolist(), strict=True)) == {0: [2, 3], 2: [6, 7], 3: [4, 6]}

@@ -1,0 +1,328 @@
+"""Values at a ps: reading, changing, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.variables.conftest import SESSION, Make
+from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.optimizers import SGD, Adam
+from zmqdist.server.server import Server
+from zmqdist.specs import TensorSpec
+from zmqdist.variables import client as c
+from zmqdist.variables.client import Outcome, PsClient, Ref
+
+LARGE = (1 << 19, 4)
+
+
+def value_of(client: PsClient, ref: Ref) -> Any:
+    ((_, value),) = client.read([ref]).get_value()
+    return value
+
+
+def one(client: PsClient, ref: Ref, change: c.Change, **how: Any) -> Outcome:
+    (outcome,) = client.update([(ref, change)], **how).get_value()
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
+def test_assign_add_and_sub_change_the_value_and_count_versions(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    assert one(client, ref, c.add(ref, [10, 20])) == (2, True, None)
+    assert one(client, ref, c.sub(ref, [1, 1])).version == 3
+    assert client.read([ref]).get_value()[0][0] == 3
+    assert value_of(client, ref).tolist() == [10, 21]
+    outcome = one(client, ref, c.assign(ref, [5, 6]), want=True)
+    assert outcome.value is not None
+    assert (outcome.version, outcome.value.tolist()) == (4, [5, 6])
+
+
+def test_a_variable_begins_with_an_array_with_zeros_or_with_what_a_function_makes_at_the_ps(
+    ps: Server, client: PsClient
+) -> None:
+    spec = TensorSpec((2, 2), np.int64)
+    refs = [Ref(f"v{number}", (2, 2), np.dtype(np.int64), ps.task, ps.address, SESSION, number) for number in range(3)]
+
+    def corner(shape: tuple[int, ...], offset: tuple[int, ...]) -> Any:
+        return np.full(shape, offset[0])
+
+    initials = [np.eye(2, dtype=np.int64), spec, c.initializer(corner, spec, shape=(2, 2), offset=(7, 0))]
+    for ref, initial in zip(refs, initials, strict=True):
+        assert client.create(ref, initial).get_value() == spec
+    read = [value.tolist() for _, value in client.read(refs).get_value()]
+    assert read == [[[1, 0], [0, 1]], [[0, 0], [0, 0]], [[7, 7], [7, 7]]]
+
+
+def test_a_second_create_of_a_number_finds_the_first(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    client.create(ref, np.zeros(2, "f4")).get_value()
+    assert value_of(client, ref).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("fn", [lambda: np.zeros(3, "f4"), lambda: 1 / 0, lambda: np.zeros(2, "c16")])
+def test_an_initializer_that_raises_or_makes_something_else_names_the_variable(
+    fn: Any, ps: Server, client: PsClient
+) -> None:
+    ref = Ref("w", (2,), np.dtype("f4"), ps.task, ps.address, SESSION, 0)
+    with pytest.raises((UnknownError, InvalidArgumentError), match="initializer of variable 'w' on ps:0"):
+        client.create(ref, c.initializer(fn, TensorSpec((2,), "f4"))).get_value()
+
+
+@pytest.mark.parametrize("shape", [(4, 4), LARGE])
+def test_a_value_that_was_read_never_changes(shape: tuple[int, ...], client: PsClient, make: Make) -> None:
+    ref = make(np.zeros(shape))
+    changes = [
+        c.add(ref, np.ones(shape, "f4")),
+        c.scatter(ref, "add", IndexedSlices(np.ones((2, 4), "f4"), np.array([0, 3]))),
+        c.apply(ref, SGD(1.0), np.ones(shape, "f4")),
+        c.apply(ref, Adam(1.0), IndexedSlices(np.ones((1, 4), "f4"), np.array([0]))),
+        c.assign(ref, np.full(shape, 9, "f4")),
+    ]
+    seen = []
+    for change in changes:
+        value = value_of(client, ref)
+        seen.append((value, value.copy()))
+        one(client, ref, change)
+    for value, copy in seen:
+        np.testing.assert_array_equal(value, copy)
+    assert value_of(client, ref)[0, 0] == 9
+
+
+def test_rows_come_in_the_order_that_was_asked_for(client: PsClient, make: Make) -> None:
+    first, second = make(np.arange(12).reshape(6, 2)), make(np.arange(3), name="v")
+    rows, flat = client.rows([(first, [5, 0, 5]), (second, np.array([2, 1]))]).get_value()
+    assert rows.tolist() == [[10, 11], [0, 1], [10, 11]]
+    assert flat.tolist() == [2, 1]
+    assert client.rows([(first, [])]).get_value()[0].shape == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i4"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "min", "max", "update"])
+def test_sparse_updates_are_those_of_numpy_one_after_the_other(
+    op: str, dtype: str, client: PsClient, make: Make
+) -> None:
+    start = np.arange(1, 13).reshape(6, 2) * 6
+    ref = make(start, dtype)
+    indices = np.array([4, 0, 4, 2])
+    rows = np.array([[2, 3], [4, 5], [6, 7], [1, 90]], dtype)
+    expected = start.astype(dtype)
+    for index, row in zip(indices, rows, strict=True):
+        old = expected[index]
+        expected[index] = {
+            "add": old + row,
+            "sub": old - row,
+            "mul": old * row,
+            "div": np.trunc(old / row) if dtype == "i4" else old / row,
+            "min": np.minimum(old, row),
+            "max": np.maximum(old, row),
+            "update": row,
+        }[op]
+    one(client, ref, c.scatter(ref, op, IndexedSlices(rows, indices)))
+    np.testing.assert_allclose(value_of(client, ref), expected, rtol=1e-6)
+
+
+def test_swap_changes_what_has_this_version_or_this_value_and_nothing_else(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    assert one(client, ref, c.swap(ref, [3, 4], version=2)) == (1, False, None)
+    assert one(client, ref, c.swap(ref, [3, 4], version=1)) == (2, True, None)
+    assert not one(client, ref, c.swap(ref, [5, 6], expected=[1, 2])).applied
+    assert one(client, ref, c.swap(ref, [5, 6], expected=[3, 4])).applied
+    assert value_of(client, ref).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("make_change", "text"),
+    [
+        (lambda ref: c.assign(ref, [1, 2, 3]), r"has shape \(2,\)"),
+        (lambda ref: c.assign(ref, np.array([1j, 2j])), "complex128"),
+        (lambda ref: c.assign(ref, ["a", "b"]), "does not fit"),
+        (lambda ref: c.add(ref, 1.0), r"given one of shape \(\)"),
+        (lambda ref: ("add", np.ones(3, "f4")), r"given float32 of shape \(3,\)"),
+        (lambda ref: ("assign", np.ones(2)), "given float64"),
+        (lambda ref: ("nothing", 1), "there is no update 'nothing'"),
+        (lambda ref: ("assign",), "update 'assign'"),
+        (lambda ref: ("scatter", "pow", [0], np.ones(1, "f4")), "no sparse update 'pow'"),
+        (lambda ref: c.scatter(ref, "add", IndexedSlices([1.0], [2])), "index 2 is out of range: it has rows 0 to 1"),
+        (lambda ref: c.scatter(ref, "add", IndexedSlices([1.0], [-1])), "index -1 is out of range"),
+        (lambda ref: ("scatter", "add", np.zeros((1, 1), int), np.ones(1, "f4")), "in one dimension"),
+        (lambda ref: ("scatter", "add", np.array([0]), np.ones((1, 2), "f4")), "1 rows are float32"),
+        (lambda ref: ("apply", "Best", {}, np.ones(2, "f4")), "no optimizer 'Best'"),
+        (lambda ref: c.apply(ref, SGD(1.0), IndexedSlices([1.0], [9])), "index 9 is out of range"),
+    ],
+)
+def test_what_does_not_fit_names_the_variable_and_changes_nothing(
+    make_change: Any, text: str, client: PsClient, make: Make
+) -> None:
+    ref, other = make([1, 2]), make([3, 4], name="other")
+    with pytest.raises(InvalidArgumentError, match="variable 'w' on ps:0.*" + text):
+        client.update([(other, c.add(other, [1, 1])), (ref, make_change(ref))]).get_value()
+    assert [(version, value.tolist()) for version, value in client.read([ref, other]).get_value()] == [
+        (1, [1, 2]),
+        (1, [3, 4]),
+    ]
+
+
+def test_rows_out_of_range_name_the_variable(client: PsClient, make: Make) -> None:
+    ref, scalar = make([1, 2]), make(1)
+    for wanted, text in (((ref, [2]), "index 2"), ((ref, [[0]]), "one dimension"), ((scalar, [0]), "is a scalar")):
+        with pytest.raises(InvalidArgumentError, match="variable 'w' on ps:0.*" + text):
+            client.rows([wanted]).get_value()
+
+
+def test_one_update_changes_several_variables_and_each_once(client: PsClient, make: Make) -> None:
+    first, second = make([1, 2]), make([3, 4])
+    told = client.update([(first, c.add(first, [1, 1])), (second, c.assign(second, [0, 0]))], want=True).get_value()
+    assert [outcome.value.tolist() for outcome in told] == [[2, 3], [0, 0]]
+    with pytest.raises(InvalidArgumentError, match="changes a variable once"):
+        client.update([(first, c.add(first, [1, 1])), (first, c.add(first, [1, 1]))]).get_value()
+
+
+def test_additions_from_many_threads_all_count(client: PsClient, make: Make) -> None:
+    small, large = make(np.zeros(2)), make(np.zeros(LARGE))
+    threads = [
+        threading.Thread(
+            target=lambda: [
+                client.update([(ref, c.add(ref, np.ones(ref.shape, "f4")))]).get_value()
+                for _ in range(5)
+                for ref in (small, large)
+            ]
+        )
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert value_of(client, small).tolist() == [20, 20]
+    assert (value_of(client, large) == 20).all()
+
+
+# -- functions of users -----------------------------------------------------------------------------------------------
+
+
+def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(client: PsClient, make: Make) -> None:
+    def heavy(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
+        slots["sum"] = slots.get("sum", np.zeros_like(value)) + gradient
+        value -= slots["sum"] * step
+
+    def fresh(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> Any:
+        return value * 2 + gradient
+
+    ref = make([10, 20])
+    one(client, ref, c.apply(ref, heavy, [1, 1]))
+    one(client, ref, c.apply(ref, heavy, [1, 1]))
+    assert value_of(client, ref).tolist() == [5, 15]
+    one(client, ref, c.apply(ref, fresh, [1, 1]))
+    assert value_of(client, ref).tolist() == [11, 31]
+
+
+def test_a_function_is_sent_once(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+
+    def double(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
+        value *= 2
+
+    sent = []
+    original = c._functions.blob
+    c._functions.blob = lambda digest: sent.append(digest) or original(digest)  # type: ignore[method-assign, func-returns-value]
+    try:
+        for _ in range(3):
+            one(client, ref, c.apply(ref, double, [0, 0]))
+    finally:
+        del c._functions.blob  # type: ignore[method-assign]
+    assert len(sent) == 1
+    assert value_of(client, ref).tolist() == [8, 16]
+
+
+def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(client: PsClient, make: Make) -> None:
+    def broken(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
+        value += 1
+        slots["m"] = value
+        raise KeyError("missing")
+
+    ref = make([1, 2])
+    with pytest.raises(
+        UnknownError, match=r"variable 'w' on ps:0: update function .*broken raised KeyError: 'missing'"
+    ):
+        one(client, ref, c.apply(ref, broken, [0, 0]))
+    ((version, value, slots),) = client.saved([ref]).get_value()
+    assert (version, value.tolist(), slots) == (1, [1, 2], {})
+
+
+def test_what_a_function_returns_must_fit(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    with pytest.raises(InvalidArgumentError, match="returned float64 of shape"):
+        one(client, ref, c.apply(ref, lambda value, gradient, slots, step: np.ones(3), [0, 0]))
+
+
+# -- optimizers, saving -----------------------------------------------------------------------------------------------
+
+
+def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(client: PsClient, make: Make) -> None:
+    ref, other = make([1, 2]), make([0, 0])
+    adam = Adam(0.1)
+    one(client, ref, c.apply(ref, adam, [1, -1]))
+    ((_, value, slots),) = client.saved([ref]).get_value()
+    assert sorted(slots) == ["Adam/m", "Adam/step", "Adam/v"]
+    one(client, other, c.restore(other, value, slots))
+    outcomes = [one(client, each, c.apply(each, adam, [1, -1]), want=True) for each in (ref, other)]
+    assert outcomes[0].value is not None
+    assert outcomes[1].value is not None
+    assert outcomes[0].value.tolist() == outcomes[1].value.tolist()
+
+
+def test_optimizers_want_floats(client: PsClient, make: Make) -> None:
+    ref = make([1, 2], "i4")
+    with pytest.raises(InvalidArgumentError, match="Adam wants a variable of floats, and this is int32"):
+        one(client, ref, c.apply(ref, Adam(), [1, 1]))
+
+
+def test_text_can_be_assigned_and_not_added(client: PsClient, make: Make) -> None:
+    ref = make(["a", "b"], "U5")
+    one(client, ref, c.assign(ref, np.array(["c", "d"], "U5")))
+    assert value_of(client, ref).tolist() == ["c", "d"]
+    with pytest.raises(InvalidArgumentError, match="cannot be reckoned with"):
+        one(client, ref, c.add(ref, np.array(["c", "d"], "U5")))
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_variable_that_was_dropped_or_whose_session_was_closed_is_lost(client: PsClient, make: Make) -> None:
+    client.open(8, 2)
+    ref, kept, other = make([1, 2]), make([3, 4], name="kept"), make([5, 6], session=2)
+    client.drop([ref]).get_value()
+    client.close_session(2).get_value()
+    for lost in (ref, other):
+        with pytest.raises(PSUnavailableError, match=r"variable 'w' on ps:0 .* is lost"):
+            client.read([lost]).get_value()
+    assert value_of(client, kept).tolist() == [3, 4]
+
+
+def test_an_update_with_a_key_is_made_once_in_its_session(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    outcomes = [one(client, ref, c.add(ref, [1, 1]), key="epoch 3") for _ in range(3)]
+    assert outcomes == [(2, True, None)] * 3
+    assert one(client, ref, c.add(ref, [1, 1]), key="epoch 4").version == 3
+
+
+def test_status_tells_of_each_variable_and_what_it_cost(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    one(client, ref, c.apply(ref, Adam(), [1, 1]))
+    value_of(client, ref)
+    told = client.about().get_value()
+    assert (told["task"], told["sessions"]) == ("ps:0", 1)
+    (figures,) = told["variables"]
+    assert figures["name"] == "w"
+    assert (figures["bytes"], figures["bytes_in"], figures["bytes_out"], figures["updates"]) == (24, 8, 8, 1)
+
+
+def test_a_handle_goes_through_a_pickle(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    assert pickle.loads(pickle.dumps(ref)) == ref

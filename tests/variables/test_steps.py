@@ -1,0 +1,129 @@
+"""Synchronous training at a ps: the mean of k gradients, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.variables.conftest import Make
+from zmqdist.errors import InvalidArgumentError, PSUnavailableError, ResourceExhaustedError, UnknownError
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.limits import PS_STEPS_OPEN_MAX
+from zmqdist.optimizers import SGD
+from zmqdist.variables import client as c
+from zmqdist.variables.client import PsClient, Ref, Started
+
+
+def push(client: PsClient, refs: Ref | list[Ref], gradient: Any, step: int, k: int = 2, **how: Any) -> Started:
+    told = [(ref, c.apply(ref, SGD(1.0), gradient)) for ref in (refs if isinstance(refs, list) else [refs])]
+    return client.update(told, step=step, workers_per_step=k, **how)
+
+
+def value_of(client: PsClient, ref: Ref) -> list[Any]:
+    value: list[Any] = client.read([ref]).get_value()[0][1].tolist()
+    return value
+
+
+@pytest.mark.parametrize("copies", [1, 1 << 18])
+def test_the_last_of_k_applies_the_mean_and_answers_all(copies: int, client: PsClient, make: Make) -> None:
+    ref = make(np.full(copies, 10))
+    first = push(client, ref, np.full(copies, 1), 0)
+    assert client.read([ref]).get_value()[0][0] == 1
+    assert not first.done()
+    second = push(client, ref, np.full(copies, 3), 0, want=True)
+    assert first.get_value() == [(2, True, None)]
+    assert (second.get_value()[0].value == 8).all()
+
+
+def test_a_late_gradient_is_dropped_and_told_so(client: PsClient, make: Make) -> None:
+    ref = make([10])
+    for gradient in (1, 3):
+        started = push(client, ref, [gradient], 0)
+    assert started.get_value()[0].applied
+    assert push(client, ref, [100], 0).get_value() == [(2, False, None)]
+    assert value_of(client, ref) == [8]
+
+
+def test_who_waits_in_a_step_that_was_overtaken_is_late(client: PsClient, make: Make) -> None:
+    ref = make([10])
+    behind = push(client, ref, [100], 0)
+    ahead = [push(client, ref, [1], 1) for _ in range(2)]
+    assert behind.get_value() == [(2, False, None)]
+    assert [each.get_value() for each in ahead] == [[(2, True, None)]] * 2
+    assert value_of(client, ref) == [9]
+
+
+def test_the_mean_of_sparse_gradients_counts_rows_that_were_not_named_as_zeros(client: PsClient, make: Make) -> None:
+    ref = make([[10, 10], [10, 10], [10, 10]])
+    gradients = [
+        IndexedSlices(np.array([[2, 2], [2, 2]]), np.array([0, 0])),
+        IndexedSlices(np.array([[4, 4], [2, 2]]), np.array([1, 0])),
+    ]
+    for started in [push(client, ref, gradient, 0) for gradient in gradients]:
+        started.get_value()
+    assert value_of(client, ref) == [[7, 7], [8, 8], [10, 10]]
+
+
+def test_an_update_of_several_variables_is_answered_when_all_of_them_are_applied(client: PsClient, make: Make) -> None:
+    first, second = make([10]), make([20])
+    both = push(client, [first, second], [2], 0)
+    push(client, first, [4], 0).get_value()
+    assert value_of(client, second) == [20]
+    assert not both.done()
+    push(client, second, [6], 0).get_value()
+    assert both.get_value() == [(2, True, None), (2, True, None)]
+    assert (value_of(client, first), value_of(client, second)) == ([7], [16])
+
+
+def test_a_function_gets_the_mean_and_where_it_raises_all_are_told(client: PsClient, make: Make) -> None:
+    def take(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> Any:
+        if gradient[0] == 0:
+            raise ValueError("no slope")
+        return value - gradient
+
+    ref = make([10])
+    told = [client.update([(ref, c.apply(ref, take, [g]))], step=0, workers_per_step=2) for g in (1, 3)]
+    assert [each.get_value()[0].version for each in told] == [2, 2]
+    told = [client.update([(ref, c.apply(ref, take, [g]))], step=1, workers_per_step=2) for g in (-1, 1)]
+    for each in told:
+        with pytest.raises(UnknownError, match="no slope"):
+            each.get_value()
+    assert value_of(client, ref) == [8]
+
+
+def test_what_cannot_belong_to_a_step_is_refused_and_counts_for_nothing(client: PsClient, make: Make) -> None:
+    ref = make([[10]])
+    waiting = push(client, ref, [[2]], 0)
+    wrong: list[tuple[c.Change, int, int, str]] = [
+        (c.assign(ref, [[1]]), 0, 2, "cannot be made by a step"),
+        (c.apply(ref, SGD(1.0), [[1]]), 0, 3, "waits for 2 gradients, and this one says 3"),
+        (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [0])), 0, 2, "dense gradients and sparse ones"),
+        (c.apply(ref, SGD(1.0), IndexedSlices([[1]], [5])), 0, 2, "index 5 is out of range"),
+    ]
+    for change, step, k, text in wrong:
+        with pytest.raises(InvalidArgumentError, match=text):
+            client.update([(ref, change)], step=step, workers_per_step=k).get_value()
+    push(client, ref, [[4]], 0).get_value()
+    assert waiting.get_value() == [(2, True, None)]
+    assert value_of(client, ref) == [[7]]
+
+
+def test_steps_that_wait_are_bounded(client: PsClient, make: Make) -> None:
+    ref = make([10])
+    waiting = [push(client, ref, [1], step) for step in range(PS_STEPS_OPEN_MAX)]
+    with pytest.raises(ResourceExhaustedError, match="wait for gradients already"):
+        push(client, ref, [1], PS_STEPS_OPEN_MAX).get_value()
+    client.drop([ref]).get_value()
+    for each in waiting:
+        with pytest.raises(PSUnavailableError, match="was dropped"):
+            each.get_value()
+
+
+def test_a_gradient_with_a_key_counts_once_whoever_brings_it(client: PsClient, make: Make) -> None:
+    ref = make([10])
+    again = [push(client, ref, [2], 0, key="worker 0, step 0") for _ in range(2)]
+    push(client, ref, [4], 0).get_value()
+    assert [each.get_value() for each in again] == [[(2, True, None)]] * 2
+    assert value_of(client, ref) == [7]

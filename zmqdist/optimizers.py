@@ -1,0 +1,232 @@
+"""Optimizers as update functions: what becomes of a variable, given a gradient. Plain NumPy, for any process.
+
+An optimizer is a frozen dataclass of numbers. It keeps nothing: what it remembers of a variable are that one's *slots*, arrays of its
+shape, which live beside it (at its parameter server). A step reads and writes an element of each at the same place only, so it may be
+done in pieces, which stay in the cache, and of a sparse gradient (IndexedSlices) with the rows that it names; rows that it names twice
+count with the sum. Other rows stay as they are, also their slots (as "lazy" variants elsewhere).
+
+Formulas and defaults are those of Keras. Not here: where variables live and who calls this (variables/hosted.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.indexed_slices import IndexedSlices
+
+PIECE: Final = 16_384
+"""Elements that are computed at a time: with slots and temporaries they fit into the second cache of a core."""
+
+Array = NDArray[Any]
+
+__all__ = ["SGD", "Adagrad", "Adam", "Momentum", "Optimizer"]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """What all have. Subclasses are frozen dataclasses with `_step`, and `slot_values` if they need slots."""
+
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: a field is no finite number, or outside of what the formula can do."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(each.default, bool):
+                if not isinstance(value, bool):
+                    raise ValueError(f"{type(self).__name__}: {each.name} is {value!r}, wants True or False")
+                continue
+            good = isinstance(value, (int, float, np.number)) and not isinstance(value, bool) and math.isfinite(value)
+            if not good or value < 0 or (each.name in _BELOW_ONE and value >= 1):
+                bound = "from 0 to below 1" if each.name in _BELOW_ONE else "of 0 or more"
+                raise ValueError(f"{type(self).__name__}: {each.name} is {value!r}, wants a number {bound}")
+            object.__setattr__(self, each.name, float(value))
+
+    @property
+    def slot_values(self) -> dict[str, float]:
+        """Name of each slot, and what it is filled with at the beginning."""
+        return {}
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        """Name and fields, from which `made` makes an equal one elsewhere. Raises ValueError: it is none of this module."""
+        if KINDS.get(type(self).__name__) is not type(self):
+            raise ValueError(f"{self!r} is none of {', '.join(KINDS)}: write a function for another rule")
+        return type(self).__name__, {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @staticmethod
+    def made(name: str, values: Mapping[str, Any]) -> Optimizer:
+        """The optimizer that `told` has told of. Raises ValueError: there is no such one."""
+        kind = KINDS.get(name)
+        if kind is None or values.keys() - {each.name for each in fields(kind)}:
+            raise ValueError(f"no optimizer {name!r} with {sorted(values)}; there are {', '.join(KINDS)}")
+        return kind(**values)
+
+    def slots(self, like: Array) -> dict[str, Array]:
+        """New slots for a variable."""
+        return {name: np.full(like.shape, value, like.dtype) for name, value in self.slot_values.items()}
+
+    def update(
+        self,
+        value: Array,
+        grad: Array | IndexedSlices,
+        slots: Mapping[str, Array],
+        step: int,
+        out: Array | None = None,
+    ) -> None:
+        """One step, in place.
+
+        Args:
+          value: the variable: of floats, contiguous; changed, unless `out` is given.
+          grad: of the same shape; or some of its rows, whose indices must be right.
+          slots: as `slots` made them; changed.
+          step: number of this step for this variable, from 1.
+          out: where the new value goes in place of `value`, of the same shape; for a dense gradient.
+        """
+        if isinstance(grad, IndexedSlices):
+            self.update_rows(value, *summed(grad), slots, step)
+            return
+        target = value if out is None else out
+        flat = [each.reshape(-1) for each in (value, np.ascontiguousarray(grad), target, *slots.values())]
+        coefficients = self._coefficients(step)
+        for begin in range(0, max(flat[0].size, 1), PIECE):
+            old, slope, new, *rest = (each[begin : begin + PIECE] for each in flat)
+            self._step(old, slope, dict(zip(slots, rest, strict=True)), coefficients, new)
+
+    def update_rows(self, value: Array, indices: Array, rows: Array, slots: Mapping[str, Array], step: int) -> None:
+        """One step for some rows of `value`, in place. No index may be there twice."""
+        touched = {name: slot[indices] for name, slot in slots.items()}
+        old = value[indices]
+        self._step(old, rows, touched, self._coefficients(step), old)
+        value[indices] = old
+        for name, slot in slots.items():
+            slot[indices] = touched[name]
+
+    def _coefficients(self, step: int) -> tuple[float, ...]:
+        """What depends on the step alone."""
+        return (self.learning_rate,)
+
+    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+        """`out` from `value`, which may be the same; slots in place."""
+        raise NotImplementedError
+
+
+_BELOW_ONE: Final = frozenset({"momentum", "beta_1", "beta_2"})
+
+
+@dataclass(frozen=True)
+class SGD(Optimizer):
+    """value -= learning_rate * grad."""
+
+    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+        np.subtract(value, grad * by[0], out=out)
+
+
+@dataclass(frozen=True)
+class Momentum(Optimizer):
+    """velocity = momentum * velocity - learning_rate * grad; value += velocity.
+
+    With `nesterov`: value += momentum * velocity - learning_rate * grad, with the new velocity.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    @property
+    def slot_values(self) -> dict[str, float]:
+        return {"velocity": 0.0}
+
+    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+        velocity = slots["velocity"]
+        slope = grad * by[0]
+        velocity *= self.momentum
+        velocity -= slope
+        if self.nesterov:
+            np.subtract(velocity * self.momentum, slope, out=slope)
+            np.add(value, slope, out=out)
+        else:
+            np.add(value, velocity, out=out)
+
+
+@dataclass(frozen=True)
+class Adagrad(Optimizer):
+    """accumulator += grad ** 2; value -= learning_rate * grad / sqrt(accumulator + epsilon)."""
+
+    learning_rate: float = 0.001
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    @property
+    def slot_values(self) -> dict[str, float]:
+        return {"accumulator": self.initial_accumulator_value}
+
+    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+        accumulator = slots["accumulator"]
+        square = grad * grad
+        accumulator += square
+        np.add(accumulator, self.epsilon, out=square)
+        np.sqrt(square, out=square)
+        slope = grad * by[0]
+        slope /= square
+        np.subtract(value, slope, out=out)
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """m and v follow grad and grad ** 2 with beta_1 and beta_2; value -= rate * m / (sqrt(v) + epsilon).
+
+    The rate is learning_rate * sqrt(1 - beta_2 ** step) / (1 - beta_1 ** step).
+    """
+
+    learning_rate: float = 0.001
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    @property
+    def slot_values(self) -> dict[str, float]:
+        return {"m": 0.0, "v": 0.0}
+
+    def _coefficients(self, step: int) -> tuple[float, ...]:
+        return (self.learning_rate * math.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step),)
+
+    def _step(self, value: Array, grad: Array, slots: dict[str, Array], by: tuple[float, ...], out: Array) -> None:
+        m, v = slots["m"], slots["v"]
+        one = np.subtract(grad, m)
+        one *= 1 - self.beta_1
+        m += one
+        np.multiply(grad, grad, out=one)
+        one -= v
+        one *= 1 - self.beta_2
+        v += one
+        np.sqrt(v, out=one)
+        one += self.epsilon
+        np.divide(m, one, out=one)
+        one *= by[0]
+        np.subtract(value, one, out=out)
+
+
+KINDS: Final[dict[str, type[Optimizer]]] = {"SGD": SGD, "Momentum": Momentum, "Adagrad": Adagrad, "Adam": Adam}
+"""All of them, by name: those that every ps has."""
+
+
+def summed(grad: IndexedSlices) -> tuple[Array, Array]:
+    """Indices and rows of a sparse gradient with each index once: rows of the same index are added up."""
+    return summed_rows(np.asarray(grad.indices), np.asarray(grad.values))
+
+
+def summed_rows(indices: Array, rows: Array) -> tuple[Array, Array]:
+    """The same for indices and rows."""
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    new = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    starts = np.flatnonzero(new)
+    if len(starts) == len(indices):
+        return indices, rows
+    return ordered[starts], np.add.reduceat(rows[order], starts, axis=0)

@@ -1,0 +1,595 @@
+"""The end of whoever uses variables of parameter servers: one client for each ps in a process, whatever it asks for.
+
+Rules
+    What is started is asked again, with the same id, as long as somebody waits for it: after a connection that went, for
+    PS_PATIENCE_S, if the process may still be there. An update is applied once all the same (core/updates.py).
+    A ps that is gone, or that was started again and knows the variables no more, is PSUnavailableError: at once where the kernel
+    refuses the connection or another life of it answers, else after that time. With `recovery_s` in the handle, it is
+    waited for that long until the variables are there again.
+    What fits a variable is seen here, before anything is sent: InvalidArgumentError, which names the variable.
+    Started calls to several ps are on their way at the same time: start all, then wait.
+
+Not here: what users have (parameter_server), what happens at the ps (host.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import (
+    AbortedError,
+    CancelledError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    PSUnavailableError,
+    UnavailableError,
+)
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.limits import PS_LOSSES_MAX, PS_PATIENCE_S
+from zmqdist.net.address import split
+from zmqdist.net.credentials import Credentials
+from zmqdist.optimizers import Optimizer
+from zmqdist.rpc import StatusOrResult, ZmqClient, asking
+from zmqdist.rpc.about import ABOUT
+from zmqdist.rpc.client import new_incarnation
+from zmqdist.specs import TensorSpec, convert
+from zmqdist.variables.host import PREFIX
+from zmqdist.wire import trusted
+
+KNOCK_S: Final = 1.0
+"""So long the kernel of a ps has to take or refuse a connection, before the first question tells."""
+
+AGAIN_S: Final = 0.05
+"""Between two looks whether a lost ps is back; where that is waited for at all."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Where a variable is, and what it is. It may be pickled, and holds no connection.
+
+    Attributes:
+      task: "ps:1", for errors.
+      address: of that one.
+      session, number: under which it is known there.
+      recovery_s: seconds to wait for it where the ps has lost it; 0: none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    task: str
+    address: str
+    session: int
+    number: int
+    recovery_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"variable {self.name!r} on {self.task} ({self.address})"
+
+    def fit(self, value: Any) -> NDArray[Any]:
+        """A value as an array of this shape and dtype.
+
+        Python's numbers, and lists of them, take the dtype if they survive; arrays are cast as NumPy's "same_kind" says.
+
+        Raises:
+          InvalidArgumentError: it does not fit; the text names the variable.
+        """
+        array = self.cast(value)
+        if array.shape != self.shape:
+            raise InvalidArgumentError(None, None, f"{self} has shape {self.shape}; given one of shape {array.shape}")
+        return array
+
+    def cast(self, value: Any) -> NDArray[Any]:
+        """A value as an array of this dtype, of any shape. Raises as `fit`."""
+        try:
+            if not hasattr(value, "dtype"):
+                return convert(
+                    value if not hasattr(value, "__array__") else np.asarray(value), TensorSpec(None, self.dtype)
+                )
+            array = np.asarray(value)
+            return array.astype(self.dtype, casting="same_kind", copy=False)
+        except (TypeError, InvalidArgumentError):
+            given = np.asarray(value)
+            told = f"{self} is of {self.dtype}, and {given.dtype} of shape {given.shape} does not fit that"
+            raise InvalidArgumentError(None, None, told) from None
+
+
+class Outcome(NamedTuple):
+    """What came of an update for one variable.
+
+    Attributes:
+      version: the variable's, after it.
+      applied: False: nothing was changed, because it was not what a swap expected, or because the step is over.
+      value: the new one, where that was wanted.
+    """
+
+    version: int
+    applied: bool
+    value: NDArray[Any] | None = None
+
+
+# -- changes, as host.py takes them -----------------------------------------------------------------------------------
+
+Change = tuple[Any, ...]
+
+
+def assign(ref: Ref, value: Any) -> Change:
+    """The value. All of these raise InvalidArgumentError for what does not fit."""
+    return ("assign", ref.fit(value))
+
+
+def add(ref: Ref, value: Any) -> Change:
+    """Add to the value."""
+    return ("add", ref.fit(value))
+
+
+def sub(ref: Ref, value: Any) -> Change:
+    """Subtract from the value."""
+    return ("sub", ref.fit(value))
+
+
+def scatter(ref: Ref, op: str, slices: IndexedSlices) -> Change:
+    """Update rows: `op` is "add", "sub", "mul", "div", "min", "max" or "update"; each row counts, also one that is named twice."""
+    return ("scatter", op, rows_of(ref, slices.indices), ref.cast(slices.values))
+
+
+def swap(ref: Ref, value: Any, *, version: int | None = None, expected: Any = None) -> Change:
+    """The value, if its version is this one, and it equals `expected`. None: whatever it is."""
+    wanted = None if expected is None else ref.fit(expected)
+    return ("swap", -1 if version is None else version, wanted, ref.fit(value))
+
+
+def apply(ref: Ref, how: Optimizer | Callable[..., Any], gradient: Any) -> Change:
+    """A step of an optimizer, or of a function `fn(value, gradient, slots, step)` that runs at the ps.
+
+    Args:
+      how: a function changes `value` in place, or returns the new one; `slots`, a dict of arrays by name, is what it remembers of the
+        variable. It is pickled when it is used for the first time.
+      gradient: an array, or IndexedSlices.
+    """
+    told: Any
+    if isinstance(gradient, IndexedSlices):
+        told = (rows_of(ref, gradient.indices), ref.cast(gradient.values))
+    else:
+        told = ref.fit(gradient)
+    if isinstance(how, Optimizer):
+        return ("apply", *how.told(), told)
+    return ("call", _functions.digest(how), told)
+
+
+def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
+    """Value and slots that `PsClient.saved` gave."""
+    return ("restore", ref.fit(value), slots)
+
+
+def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
+    """Indices of rows. Raises InvalidArgumentError for what is not one dimension of whole numbers; the ps knows their bounds, too."""
+    array = np.asarray(indices)
+    if array.size == 0 and array.ndim == 1:
+        return array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        told = f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape {array.shape}"
+        raise InvalidArgumentError(None, None, told)
+    return array
+
+
+class _Functions:
+    """Functions of users, pickled once: what one captures is as it was when it was used first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._digests: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
+        self._blobs: dict[bytes, bytes] = {}
+
+    def digest(self, fn: Any) -> bytes:
+        """Raises InvalidArgumentError: it cannot be pickled, or called."""
+        if not callable(fn):
+            raise InvalidArgumentError(None, None, f"an update is an optimizer or a function, not {fn!r}")
+        try:
+            known = self._digests.get(fn)
+        except TypeError:  # it cannot be hashed, or referred to weakly
+            return self._pickled(fn)
+        if known is None:
+            known = self._digests[fn] = self._pickled(fn)
+        return known
+
+    def _pickled(self, fn: Any) -> bytes:
+        blob = trusted.pack_function(fn)
+        digest = hashlib.blake2b(blob, digest_size=16).digest()
+        with self._lock:
+            self._blobs[digest] = blob
+        return digest
+
+    def blob(self, digest: bytes) -> bytes:
+        return self._blobs[digest]
+
+
+_functions: Final = _Functions()
+
+
+# -- what was started -------------------------------------------------------------------------------------------------
+
+
+class Started:
+    """A question that is on its way. Waiting for it asks again where that is needed; from any thread, as often as one likes."""
+
+    def __init__(self, client: PsClient, question: _Question) -> None:
+        self._client = client
+        self._question = question
+        self._lock = threading.Lock()
+        self._outcome: tuple[Any, Exception | None] | None = None
+        self._call: StatusOrResult | None = None
+        self._trouble: UnavailableError | None = None
+        self._connect()
+
+    def done(self) -> bool:
+        """Whether waiting would be over at once, unless it must be asked again. Never waits."""
+        return self._outcome is not None or self._trouble is not None or (self._call is not None and self._call.done())
+
+    def get_value(self) -> Any:
+        """Wait for the answer.
+
+        Raises:
+          PSUnavailableError: the ps is gone, or has lost the variables.
+          DeadlineExceededError: it did not answer in the time that the question has.
+          InvalidArgumentError: the ps refuses it: it does not fit the variable.
+          UnknownError: an update function has raised.
+        """
+        with self._lock:
+            if self._outcome is None:
+                try:
+                    self._outcome = self._question.read(self._wait()), None
+                except Exception as error:
+                    self._outcome = None, error
+                self._client.settled(self._question, None)
+        value, raised = self._outcome
+        if raised is not None:
+            raise raised
+        return value
+
+    def _wait(self) -> Any:
+        recovery, losses, sent_again = inf, 0, False
+        while True:
+            if self._trouble is not None:
+                recovery = self._recover(recovery, self._trouble)
+                self._connect()
+                continue
+            assert self._call is not None
+            try:
+                return self._call.get_value()
+            except FailedPreconditionError:
+                if not self._question.functions or sent_again:
+                    raise
+                sent_again = True  # the ps has forgotten a function that was not used for long
+                self._client.forget_sent(self._question.functions)
+                self._connect()
+            except AbortedError as error:  # it has lost the variable: nothing else is ABORTED
+                self._trouble = UnavailableError(None, None, f"{self._question.what} is lost: {error.message}")
+            except (UnavailableError, CancelledError) as error:
+                losses += 1
+                self._client.reached = False
+                if losses <= PS_LOSSES_MAX:
+                    self._connect()
+                else:
+                    self._trouble = UnavailableError(None, None, f"{self._question.what}: {error.message}")
+
+    def _connect(self) -> None:
+        """Have a connection and ask over it; else there is `_trouble`."""
+        try:
+            self._client.reach(min(self._question.due, time.monotonic() + PS_PATIENCE_S))
+            self._call = self._client.ask(self._question)
+            self._trouble = None
+        except (UnavailableError, CancelledError) as error:
+            self._trouble = UnavailableError(None, None, f"{self._question.what} cannot be reached: {error.message}")
+
+    def _recover(self, until: float, lost: UnavailableError) -> float:
+        """Wait a little, if there is to be recovery; else raise. Up to when it is waited for."""
+        now = time.monotonic()
+        if now >= self._question.due:
+            raise DeadlineExceededError(None, None, lost.message)
+        until = min(until, now + self._question.recovery_s)
+        if now >= until:
+            raise PSUnavailableError(lost)
+        time.sleep(min(AGAIN_S, until - now))
+        return until
+
+    def __del__(self) -> None:
+        if "_outcome" in self.__dict__ and self._outcome is None:
+            self._client.settled(self._question, self._call)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked, as it travels, so that it can be asked again.
+
+    Attributes:
+      what: it is about, for errors.
+      functions: digests of those that it needs at the ps.
+      sequence: of an update, else 0.
+    """
+
+    what: str
+    method: str
+    body: bytes
+    sources: Sequence[Any]
+    due: float
+    recovery_s: float
+    read: Callable[[Any], Any]
+    functions: tuple[bytes, ...]
+    sequence: int
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class _Ids:
+    """Numbers of updates, and up to which of them nobody will ask again."""
+
+    def __init__(self) -> None:
+        self.client = new_incarnation()
+        self._lock = threading.Lock()
+        self._last = 0
+        self._open: dict[int, None] = {}
+        self._loose: dict[int, StatusOrResult] = {}
+
+    def next(self) -> tuple[int, int, int]:
+        """Client, number, and up to which number all is settled."""
+        with self._lock:
+            self._last += 1
+            for number, call in list(self._loose.items()):
+                if call.done():
+                    del self._loose[number]
+                    self._open.pop(number, None)
+            self._open[self._last] = None
+            return self.client, self._last, next(iter(self._open)) - 1
+
+    def settled(self, number: int, call: StatusOrResult | None) -> None:
+        """Nobody waits for this one any more. One that is still on its way (`call`) is settled when it has ended."""
+        if call is not None and number:
+            self._loose[number] = call
+        else:
+            self._open.pop(number, None)
+
+
+class PsClient:
+    """One ps, from this process. From any thread. Made by `client_of`; waits for nothing."""
+
+    def __init__(self, address: str, credentials: Credentials, role: str = "submit") -> None:
+        self.address = address
+        self.credentials = credentials
+        self.reached = False
+        self._rpc = ZmqClient(address, security=credentials.client(address, role))
+        self._ids = _Ids()
+        self._reaching = threading.Lock()
+        self._sent: set[bytes] = set()
+
+    # -- sessions and variables -----------------------------------------------------------------------------------------
+
+    def open(self, program: int, session: int) -> tuple[int, str, bool]:
+        """Have a session, whose variables are kept as long as this process is connected.
+
+        Args:
+          program: a random number of this process.
+
+        Returns:
+          Incarnation and task of the ps, and whether it had this session already.
+        """
+        incarnation, task, was_there = self._start(f"the ps at {self.address}", "open", program, session).get_value()
+        return incarnation, task, was_there
+
+    def close_session(self, session: int) -> Started:
+        """Drop its variables."""
+        return self._start(f"the ps at {self.address}", "close", session)
+
+    def create(self, ref: Ref, initial: Any) -> Started:
+        """Make a variable, unless it is there.
+
+        Args:
+          initial: an array; a TensorSpec, for zeros; or what `initializer` gave.
+
+        Returns:
+          What its value is the TensorSpec of.
+        """
+        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial)
+
+    def drop(self, refs: Sequence[Ref]) -> Started:
+        """Forget variables of one session."""
+        return self._start(_what(refs), "drop", refs[0].session, [ref.number for ref in refs])
+
+    # -- values ---------------------------------------------------------------------------------------------------------
+
+    def read(self, refs: Sequence[Ref], due: float = inf) -> Started:
+        """Value: (version, array) of each. Large arrays are read-only, and cost nothing on the host of the ps."""
+        args = refs[0].session, [ref.number for ref in refs]
+        return self._start(_what(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
+
+    def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
+        """Rows at indices, in their order, of several variables. Value: a list of arrays."""
+        refs = [ref for ref, _ in wanted]
+        args = refs[0].session, [(ref.number, rows_of(ref, indices)) for ref, indices in wanted]
+        return self._start(_what(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
+
+    def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
+        """Value: (version, array, slots) of each, all of one moment, for `restore`."""
+        args = refs[0].session, [ref.number for ref in refs]
+        return self._start(_what(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
+
+    def update(
+        self,
+        changes: Sequence[tuple[Ref, Change]],
+        *,
+        want: bool = False,
+        key: str = "",
+        step: int = -1,
+        workers_per_step: int = 0,
+        due: float = inf,
+        still: bool = False,
+    ) -> Started:
+        """Change variables of one session, all or none, each at most once.
+
+        Args:
+          want: give the new values, too.
+          key: of this update in its session: a second one with the same key, of any process, changes nothing.
+          step: of synchronous training, from 0: gradients wait for those of `workers_per_step` such updates, and their mean is applied.
+          due: when the caller stops waiting, on `time.monotonic`. The update may be made all the same.
+          still: nobody changes the arrays in `changes` before the answer is here.
+
+        Returns:
+          Whose value is a list of Outcome.
+        """
+        refs = [ref for ref, _ in changes]
+        functions = tuple(change[1] for _, change in changes if change[0] == "call")
+        id = self._ids.next()
+        told = [(ref.number, *change) for ref, change in changes]
+        args = refs[0].session, *id, want, key, step, workers_per_step, *told
+        more: dict[str, Any] = {
+            "read": _outcomes_with_values if want else _outcomes,
+            "functions": functions,
+            "sequence": id[1],
+        }
+        return self._start(_what(refs), "update", *args, recovery_s=refs[0].recovery_s, due=due, still=still, **more)
+
+    def about(self) -> Started:
+        """Value: what the ps has: a dict, as host.py makes it."""
+        return self._start(f"the ps at {self.address}", "about")
+
+    def close(self) -> None:
+        """End the connection, and whatever waits for something. The next `client_of` makes a new one."""
+        with _lock:
+            if _clients.get(self.address) is self:
+                del _clients[self.address]
+        self._rpc.close()
+
+    # -- asking ---------------------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        what: str,
+        method: str,
+        *args: Any,
+        recovery_s: float = 0.0,
+        due: float = inf,
+        still: bool = False,
+        read: Callable[[Any], Any] = _as_it_is,
+        functions: tuple[bytes, ...] = (),
+        sequence: int = 0,
+    ) -> Started:
+        try:
+            body, sources = asking.packed(self._rpc, args, still=still)
+        except BaseException:
+            self._ids.settled(sequence, None)
+            raise
+        if sources and not still:  # it may be asked again when the caller has changed them
+            sources = [bytes(each) if isinstance(each, memoryview) else each for each in sources]
+        given = (PREFIX + method, body, sources, due, recovery_s, read, functions, sequence)
+        return Started(self, _Question(what, *given))
+
+    def ask(self, question: _Question) -> StatusOrResult:
+        """Ask over the present connection. Raises UnavailableError where that has gone."""
+        for digest in question.functions:
+            if digest not in self._sent:
+                asking.start(
+                    self._rpc, PREFIX + "function", digest, _functions.blob(digest), waits_for_server=False
+                ).get_value()
+                self._sent.add(digest)
+        how: dict[str, Any] = {"due": question.due, "waits_for_server": False}
+        return asking.start_packed(self._rpc, question.method, question.body, question.sources, **how)
+
+    def reach(self, until: float) -> None:
+        """Have a connection; by one thread at a time, the others wait for it.
+
+        Raises:
+          UnavailableError: nobody listens there, or nobody answers up to `until`.
+        """
+        with self._reaching:
+            if self.reached:
+                return
+            _knock(self.address)
+            began = time.monotonic()
+            try:
+                asking.start(self._rpc, ABOUT, due=until).get_value()
+            except DeadlineExceededError:
+                told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
+                raise UnavailableError(None, None, told) from None
+            self._sent.clear()
+            self.reached = True
+
+    def forget_sent(self, functions: Sequence[bytes]) -> None:
+        """The ps may not have these any more."""
+        self._sent.difference_update(functions)
+
+    def settled(self, question: _Question, call: StatusOrResult | None) -> None:
+        """As `_Ids.settled`."""
+        self._ids.settled(question.sequence, call)
+
+
+def _outcomes(told: Any) -> list[Outcome] | None:
+    return None if told is None else list(map(Outcome, told[::2], told[1::2]))
+
+
+def _outcomes_with_values(told: Any) -> list[Outcome] | None:
+    return None if told is None else list(map(Outcome, told[::3], told[1::3], told[2::3]))
+
+
+def _what(refs: Sequence[Ref]) -> str:
+    more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
+    return f"{refs[0]}{more}"
+
+
+def _knock(address: str) -> None:
+    try:
+        socket.create_connection(split(address), KNOCK_S).close()
+    except ConnectionRefusedError:
+        raise UnavailableError(None, None, f"nobody listens at {address}: its process has ended") from None
+    except OSError:
+        pass  # slow, perhaps, or a name that is looked up elsewhere: the first question tells
+
+
+def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:
+    """A first value that is made at the ps: what `fn(**named)` returns, of this shape and dtype."""
+    return trusted.pack_function(fn), spec, named
+
+
+# -- one for each ps of a process -------------------------------------------------------------------------------------
+
+_clients: dict[str, PsClient] = {}
+_lock = threading.Lock()
+
+
+def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
+    """The client of this process for a ps.
+
+    Args:
+      credentials: where the secrets are; None: as they were given before, or those of the environment, as in a slot's process.
+    """
+    client = _clients.get(address)
+    if client is None or (credentials is not None and credentials != client.credentials):
+        with _lock:
+            client = _clients.get(address)
+            if client is None or (credentials is not None and credentials != client.credentials):
+                client = _clients[address] = PsClient(address, credentials or Credentials.of_environment())
+    return client
+
+
+def _forked() -> None:
+    """A child has none of its parent's connections."""
+    global _lock
+    _lock = threading.Lock()
+    _clients.clear()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,573 @@
+"""The ps's end: a part of every task's server, with the variables of those programs that have put some there.
+
+Rules
+    A program opens a *session*, a number that it draws, and numbers its variables itself. So everything it asks can be asked
+    again: a second `create` finds the first, an update has an id (core/updates.py).
+    A session that is not known, or a variable of one, is ABORTED: this process has been started since, or has dropped it.
+    Nothing else of this part is ABORTED.
+    The tables are the loop's. What takes microseconds is done there at once; what is large is done in threads, under a lock
+    for each variable. An update of several variables holds all their locks: it is made as a whole, or refused as a whole.
+    An update of a synchronous step is answered when the step is applied; no thread waits for that.
+    Pickles come only from roles that may send code.
+
+Not here: what a change does (hosted.py), which update is applied (core/updates.py), who asks again when (client.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from zmqdist.core.updates import APPLIED, DONE, LATE, NEW, RUNNING, Keys, Sessions, UpdateLog
+from zmqdist.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OpError,
+    UnknownError,
+)
+from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_ONCE_MAX, PS_PROGRAM_GONE_S
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Peer, Router
+from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.specs import TensorSpec
+from zmqdist.variables.hosted import Sum, Variable
+from zmqdist.wire import trusted
+from zmqdist.wire.arrays import is_frozen
+
+PREFIX: Final = "zmqdist.ps."
+ROLES: Final = frozenset({"worker", "submit"})
+"""Those who may use variables, and send code."""
+
+_BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
+"""Changes that can be made with the mean of several: the last thing in them is a gradient."""
+
+Outcome = tuple[Any, ...]
+"""Of one variable: its version, whether the update has changed it, and its value where that was asked for."""
+
+
+_Effect = Callable[[], None]
+
+
+class _Session:
+    def __init__(self) -> None:
+        self.variables: dict[int, Variable] = {}
+        self.keys = Keys(PS_ONCE_MAX)
+
+
+class _Update:
+    """One update that is not carried out at once, from its first question to its answer.
+
+    Attributes:
+      id: client and sequence number.
+      key: "", or what names it in its session.
+      asked: the first question.
+      joined: those that came again meanwhile: whose answer is the same, with values or without.
+      outcomes: of a synchronous step, by place of the variable, as soon as they are known.
+    """
+
+    def __init__(
+        self,
+        id: tuple[int, int],
+        session: _Session,
+        key: str,
+        asked: Asked,
+        want: bool,
+        variables: list[Variable],
+        changes: Sequence[tuple[Any, ...]],
+    ) -> None:
+        self.id = id
+        self.session = session
+        self.key = key
+        self.asked = asked
+        self.joined: list[tuple[Asked, list[Variable], bool]] = []
+        self.want = want
+        self.variables = variables
+        self.changes = changes
+        self.outcomes: dict[int, Outcome] = {}
+        self.over = False
+
+
+class Host:
+    """The part of one server; made before it serves."""
+
+    def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
+        """Args: name: of the task, as "ps:1"."""
+        self._service = service
+        self._router = router
+        self._incarnation = incarnation
+        self._name = name
+        self._known = Sessions(PS_PROGRAM_GONE_S)
+        self._sessions: dict[int, _Session] = {}
+        self._log = UpdateLog(PS_CLIENTS_MAX)
+        self._running: dict[tuple[int, int] | tuple[_Session, str], _Update] = {}
+        self._functions: OrderedDict[bytes, tuple[str, Callable[..., Any]]] = OrderedDict()
+        for method in ("open", "close", "create", "function", "read", "rows", "saved", "update", "drop", "about"):
+            service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
+        router.on_gone.append(self._gone)
+
+    # -- sessions -------------------------------------------------------------------------------------------------------
+
+    def _open(self, asked: Asked, program: int, session: int) -> None:
+        """Answers incarnation, name, and whether the session was there already."""
+        present = [_holder(peer) for peer in self._router.peers]
+        was_there = session in self._known
+        holder = _holder(asked.peer)
+        for each in self._known.open(program, session, holder, present, time.monotonic()):
+            self._end(each, "was dropped: its program had gone")
+        self._sessions.setdefault(session, _Session())
+        asked.answer((self._incarnation, self._name, was_there))
+
+    def _close(self, asked: Asked, session: int) -> None:
+        self._known.close(session)
+        self._end(session, "was closed")
+        asked.answer(None)
+
+    def _gone(self, peer: Peer) -> None:
+        self._known.gone(_holder(peer), time.monotonic())
+
+    def _end(self, session: int, why: str) -> None:
+        ended = self._sessions.pop(session, None)
+        for variable in () if ended is None else ended.variables.values():
+            self._service.submit(self._abandon, variable, why)
+
+    def _abandon(self, variable: Variable, why: str) -> None:
+        """In a thread: whoever waits for a step of this variable waits in vain."""
+        with variable.lock:
+            variable.gone = why
+            waiting: list[Any] = variable.steps.waiting()
+        for update, _ in waiting:
+            self._service.soon(self._fail, update, AbortedError(None, None, f"{variable.label} {why}"))
+
+    def _session(self, session: int) -> _Session:
+        found = self._sessions.get(session)
+        if found is None:
+            told = f"{self._name} does not know session {session}: it was started again, or has dropped it"
+            raise AbortedError(None, None, told)
+        return found
+
+    def _variables(self, session: int, numbers: Sequence[int]) -> list[Variable]:
+        variables = self._session(session).variables
+        try:
+            return [variables[number] for number in numbers]
+        except KeyError as error:
+            told = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
+            raise AbortedError(None, None, told) from None
+
+    # -- variables ------------------------------------------------------------------------------------------------------
+
+    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any) -> None:
+        """Make a variable, unless it is there.
+
+        `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
+
+        Answers the spec.
+        """
+        found = self._session(session)
+        if number in found.variables:
+            asked.answer(_spec(found.variables[number]))
+        else:
+            self._service.submit(self._make, asked, found, number, f"variable {name!r} on {self._name}", name, initial)
+
+    def _make(self, asked: Asked, session: _Session, number: int, label: str, name: str, initial: Any) -> None:
+        try:
+            made = Variable(label, name, _initial(label, initial))
+        except BaseException as error:
+            asked.fail(error)
+        else:
+            self._service.soon(self._made, asked, session, number, made)
+
+    def _made(self, asked: Asked, session: _Session, number: int, made: Variable) -> None:
+        asked.answer(_spec(session.variables.setdefault(number, made)))
+
+    def _drop(self, asked: Asked, session: int, numbers: list[int]) -> None:
+        variables = self._session(session).variables
+        for number in numbers:
+            dropped = variables.pop(number, None)
+            if dropped is not None:
+                self._service.submit(self._abandon, dropped, "was dropped")
+        asked.answer(None)
+
+    def _function(self, asked: Asked, digest: bytes, blob: bytes) -> None:
+        """A function of the user's, for updates that name it by its digest."""
+        if digest not in self._functions:
+            fn = trusted.unpack(blob)
+            self._functions[digest] = trusted.describe(fn), fn
+            if len(self._functions) > PS_FUNCTIONS_MAX:
+                self._functions.popitem(last=False)
+        asked.answer(None)
+
+    def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
+        found = self._functions.get(digest)
+        if found is None:
+            raise FailedPreconditionError(None, None, f"{self._name} does not have this update function: send it")
+        return found
+
+    # -- reading --------------------------------------------------------------------------------------------------------
+
+    def _read(self, asked: Asked, session: int, numbers: list[int]) -> None:
+        """Answers version and value of each."""
+        variables = self._variables(session, numbers)
+        self._under_locks(asked, variables, 0, lambda: [(each.version, each.read()) for each in variables])
+
+    def _rows(self, asked: Asked, session: int, wanted: list[Any]) -> None:
+        """Rows of several variables; `wanted` has (number, indices) of each. Answers a list of arrays."""
+        variables = self._variables(session, [number for number, _ in wanted])
+        nbytes = sum(
+            len(indices) * each.storage.row_bytes
+            for each, (_, indices) in zip(variables, wanted, strict=True)
+            if isinstance(indices, np.ndarray)
+        )
+
+        def read() -> Any:
+            return [each.rows(indices) for each, (_, indices) in zip(variables, wanted, strict=True)]
+
+        self._under_locks(asked, variables, nbytes, read, sizes=False)
+
+    def _saved(self, asked: Asked, session: int, numbers: list[int]) -> None:
+        """Answers version, value, slots and steps of each, all of one moment."""
+        variables = self._variables(session, numbers)
+        self._under_locks(
+            asked, variables, 0, lambda: [(each.version, each.read(), each.saved()) for each in variables], here=False
+        )
+
+    def _about(self, asked: Asked) -> None:
+        """Answers what `status` shows."""
+        told = []
+        for session, found in self._sessions.items():
+            for number, each in found.variables.items():
+                told.append(
+                    {
+                        "session": session,
+                        "number": number,
+                        "name": each.name,
+                        "shape": each.storage.shape,
+                        "dtype": str(each.storage.dtype),
+                        "bytes": each.nbytes,
+                        "version": each.version,
+                        "updates": each.updates,
+                        "bytes_in": each.bytes_in,
+                        "bytes_out": each.bytes_out,
+                    }
+                )
+        asked.answer({"task": self._name, "sessions": len(self._sessions), "variables": told})
+
+    def _under_locks(
+        self,
+        asked: Asked,
+        variables: Sequence[Variable],
+        nbytes: int,
+        fn: Callable[[], Any],
+        *,
+        sizes: bool = True,
+        here: bool = True,
+    ) -> None:
+        """Answer with `fn()`, called here if all is small and nobody has the locks, else in a thread.
+
+        Args:
+          nbytes: that are touched, besides the variables themselves (`sizes`).
+        """
+        if sizes:
+            nbytes += sum(each.storage.nbytes for each in variables)
+        if here and nbytes <= INLINE_BYTES_MAX:
+            taken = [each for each in variables if each.lock.acquire(blocking=False)]
+            try:
+                if len(taken) == len(variables):
+                    asked.answer(fn())
+                    return
+            finally:
+                for each in taken:
+                    each.lock.release()
+        self._service.submit(self._answer_under_locks, asked, variables, fn)
+
+    def _answer_under_locks(self, asked: Asked, variables: Sequence[Variable], fn: Callable[[], Any]) -> None:
+        try:
+            with ExitStack() as stack:
+                for each in sorted(set(variables), key=id):
+                    stack.enter_context(each.lock)
+                value = fn()
+            asked.answer(value)
+        except BaseException as error:
+            asked.fail(error)
+
+    # -- updates --------------------------------------------------------------------------------------------------------
+
+    def _update(
+        self,
+        asked: Asked,
+        session: int,
+        client: int,
+        sequence: int,
+        settled: int,
+        want: bool,
+        key: str,
+        step: int,
+        wanted: int,
+        *changes: tuple[Any, ...],
+    ) -> None:
+        """Change variables.
+
+        Args:
+          client, sequence, settled: the update's id, and up to which number its client has all answers.
+          want: answer the new values, too.
+          key: of the update in its session, or "".
+          step, wanted: -1 and 0; or the number of a synchronous step, and how many updates belong to it.
+          changes: (number, kind, ...) of each variable; none twice.
+
+        Answers the items of an Outcome for each, one after the other; None where nobody can be waiting any more.
+        """
+        variables = self._variables(session, [change[0] for change in changes])
+        if len(changes) > 1 and len(set(variables)) < len(changes):
+            raise InvalidArgumentError(None, None, "an update changes a variable once")
+        found, answer = self._log.begin(client, sequence, settled)
+        if found == RUNNING:
+            self._running[client, sequence].joined.append((asked, variables, want))
+            return
+        if found != NEW:
+            self._answer_again(asked, variables, answer, want)
+            return
+        if step < 0 and not key and self._at_once(asked, variables, changes, client, sequence, want):
+            return
+        update = _Update((client, sequence), self._sessions[session], key, asked, want, variables, changes)
+        if not key or self._is_first(update):
+            self._running[client, sequence] = update
+            self._begin(update, step, wanted)
+
+    def _at_once(
+        self,
+        asked: Asked,
+        variables: Sequence[Variable],
+        changes: Sequence[tuple[Any, ...]],
+        client: int,
+        sequence: int,
+        want: bool,
+    ) -> bool:
+        """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
+        if not _is_small(variables, changes):
+            return False
+        taken = [each for each in variables if each.lock.acquire(blocking=False)]
+        try:
+            if len(taken) < len(variables):
+                return False
+            kept, told = _carried_out(variables, changes, want, self._function_of)
+        except BaseException:
+            self._log.fail(client, sequence)
+            raise
+        finally:
+            for each in taken:
+                each.lock.release()
+        self._log.end(client, sequence, kept)
+        asked.answer(told)
+        return True
+
+    def _is_first(self, update: _Update) -> bool:
+        """Whether an update that has a key is to be carried out; else it is answered, now or later."""
+        found, answer = update.session.keys.begin(update.key)
+        if found == NEW:
+            self._running[update.session, update.key] = update
+        elif found == DONE:
+            self._log.end(*update.id, answer)
+            self._answer_again(update.asked, update.variables, answer, update.want)
+        else:  # it joins another one; where that fails it may be asked for again
+            self._log.fail(*update.id)
+            first = self._running[update.session, update.key]
+            first.joined.append((update.asked, update.variables, update.want))
+        return found == NEW
+
+    def _begin(self, update: _Update, step: int, wanted: int) -> None:
+        if step >= 0 and _is_small(update.variables, update.changes):
+            taken = [each for each in update.variables if each.lock.acquire(blocking=False)]
+            try:
+                effects = self._carry_out(update, step, wanted) if len(taken) == len(update.variables) else None
+            finally:
+                for each in taken:
+                    each.lock.release()
+            if effects is not None:
+                for effect in effects:
+                    effect()
+                return
+        self._service.submit(self._carry_out_in_thread, update, step, wanted)
+
+    def _carry_out_in_thread(self, update: _Update, step: int, wanted: int) -> None:
+        with ExitStack() as stack:
+            for each in sorted(update.variables, key=id):
+                stack.enter_context(each.lock)
+            effects = self._carry_out(update, step, wanted)
+        for effect in effects:
+            self._service.soon(effect)
+
+    def _carry_out(self, update: _Update, step: int, wanted: int) -> list[_Effect]:
+        """Under the locks; in the loop or in a thread. What the loop must do next."""
+        try:
+            if step >= 0:
+                return self._push(update, step, wanted)
+            kept, told = _carried_out(update.variables, update.changes, update.want, self._function_of)
+        except BaseException as error:
+            return [partial(self._fail, update, error)]
+        return [partial(self._finish, update, kept, told)]
+
+    def _finish(self, update: _Update, kept: tuple[Any, ...], told: tuple[Any, ...]) -> None:
+        """In the loop: it was carried out."""
+        self._over(update)
+        self._log.end(*update.id, kept)
+        if update.key:
+            update.session.keys.end(update.key, kept)
+        update.asked.answer(told)
+        for asked, variables, want in update.joined:
+            self._answer_again(asked, variables, kept, want)
+
+    def _fail(self, update: _Update, error: BaseException) -> None:
+        if update.over:
+            return
+        self._over(update)
+        self._log.fail(*update.id)
+        if update.key:
+            update.session.keys.fail(update.key)
+        update.asked.fail(error)
+        for asked, _, _ in update.joined:
+            asked.fail(error)
+
+    def _over(self, update: _Update) -> None:
+        update.over = True
+        self._running.pop(update.id, None)
+        if update.key:
+            self._running.pop((update.session, update.key), None)
+
+    def _answer_again(self, asked: Asked, variables: Sequence[Variable], kept: Any, want: bool) -> None:
+        """What was answered before; with the present values, where the new ones were wanted."""
+        if kept is None or not want:
+            asked.answer(kept)
+            return
+        outcomes = list(zip(kept[::2], kept[1::2], variables, strict=True))
+
+        def read() -> tuple[Any, ...]:
+            return tuple(item for version, has, each in outcomes for item in (version, has, each.read()))
+
+        self._under_locks(asked, variables, 0, read)
+
+    # -- synchronous steps ----------------------------------------------------------------------------------------------
+
+    def _push(self, update: _Update, step: int, wanted: int) -> list[_Effect]:
+        """Under the locks. All of it is checked before any of it is done."""
+        gradients = []
+        for each, change in zip(update.variables, update.changes, strict=True):
+            gradient = each.gradient(change[-1])
+            if change[1] == "call":  # which is only called with the mean
+                self._function_of(change[2])
+            elif change[1] in _BY_STEP:
+                each.prepare(change[1:], self._function_of)
+            else:
+                raise each.wrong(f"update {change[1]!r} cannot be made by a step of several")
+            if each.gone:
+                raise AbortedError(None, None, f"{each.label} {each.gone}")
+            each.steps.check(step, wanted)
+            if step in each.sums and not each.sums[step].fits(gradient):
+                raise each.wrong(f"step {step} has dense gradients and sparse ones")
+            gradients.append(gradient)
+        effects: list[_Effect] = []
+        for index, gradient in enumerate(gradients):
+            effects += self._push_one(update, index, gradient, step, wanted)
+        return effects
+
+    def _push_one(self, update: _Update, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
+        variable, change = update.variables[index], update.changes[index]
+        pushed = variable.steps.push(step, (update, index), wanted)
+        if pushed.verdict == LATE:
+            return [partial(self._settle, [(update, index)], _outcome(variable, False, update.want), None)]
+        total = variable.sums.setdefault(step, Sum())
+        total.add(gradient)
+        if pushed.verdict != APPLIED:
+            return []
+        for number in (step, *pushed.dropped):
+            variable.sums.pop(number, None)
+        error: BaseException | None = None
+        try:
+            variable.commit(variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of))
+        except BaseException as failed:
+            error = failed
+        tickets: Any = (*pushed.applied, *pushed.late)
+        want = any(ticket[0].want for ticket in tickets)
+        return [
+            partial(self._settle, pushed.applied, _outcome(variable, True, want), error),
+            partial(self._settle, pushed.late, _outcome(variable, False, want), None),
+        ]
+
+    def _settle(self, tickets: Sequence[Any], outcome: Outcome, error: BaseException | None) -> None:
+        """In the loop: the step of these updates has ended for one variable."""
+        for update, index in tickets:
+            if error is not None:
+                self._fail(update, error)
+                continue
+            update.outcomes[index] = outcome
+            if len(update.outcomes) == len(update.variables) and not update.over:
+                outcomes = [update.outcomes[number] for number in range(len(update.variables))]
+                kept = tuple(item for each in outcomes for item in each[:2])
+                self._finish(update, kept, tuple(item for each in outcomes for item in each[: 2 + update.want]))
+
+
+def _is_small(variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether an update takes microseconds."""
+    nbytes = 0
+    for each, change in zip(variables, changes, strict=True):
+        nbytes += each.storage.nbytes
+        if nbytes > INLINE_BYTES_MAX or change[1] == "call":
+            return False
+    return True
+
+
+def _carried_out(
+    variables: Sequence[Variable],
+    changes: Sequence[tuple[Any, ...]],
+    want: bool,
+    function: Callable[[bytes], tuple[str, Any]],
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Make changes, under the locks. What is remembered of it, and what is answered; raises as `Variable.prepare`."""
+    commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
+    told: list[Any] = []
+    kept: list[Any] = []
+    for each, commit in zip(variables, commits, strict=True):
+        changed = each.commit(commit)
+        kept += (each.version, changed)
+        if want:
+            told += (each.version, changed, each.read())
+    return tuple(kept), tuple(told if want else kept)
+
+
+def _holder(peer: Peer) -> int:
+    """Which client that is: the same one when it has connected again."""
+    return 0 if peer.hello is None else peer.hello.incarnation
+
+
+def _outcome(variable: Variable, changed: bool, want: bool) -> Outcome:
+    return (variable.version, changed, variable.read()) if want else (variable.version, changed)
+
+
+def _spec(variable: Variable) -> TensorSpec:
+    return TensorSpec(variable.storage.shape, variable.storage.dtype)
+
+
+def _initial(label: str, initial: Any) -> Any:
+    """The first value, which nobody else has. Raises InvalidArgumentError, UnknownError."""
+    if isinstance(initial, TensorSpec):
+        return np.zeros(initial.shape, initial.dtype)
+    if not isinstance(initial, tuple):
+        array = np.asarray(initial)
+        return array if is_frozen(array) and array.flags.c_contiguous else np.array(array, order="C")
+    blob, spec, named = initial
+    fn = trusted.unpack(blob)
+    try:
+        array = np.asarray(fn(**named))
+    except OpError as error:
+        raise UnknownError(None, None, f"the initializer of {label} raised: {error.message}") from error
+    except Exception as error:
+        raise UnknownError(None, None, f"the initializer of {label} raised {type(error).__name__}: {error}") from error
+    if array.shape != tuple(spec.shape) or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
+        told = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
+        raise InvalidArgumentError(None, None, told)
+    return np.array(array, spec.dtype, order="C")

@@ -1,0 +1,365 @@
+"""One variable at its ps: its value, its version, the slots of its optimizers, the gradients of steps that wait for more.
+
+Rules
+    A change is first prepared, which checks everything and runs what may raise, and then committed, which cannot be refused:
+    what is refused has changed nothing, and the changes of one update of several variables are made together or not at all.
+    Each commit that changes the value adds 1 to the version, which begins at 1.
+    A function of a user works on copies. What it made is taken when it has returned.
+    Everything but `small` is called under the variable's lock.
+
+Changes, as they travel: (kind, ...)
+    ("assign" | "add" | "sub", value)           of the variable's shape and dtype
+    ("scatter", op, indices, rows)              op is one of storage.SCATTERS
+    ("swap", version, expected, value)          assign if the version is this one (-1: any) and the value equals `expected` (None: any)
+    ("apply", name, fields, gradient)           a step of an optimizer (optimizers.py)
+    ("call", digest, gradient)                  a step of a function of the user's, which was sent before
+    ("restore", value, slots)                   what `saved` gave; or () for slots: then those that there are begin anew
+
+Gradients are arrays, or tuples of indices and rows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.core.updates import Steps
+from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.limits import INLINE_BYTES_MAX, PS_STEPS_OPEN_MAX
+from zmqdist.optimizers import Optimizer, summed_rows
+from zmqdist.variables.storage import SCATTERS, Storage
+from zmqdist.wire.arrays import is_frozen
+
+Array: TypeAlias = NDArray[Any]
+Gradient: TypeAlias = "Array | tuple[Array, Array]"
+Commit: TypeAlias = Callable[[], bool]
+"""Makes a prepared change; whether the value has changed."""
+
+STEP: Final = "step"
+"""The name under which the number of steps stands beside an optimizer's slots where they are saved."""
+
+
+class Variable:
+    """See the module's docstring.
+
+    Attributes:
+      label: "variable 'w/part_1' on ps:1", for errors.
+      lock: of everything in it.
+      version: of the value.
+      slots: by optimizer, by name.
+      taken: steps, by optimizer.
+      steps: synchronous ones; `sums` are their gradients so far.
+      gone: why it is not there any more; "" while it is.
+      updates, bytes_in, bytes_out: figures.
+    """
+
+    def __init__(self, label: str, name: str, value: Array) -> None:
+        """Args: value: nobody else has it, or it is frozen."""
+        self.label = label
+        self.name = name
+        self.lock = threading.Lock()
+        self.storage = Storage(value)
+        self.version = 1
+        self.slots: dict[str, dict[str, Storage]] = {}
+        self.taken: dict[str, int] = {}
+        self.steps = Steps(PS_STEPS_OPEN_MAX)
+        self.sums: dict[int, Sum] = {}
+        self.gone = ""
+        self.updates = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    @property
+    def small(self) -> bool:
+        """Whether what is done with it takes microseconds."""
+        return self.storage.nbytes <= INLINE_BYTES_MAX
+
+    @property
+    def nbytes(self) -> int:
+        """Of the value, the slots, and the gradients that wait."""
+        slots = sum(slot.nbytes for slots in list(self.slots.values()) for slot in slots.values())
+        return self.storage.nbytes + slots + sum(each.nbytes for each in list(self.sums.values()))
+
+    # -- reading --------------------------------------------------------------------------------------------------------
+
+    def read(self) -> Array:
+        """The value, which never changes again."""
+        self.bytes_out += self.storage.nbytes
+        return self.storage.read()
+
+    def rows(self, indices: Any) -> Array:
+        """Some rows, the caller's own. Raises InvalidArgumentError."""
+        found = self.storage.gather(self._indices(indices))
+        self.bytes_out += found.nbytes
+        return found
+
+    def saved(self) -> dict[str, Array]:
+        """Slots and numbers of steps, as "Adam/m" and "Adam/step"; they never change again."""
+        told = {}
+        for kind, slots in self.slots.items():
+            told.update({f"{kind}/{name}": slot.read() for name, slot in slots.items()})
+            told[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
+        return told
+
+    # -- changing -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]) -> Commit:
+        """Check a change, and do of it what may fail.
+
+        Args:
+          function: name and function of a digest.
+
+        Raises:
+          InvalidArgumentError: it does not fit; the text names the variable.
+          UnknownError: a function of the user has raised.
+        """
+        kind, *given = change
+        preparing = _PREPARING.get(kind)
+        if preparing is None:
+            raise self.wrong(f"there is no update {kind!r}")
+        try:
+            if kind == "call":
+                digest, gradient = given
+                given = [*function(digest), gradient]
+            return preparing(self, *given)
+        except OpError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise self.wrong(f"update {kind!r}: {error}") from None
+
+    def commit(self, commit: Commit) -> bool:
+        """Make a prepared change; whether the value has changed."""
+        changed = commit()
+        if changed:
+            self.version += 1
+            self.updates += 1
+        return changed
+
+    def _assign(self, value: Any) -> Commit:
+        array = self._value(value)
+
+        def commit() -> bool:
+            self.storage.assign(array)
+            return True
+
+        return commit
+
+    def _add(self, value: Any) -> Commit:
+        return self._dense(np.add, value)
+
+    def _sub(self, value: Any) -> Commit:
+        return self._dense(np.subtract, value)
+
+    def _dense(self, ufunc: Any, value: Any) -> Commit:
+        self._check_numbers()
+        array = self._value(value)
+
+        def commit() -> bool:
+            out = self.storage.other()
+            ufunc(self.storage.value, array, out=out)
+            self.storage.put(out)
+            return True
+
+        return commit
+
+    def _scatter(self, op: Any, indices: Any, rows: Any) -> Commit:
+        if op not in SCATTERS:
+            raise self.wrong(f"there is no sparse update {op!r}; there are {', '.join(SCATTERS)}")
+        if op != "update":
+            self._check_numbers()
+        checked = self._rows(indices, rows)
+
+        def commit() -> bool:
+            self.storage.scatter(op, *checked)
+            return True
+
+        return commit
+
+    def _swap(self, version: Any, expected: Any, value: Any) -> Commit:
+        array = self._value(value)
+        wanted = None if expected is None else self._value(expected)
+        fits = version in (-1, self.version) and (wanted is None or np.array_equal(wanted, self.storage.value))
+        return self._assign(array) if fits else _nothing
+
+    def _apply(self, name: Any, fields: Any, gradient: Any) -> Commit:
+        optimizer = Optimizer.made(name, fields)
+        self._check_floats(name)
+        checked = self.gradient(gradient)
+        slots = self.slots.get(name)
+        if slots is None:
+            slots = {slot: Storage(array) for slot, array in optimizer.slots(self.storage.value).items()}
+
+        def commit() -> bool:
+            self.slots[name] = slots
+            step = self.taken[name] = self.taken.get(name, 0) + 1
+            arrays = {slot: storage.writable() for slot, storage in slots.items()}
+            if isinstance(checked, tuple):
+                indices, rows = checked if self.storage.unique(checked[0]) else summed_rows(*checked)
+                optimizer.update_rows(self.storage.writable(), indices, rows, arrays, step)
+            else:
+                out = self.storage.other()
+                optimizer.update(self.storage.value, checked, arrays, step, out=out)
+                self.storage.put(out)
+            return True
+
+        return commit
+
+    def _call(self, name: str, fn: Any, gradient: Any) -> Commit:
+        checked = self.gradient(gradient)
+        given = IndexedSlices(checked[1], checked[0], self.storage.shape) if isinstance(checked, tuple) else checked
+        value = self.storage.value.copy()
+        slots = {slot: storage.value.copy() for slot, storage in self.slots.get(name, {}).items()}
+        step = self.taken.get(name, 0) + 1
+        try:
+            returned = fn(value, given, slots, step)
+        except Exception as error:
+            told = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
+            raise UnknownError(None, None, told) from error
+        made = value if returned is None else self._made(name, returned)
+        stores = {str(slot): Storage(np.array(array)) for slot, array in slots.items()}
+        if any(store.dtype.hasobject for store in stores.values()):
+            raise self.wrong(f"update function {name} left a slot that is no array of numbers or text")
+
+        def commit() -> bool:
+            self.storage.put(made)
+            self.slots[name], self.taken[name] = stores, step
+            return True
+
+        return commit
+
+    def _made(self, name: str, returned: Any) -> Array:
+        array = np.asarray(returned)
+        if array.shape != self.storage.shape or not np.can_cast(array.dtype, self.storage.dtype, "same_kind"):
+            told = f"update function {name} returned {array.dtype} of shape {array.shape}, wanted {self._spec()}"
+            raise self.wrong(told)
+        return np.array(array, self.storage.dtype, order="C")  # its own: the function may have kept the other one
+
+    def _restore(self, value: Any, saved: Any) -> Commit:
+        array = self._value(value)
+        slots: dict[str, dict[str, Storage]] = {}
+        taken: dict[str, int] = {}
+        for path, slot in dict(saved).items():
+            kind, _, name = path.rpartition("/")
+            if name == STEP:
+                taken[kind] = int(slot)
+                slots.setdefault(kind, {})
+            else:
+                slots.setdefault(kind, {})[name] = Storage(slot if is_frozen(slot) else np.array(slot))
+
+        def commit() -> bool:
+            self.storage.assign(array)
+            self.slots, self.taken = slots, taken
+            return True
+
+        return commit
+
+    # -- what fits ------------------------------------------------------------------------------------------------------
+
+    def wrong(self, problem: str) -> InvalidArgumentError:
+        """An error that names the variable."""
+        return InvalidArgumentError(None, None, f"{self.label}: {problem}")
+
+    def gradient(self, given: Any) -> Gradient:
+        """A gradient that fits. Raises InvalidArgumentError."""
+        if isinstance(given, (tuple, list)):
+            if len(given) != 2:
+                raise self.wrong("a sparse gradient is indices and rows")
+            return self._rows(*given)
+        return self._value(given)
+
+    def _spec(self) -> str:
+        return f"{self.storage.dtype} of shape {self.storage.shape}"
+
+    def _value(self, given: Any) -> Array:
+        array = np.asarray(given)
+        if array.shape != self.storage.shape or array.dtype != self.storage.dtype:
+            raise self.wrong(f"wanted {self._spec()}, given {array.dtype} of shape {array.shape}")
+        self.bytes_in += array.nbytes
+        return array
+
+    def _indices(self, given: Any) -> Array:
+        indices = np.asarray(given)
+        if not self.storage.shape:
+            raise self.wrong("it is a scalar and has no rows")
+        if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+            raise self.wrong(f"indices are whole numbers in one dimension, not {indices.dtype} of {indices.shape}")
+        if indices.size:
+            low, high = int(indices.min()), int(indices.max())
+            if low < 0 or high >= self.storage.shape[0]:
+                bad = low if low < 0 else high
+                raise self.wrong(f"index {bad} is out of range: it has rows 0 to {self.storage.shape[0] - 1}")
+        return indices.astype(np.intp, copy=False)
+
+    def _rows(self, indices: Any, rows: Any) -> tuple[Array, Array]:
+        checked, array = self._indices(indices), np.asarray(rows)
+        wanted = (len(checked), *self.storage.shape[1:])
+        if array.dtype != self.storage.dtype or array.shape not in (wanted, wanted[1:], ()):
+            told = f"{len(checked)} rows are {self.storage.dtype} of shape {wanted}, not {array.dtype} of {array.shape}"
+            raise self.wrong(told)
+        self.bytes_in += array.nbytes + checked.nbytes
+        return checked, np.broadcast_to(array, wanted)
+
+    def _check_numbers(self) -> None:
+        if self.storage.dtype.kind in "USbmM" or self.storage.dtype.names is not None:
+            raise self.wrong(f"{self.storage.dtype} cannot be reckoned with: assign it")
+
+    def _check_floats(self, name: str) -> None:
+        if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:  # "V": bfloat16, say
+            raise self.wrong(f"{name} wants a variable of floats, and this is {self.storage.dtype}")
+
+
+def _nothing() -> bool:
+    return False
+
+
+_PREPARING: Final[dict[str, Callable[..., Commit]]] = {
+    "assign": Variable._assign,
+    "add": Variable._add,
+    "sub": Variable._sub,
+    "scatter": Variable._scatter,
+    "swap": Variable._swap,
+    "apply": Variable._apply,
+    "call": Variable._call,
+    "restore": Variable._restore,
+}
+
+
+class Sum:
+    """The gradients of one step so far: the mean counts a row that somebody did not name as zeros."""
+
+    def __init__(self) -> None:
+        self._dense: Array | None = None
+        self._sparse: list[tuple[Array, Array]] = []
+        self.tickets: list[Hashable] = []
+
+    @property
+    def nbytes(self) -> int:
+        dense = 0 if self._dense is None else self._dense.nbytes
+        return dense + sum(indices.nbytes + rows.nbytes for indices, rows in self._sparse)
+
+    def fits(self, gradient: Gradient) -> bool:
+        """Whether it is dense where those before were, and sparse where they were."""
+        return self._dense is None if isinstance(gradient, tuple) else not self._sparse
+
+    def add(self, gradient: Gradient) -> None:
+        """One more; the memory is taken over."""
+        if isinstance(gradient, tuple):
+            self._sparse.append(gradient)
+        elif self._dense is None:
+            self._dense = gradient if gradient.flags.writeable else gradient.copy()
+        else:
+            self._dense += gradient
+
+    def mean(self, count: int) -> Gradient:
+        """Of so many; the sum is used up."""
+        if self._dense is not None:
+            return np.divide(self._dense, count, out=self._dense)
+        indices = np.concatenate([indices for indices, _ in self._sparse])
+        rows = np.concatenate([rows for _, rows in self._sparse])
+        indices, rows = summed_rows(indices, rows)
+        return indices, rows / np.asarray(count, rows.dtype)
