@@ -1,9 +1,10 @@
-"""The watchdog speaks when nothing ends any more, and only then."""
+"""The watchdog speaks when nothing ends any more, and only then; the timer that it is made of."""
 
 from __future__ import annotations
 
 import io
 import queue
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import zmqdist as zd
 from zmqdist.coordinator.coordinator import ClusterCoordinator
-from zmqdist.coordinator.watchdog import TIMEOUT_ENV, WatchDog
+from zmqdist.coordinator.watchdog import TIMEOUT_ENV, RepeatedTimer, WatchDog
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -108,3 +109,52 @@ def test_a_coordinator_has_a_watchdog_where_the_environment_asks_for_one(monkeyp
     with zd.local_cluster(workers=1, processes=False) as cluster, ClusterCoordinator(cluster):
         assert any(thread.name == "WatchDog" for thread in threading.enumerate())
     assert not any(thread.name == "WatchDog" for thread in threading.enumerate())
+
+
+# -- the timer ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def timer_calls() -> queue.SimpleQueue[tuple[Any, ...]]:
+    return queue.SimpleQueue()
+
+
+def test_a_repeated_timer_calls_with_its_arguments_until_it_is_stopped_and_tells_whole_seconds(
+    timer_calls: queue.SimpleQueue[tuple[Any, ...]],
+) -> None:
+    timer = RepeatedTimer(0.01, lambda *args: timer_calls.put(args), 1, "two")
+    assert [timer_calls.get(timeout=20) for _ in range(3)] == [(1, "two")] * 3
+    seconds = timer.stop()
+    assert isinstance(seconds, int)
+    assert seconds >= 0
+    left = timer_calls.qsize()
+    assert timer.stop() >= seconds
+    assert timer_calls.qsize() == left
+
+
+def test_a_repeated_timer_goes_on_after_an_error(
+    timer_calls: queue.SimpleQueue[tuple[Any, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    def call() -> None:
+        timer_calls.put(())
+        raise ValueError("this call")
+
+    timer = RepeatedTimer(0.01, call)
+    for _ in range(3):
+        timer_calls.get(timeout=20)
+    timer.stop()
+    assert "this call" in caplog.text
+
+
+def test_a_repeated_timer_can_be_stopped_by_what_it_calls() -> None:
+    stopped = threading.Event()
+    timers: list[RepeatedTimer] = []
+
+    def call() -> None:
+        timers[0].stop()
+        stopped.set()
+
+    timers.append(RepeatedTimer(0.01, call))
+    assert stopped.wait(20)
+    timers[0].stop()
+    assert "zmqdist" in sys.modules

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -205,14 +207,15 @@ class Story:
         self.made: dict[int, int] = {}
         """Values with a lineage: by which attempt."""
         self.remakes: dict[int, int] = {}
+        self.used: dict[int, dict[int, int]] = {}
+        """Which values an attempt was given."""
+        self.lost: set[tuple[int, int]] = set()
         self.under_way: dict[int, int] = {}
         self.errors: dict[int, int] = {}
         self.freed: set[int] = set()
         self.dropped: set[int] = set()
         self.withdrawn: set[int] = set()
         self.asked: set[int] = set()
-        self.again: set[int] = set()
-        """Plans that may be handed in again, because a value was lost."""
         self.ending = False
         self.present: tuple[int, int] = (0, VALUE)
 
@@ -231,6 +234,8 @@ class Story:
                 assert set(plan.inputs) <= self.well, "G2"
                 assert not set(plan.inputs) & self.badly, "G3"
                 assert plan.fn not in self.dropped, "G8"
+                used = self.used[attempt] = {i: self.made[i] for i in plan.inputs if i in self.made}
+                assert not self.lost & used.items(), "G7: given a value that is lost"
                 if work in self.made:
                     self.remakes[work] = self.remakes.get(work, 0) + 1
                 self.under_way[attempt] = work
@@ -328,6 +333,7 @@ class Story:
         kept = [i for i in plan.inputs if i in self.made]
         if kept and self.random.random() < 0.4:
             kind, lost = INPUT_LOST, self.random.choice(kept)
+            self.lost.add((lost, self.used[attempt].get(lost, 0)))
         if kind == ERROR:
             self.errors[work] = self.errors.get(work, 0) + 1
             assert self.errors[work] <= 1 + plan.retries + self.remakes.get(work, 0), "G4"
@@ -349,7 +355,10 @@ class Story:
         if alive:
             work = self.random.choice(alive)
             self.asked.add(work)
-            self.tell(ValueLost(work, self.made[work]))
+            attempt = self.random.choice((self.made[work], 0))  # 0: one that it had before
+            self.lost.add((work, attempt))
+            self.tell(ValueLost(work, attempt))
+            # An attempt whose input is lost, or that is given up with its round, does not count.
             assert max(self.remakes.values(), default=0) <= 2 + 2, "G7"
 
     def drop_value(self) -> None:
@@ -423,3 +432,121 @@ def test_random_lives_keep_all_promises(block: int) -> None:
             Story(seed).live()
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+
+
+# -- are they found? -----------------------------------------------------------------------------------------------------
+
+SEEDS_MAX = 400
+
+
+def hands_in_too_early(self: Any, plan: Any, effects: Any) -> None:
+    plan.missing = set()
+    GO_ON(self, plan, effects)
+
+
+def hands_in_while_ending(self: Any, plan: Any, effects: Any) -> None:
+    self._ending, ending = False, self._ending
+    GO_ON(self, plan, effects)
+    self._ending = ending
+
+
+def tells_well(self: Any, work: int, well: bool, effects: Any) -> None:
+    TELL(self, work, True, effects)
+
+
+def tells_nobody(self: Any, work: int, well: bool, effects: Any) -> None:
+    if well:
+        TELL(self, work, well, effects)
+
+
+def tries_again_for_ever(self: Any, plan: Any, effects: Any) -> None:
+    plan.retries += 1
+    BEGIN_AGAIN(self, plan, effects)
+
+
+def does_not_look_again(self: Any, plan: Any, effects: Any) -> None:
+    self._go_on(plan, effects)
+
+
+def ends_twice(self: Any, plan: Any, kind: Any, effects: Any, cause: int = 0) -> None:
+    END(self, plan, kind, effects, cause)
+    effects.append(End(plan.work, kind, cause))
+
+
+def frees_early(self: Any, planned: Any, effects: Any) -> None:
+    PLAN(self, planned, effects)
+    effects.append(Free(planned.work))
+
+
+def never_frees(self: Any, plan: Any, effects: Any) -> None:
+    REMOVE(self, plan, effects)
+    effects[:] = [effect for effect in effects if not isinstance(effect, Free)]
+
+
+def drops_at_once(self: Any, functions: Any, effects: Any) -> None:
+    effects.append(DropFunctions([fn for fn in functions if fn in self._unused]))
+
+
+def never_in_time(self: Any, now: float, effects: Any) -> None: ...
+
+
+def keeps_waiting(self: Any, effects: Any) -> None:
+    waiting, self._plans = self._plans, {w: p for w, p in self._plans.items() if not p.inputs}
+    ROUND_OVER(self, effects)
+    self._plans = {**waiting, **self._plans}
+
+
+def forgets_who_asks(self: Any, work: int, attempt: int, effects: Any) -> None:
+    if self._plans.get(work) is not None:
+        VALUE_LOST(self, work, attempt, [])
+
+
+def makes_it_for_ever(self: Any, plan: Any, effects: Any) -> None:
+    plan.remakes = 0
+    MAKE_AGAIN(self, plan, effects)
+
+
+def forgets_what_is_lost(self: Any, plan: Any, lost: int, effects: Any) -> None:
+    BEGIN_AGAIN(self, plan, effects)
+
+
+def gives_up_who_asks(self: Any, plan: Any) -> None:
+    REST(self, plan)
+    plan.wanted = False
+
+
+GO_ON, TELL, BEGIN_AGAIN, END = Graph._go_on, Graph._tell, Graph._begin_again, Graph._end
+PLAN, REMOVE, ROUND_OVER = Graph._plan, Graph._remove, Graph._round_over
+VALUE_LOST, MAKE_AGAIN, REST = Graph._value_lost, Graph._make_again, Graph._rest
+
+PLANTED: list[tuple[str, Callable[..., Any], str]] = [
+    ("_go_on", hands_in_too_early, "G2|KeyError"),
+    ("_go_on", hands_in_while_ending, "G5"),
+    ("_tell", tells_well, "G"),
+    ("_tell", tells_nobody, "G1"),
+    ("_begin_again", tries_again_for_ever, "G4"),
+    ("_begin_again", does_not_look_again, "G2|G7|KeyError"),
+    ("_end", ends_twice, "G1"),
+    ("_plan", frees_early, "G9"),
+    ("_remove", never_frees, "G9"),
+    ("_drop", drops_at_once, "G8"),
+    ("_tick", never_in_time, "G6"),
+    ("_round_over", keeps_waiting, "G1|waiting"),
+    ("_value_lost", forgets_who_asks, "G"),
+    ("_make_again", makes_it_for_ever, "G7"),
+    ("_input_lost", forgets_what_is_lost, "G|a story without an end"),
+    ("_rest", gives_up_who_asks, "G7"),
+]
+
+
+@pytest.mark.parametrize(("name", "bug", "told"), PLANTED, ids=[bug.__name__ for _, bug, _ in PLANTED])
+def test_a_planted_bug_is_found(name: str, bug: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Graph, name, bug)
+    for seed in range(SEEDS_MAX):
+        try:
+            Story(seed).live()
+        except Exception as error:
+            found = f"{type(error).__name__} {error}"
+            assert any(word in found for word in told.split("|")), found
+            return
+    pytest.fail(f"nothing noticed it in {SEEDS_MAX} seeds")

@@ -17,12 +17,16 @@ PINNED: dict[str, frozenset[str]] = {
             "Executor",
             "IndexedSlices",
             "JobDef",
+            "ParameterServerStrategy",
             "Server",
             "ServerDef",
             "Session",
+            "ShardedVariable",
             "TensorSpec",
+            "Variable",
             "WorkerServer",
             "__version__",
+            "cache_variable_reads",
             "cancelled",
             "check_alive",
             "cluster",
@@ -39,11 +43,15 @@ PINNED: dict[str, frozenset[str]] = {
             "local_cluster",
             "nest",
             "optimizers",
+            "partitioners",
             "random",
             "resolvers",
             "rpc",
             "testing",
         }
+    ),
+    "zmqdist.partitioners": frozenset(
+        {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
     ),
     "zmqdist.coordinator": frozenset(
         {
@@ -51,6 +59,7 @@ PINNED: dict[str, frozenset[str]] = {
             "PerWorkerValue",
             "PerWorkerValues",
             "RemoteValue",
+            "RemoteValueStatus",
             "experimental_get_current_worker_index",
             "get_current_worker_index",
             "get_num_workers",

@@ -25,7 +25,7 @@ from zmqdist.coordinator import metrics
 from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
 from zmqdist.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.coordinator.resources import Resources
-from zmqdist.coordinator.shell import PACKING, Shell
+from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
 from zmqdist.coordinator.values import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.core.pins import PLAIN, Options
@@ -44,8 +44,8 @@ class ClusterCoordinator:
     """Schedules functions on the workers of a dispatcher.
 
     Args:
-      target: a DispatchServer, a `local_cluster`, "host:port", "zmq://host:port"; None takes the cluster that `zmqdist launch` has put
-        into the environment.
+      target: a ParameterServerStrategy, of which there is one coordinator; a DispatchServer, a `local_cluster`, "host:port",
+        "zmq://host:port"; None takes the cluster that `zmqdist launch` has put into the environment.
       queue_max: pieces of work that may wait for a worker; then `schedule` blocks. None: what the cluster's file says, or 2**20.
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
@@ -63,6 +63,13 @@ class ClusterCoordinator:
 
     _rounds = True
     """Whether a failure ends the round."""
+
+    def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
+        allocate = getattr(type(target), "_allocate_coordinator", None)
+        if allocate is None or cls is not ClusterCoordinator:
+            return object.__new__(cls)
+        made: ClusterCoordinator = allocate(target)  # a strategy has one, of a class of its own
+        return made
 
     def __init__(
         self,
@@ -97,9 +104,9 @@ class ClusterCoordinator:
             recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
         )
-        self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
         self._alive = _Alive(target)
         weakref.finalize(self._alive, _give_up, self._shell).atexit = False
+        self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -126,7 +133,8 @@ class ClusterCoordinator:
 
         Args:
           fn: any callable that can be pickled; lambdas and closures can. Functions of importable modules go by name.
-          args, kwargs: its arguments; `args` is any iterable.
+          args: positional arguments, any iterable.
+          kwargs: keyword arguments.
           worker: only this one runs it, 1 or "worker:1": before all work that any may run, and as soon as that one is there.
           priority: of what waits the higher goes first, and of one priority the oldest; what was handed out already is not overtaken.
           keep: leave what it returns with its worker, for other functions to use: they get it straight from there, or fail with
@@ -153,11 +161,11 @@ class ClusterCoordinator:
             shell = self._shell
             if shell.failure is not None:
                 self._end_round()
-            payload, bulks, blob, given = self._pack(fn, positional, keywords)
+            payload, bulks, blob, given, inputs = self._pack(fn, positional, keywords)
             plan: Plan | None = None
             try:
-                if given or wishes is not NONE:
-                    plan = Plan(payload, bulks, given, keep or lineage, wishes, options)
+                if inputs or wishes is not NONE:
+                    plan = Plan(payload, bulks, inputs, given, keep or lineage, wishes, options)
                     plan.take(shell.held)
                 elif keep:
                     payload = KEEP + payload
@@ -166,20 +174,18 @@ class ClusterCoordinator:
                         self._wait_for_room()
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
-                    shell.use(work)
                     if plan is not None:
-                        return shell.enqueue_plan(plan, work, number, name, self._alive)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, options, self._alive)
+                        return shell.plans.enqueue(plan, work, number, name, self._alive)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
             except BaseException:
                 shell.drop(bulks)
                 raise
 
     def _pack(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bytes, list[int], bytes, dict[int, RemoteValue]]:
-        """The arguments, what is held for them, the function, and the results among all that. With the turn."""
+    ) -> tuple[bytes, list[int], bytes, list[Any], dict[int, RemoteValue]]:
+        """The arguments, what is held for them, the function, and what was met in all that: see the shell. With the turn."""
         shell = self._shell
-        shell.uses.pop(PACKING, None)  # of a call that has failed
         shell.packing = get_ident()
         try:
             packed = trusted.pack_call(args, kwargs)
@@ -188,11 +194,11 @@ class ClusterCoordinator:
             raise unwrapped(error) from error.__cause__
         finally:
             shell.packing = None
-            given = shell.given
-            if given:
-                shell.given = {}
+            given, inputs = shell.given, shell.inputs
+            if given or inputs:
+                shell.given, shell.inputs = [], {}
         payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-        return payload, bulks, blob, given
+        return payload, bulks, blob, given, inputs
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""
@@ -450,8 +456,8 @@ class ClusterCoordinator:
         error = fail()
         try:
             error.failures = [each() for each in failed]  # type: ignore[attr-defined]
-        except (AttributeError, TypeError):  # it takes no attributes
-            pass
+        except Exception:  # it takes no attributes
+            log.debug("a %s cannot be told the other failures", type(error).__name__)
         raise error
 
     def _check_open(self) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist import errors, limits
-from zmqdist.core.closures import BulkArrived, BulkUnreachable
 from zmqdist.dispatch import kept
 from zmqdist.dispatch.fetch import Fetcher
 from zmqdist.dispatch.references import Held, Reference, decode_reference
@@ -28,17 +27,20 @@ class Fetching:
     """Threads that fetch; started with the first large result from another host.
 
     Args:
-      tell: gets what becomes of each, in a fetching thread.
+      fetched: gets (work, attempt, parts), in a fetching thread.
+      failed: gets (work, attempt, problem).
     """
 
     def __init__(
         self,
         credentials: Credentials,
         dispatcher: str,
-        tell: Callable[[BulkArrived | BulkUnreachable], None],
+        fetched: Callable[[int, int, Any], None],
+        failed: Callable[[int, int, str], None],
     ) -> None:
         self._fetcher = Fetcher(credentials, "submit", dispatcher)
-        self._tell = tell
+        self._fetched = fetched
+        self._failed = failed
         self._jobs: queue.SimpleQueue[tuple[int, int, Reference] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -78,9 +80,9 @@ class Fetching:
             except Exception as error:  # also a MemoryError: it is the end of this work, and of nothing else
                 if not self._closed.is_set():
                     told = error.message if isinstance(error, errors.OpError) else f"{type(error).__name__}: {error}"
-                    self._tell(BulkUnreachable(work, attempt, f"its result is held at {reference.address}: {told}"))
+                    self._failed(work, attempt, f"its result is held at {reference.address}: {told}")
                 continue
-            self._tell(BulkArrived(work, attempt, parts))
+            self._fetched(work, attempt, parts)
             del job, parts
 
     def _fetch(self, reference: Reference) -> list[Any]:

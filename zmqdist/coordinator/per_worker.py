@@ -19,7 +19,6 @@ from typing import Any
 
 from zmqdist import errors, running
 from zmqdist.coordinator.resources import Definition, Resource, Resources
-from zmqdist.coordinator.shell import PACKING
 from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, RemoteValueStatus
 from zmqdist.dispatch import datasets
 from zmqdist.dispatch import resources as at_worker
@@ -186,7 +185,7 @@ class PerWorkerValues:
         shell = resource.owner.shell
         if shell.packing != get_ident():
             raise RemoteValueGiven(f"{resource.name} is for functions that are scheduled by its own coordinator")
-        shell.uses.setdefault(PACKING, []).append(resource)
+        shell.given.append(resource)
         return resource.call
 
 

@@ -1,6 +1,6 @@
 """Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled. The shell of core/graph.py.
 
-A plan is what the user scheduled; its attempts are what core/closures.py sees. Everything but `Plan.take` runs in the coordinator's loop.
+A plan is what the user scheduled; its attempts are what core/closures.py sees. All runs in the coordinator's loop but what says otherwise.
 
 Where an input comes from
     A result that is here goes along in the payload, as it is packed; a large one is held by the coordinator's store for whoever has it
@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import ref
 
 from zmqdist import limits
 from zmqdist.coordinator.values import Kept, RemoteValue
@@ -60,7 +61,7 @@ class Plan:
 
     Attributes:
       packed: the packed arguments; `fn` the number of the function.
-      given: results that it needs, by the number of their work; they live as long as this does.
+      given: results that it needs, by the number of their work; they live as long as this does, and so does what is in `uses`.
       inputs: how those travel that are there for good.
       bulks: what is held for it.
       position: how much was scheduled without options before it.
@@ -79,6 +80,7 @@ class Plan:
         "packed",
         "position",
         "settled",
+        "uses",
         "value",
         "wishes",
         "work",
@@ -89,6 +91,7 @@ class Plan:
         packed: bytes,
         bulks: list[int],
         given: dict[int, RemoteValue],
+        uses: list[Any],
         keep: bool,
         wishes: Wishes,
         options: Options,
@@ -96,6 +99,7 @@ class Plan:
         self.packed = packed
         self.bulks = bulks
         self.given = dict(given)
+        self.uses = list(uses)
         self.keep = keep
         self.wishes = wishes
         self.options = options
@@ -109,7 +113,8 @@ class Plan:
         """Take the results that are here, as they are now. Raises InvalidArgumentError where one was changed into what cannot be packed."""
         for work, value in self.given.items():
             if work not in self.inputs and value._kind == VALUE:
-                self.put(work, value._packed(), held)
+                with value._owner.unpacking:  # who gets it meanwhile could write to it
+                    self.put(work, value._packed(), held)
 
     def put(self, work: int, packed: Any, held: Callable[[list[Any]], tuple[bytes, list[int]]]) -> None:
         """An input is here."""
@@ -124,6 +129,7 @@ class Plans:
 
     Attributes:
       graph: decides.
+      planned: what the loop has not seen yet. Behind the coordinator's lock.
       events: what core/closures.py has to be told next, in order.
     """
 
@@ -135,6 +141,7 @@ class Plans:
         self._asking: dict[int, RemoteValue] = {}
         """Whose lost values somebody waits for."""
         self.graph = graph.Graph(remakes_max=limits.ATTEMPTS_MAX)
+        self.planned: list[Plan] = []
         self.events: list[closures.Event] = []
 
     def __len__(self) -> int:
@@ -143,6 +150,15 @@ class Plans:
     def user_of(self, number: int) -> int:
         """The number of the user's work for that of an attempt, or of work without options."""
         return number if number < FIRST_ATTEMPT else self.graph.work_of(number)
+
+    def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
+        """As `Shell.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
+        value = RemoteValue(self._shell, work, name, alive)
+        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._shell.outbox), ref(value)
+        plan.bulks = [*plan.bulks, *self._shell.held_by_work.pop(work, ())]
+        self.planned.append(plan)
+        self._shell.expect(work, value)
+        return value
 
     def begin(self, plan: Plan) -> None:
         """It was scheduled."""
@@ -268,7 +284,7 @@ class Plans:
         self._present = (VALUE, b"")
 
     def _decide(self, event: graph.Event, told: list[Outcome]) -> None:
-        for effect in self.graph.handle(event, self._shell.now()):
+        for effect in self.graph.handle(event, time.monotonic()):
             match effect:
                 case graph.HandIn(work, attempt):
                     self._hand_in(self._plans[work], attempt)
@@ -345,3 +361,4 @@ class Plans:
     def _free(self, plan: Plan) -> None:
         self._shell.drop(plan.bulks)
         plan.given.clear()
+        plan.uses = []

@@ -19,16 +19,18 @@ import threading
 from _thread import get_ident
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from zmqdist import errors, limits
-from zmqdist.coordinator.shell import PACKING, Shell
 from zmqdist.coordinator.values import RemoteValue, unwrapped
 from zmqdist.core.membership import SAID_GOODBYE
 from zmqdist.core.pins import Joined, Left, Options
 from zmqdist.dispatch import resources as at_worker
 from zmqdist.wire import trusted
+
+if TYPE_CHECKING:
+    from zmqdist.coordinator.shell import Shell
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -39,7 +41,7 @@ class Definition:
     Attributes:
       encoded: what stands for it in a message.
       name: of what it makes, for messages.
-      uses: resources that have to stay while it may be called.
+      uses: what has to stay while it may be called: other resources, kept values.
     """
 
     def __init__(self, owner: Resources, name: str, packed: trusted.Packed, uses: list[Any]) -> None:
@@ -176,19 +178,14 @@ class Resources:
         """
         shell = self.shell
         with self._turn:
-            shell.packing = get_ident()
+            shell.packing, shell.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                shell.packing = None
-                given, shell.given = shell.given, {}
-                uses = shell.uses.pop(PACKING, [])
-        if given:
-            raise ValueError(
-                f"{name} is made at each worker, also later: it cannot be made of a RemoteValue; fetch() that first"
-            )
+                shell.packing, shell.by_reference = None, False
+                uses, shell.given = shell.given, []
         return Definition(self, name, packed, uses)
 
     def create(self, what: str, definition: Definition, sharers: Sequence[int] = ()) -> Resource:
@@ -222,14 +219,12 @@ class Resources:
     # -- in the loop --------------------------------------------------------------------------------------------------
 
     def _drop(self) -> None:
-        numbers: list[int] = []
         while self._gone:
             number, bulks = self._gone.popleft()
             self.shell.drop(bulks)
-            if self._live.pop(number, None) is not None:
-                numbers.append(number)
-        if numbers:
-            self.shell.forget_everywhere(numbers)
+            if number:
+                self._live.pop(number, None)
+                self.shell.forget_everywhere(number)
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
         """Who has come builds what there is, oldest first; who has gone has lost it."""
@@ -270,8 +265,7 @@ class Resources:
         work = next(self._works)
         number, _ = self.shell.functions.number(fn, trusted.pack_function(fn), work)
         options = Options(f"worker:{index}", 0, True)
-        self.shell.uses[work] = [resource]
-        return self.shell.enqueue(work, number, resource.name, payload, [], False, options)
+        return self.shell.enqueue(work, number, resource.name, payload, [], False, [resource], options)
 
 
 def _index(worker: str) -> int:

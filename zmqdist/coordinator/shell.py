@@ -12,7 +12,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
@@ -21,7 +20,7 @@ from zmqdist.coordinator import metrics
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
-from zmqdist.coordinator.plans import Plan, Plans
+from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
 from zmqdist.coordinator.watchdog import WatchDog
@@ -31,6 +30,7 @@ from zmqdist.core.closures import (
     LOST,
     UNAVAILABLE,
     BulkArrived,
+    BulkUnreachable,
     Closures,
     DispatcherDown,
     DispatcherUp,
@@ -71,8 +71,6 @@ Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 """Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
-PACKING = 0
-"""No piece of work has this number."""
 FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
 
 _open: WeakSet[Shell] = WeakSet()
@@ -104,8 +102,9 @@ class Shell:
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       packing: the thread that packs the arguments of a `schedule`; None for none.
-      given: results that it has met there, by the number of their work.
-      uses: resources that unfinished work needs, by its number; under PACKING those that were met there.
+      given: what it has met there that must stay until the work has ended: resources, kept values.
+      inputs: results that it has met there, by the number of their work.
+      by_reference: what is packed is used at any time, and not with inputs of its own.
     """
 
     def __init__(
@@ -124,12 +123,11 @@ class Shell:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.unpacking = threading.RLock()
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
-        self.room = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
-        self.given: dict[int, RemoteValue] = {}
-        self.uses: dict[int, list[Any]] = {}
-        self._executions = metrics.Executions()
+        self.given: list[Any] = []
+        self.inputs: dict[int, RemoteValue] = {}
+        self.by_reference = False
         self.failure: Callable[[], BaseException] | None = None
         self.failures: list[Callable[[], BaseException]] = []
         self.closed = False
@@ -140,22 +138,21 @@ class Shell:
         """The packed error with which the dispatcher refused us: it will not be asked again."""
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
-        self._outbox: list[tuple[int, int, bytes]] = []
+        self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
         self._options: dict[int, Options] = {}
         """Of what is in the outbox."""
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels: deque[int] = deque()
-        self._dropped: deque[int] = deque()
+        self._cancels, self._dropped, self._forgotten = deque[int](), deque[int](), deque[int]()
         self._watchers: list[Watcher] = []
-        self._held: dict[int, list[int]] = {}
-        self._planned: list[Plan] = []
+        self.held_by_work: dict[int, list[int]] = {}
+        self._given: dict[int, list[Any]] = {}
         self.plans = Plans(self)
         self._draining = False
         self._due: float | None = None
-        self._memory = MemoryKeeper()
+        self._memory, self._executions = MemoryKeeper(), metrics.Executions()
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
@@ -187,6 +184,7 @@ class Shell:
         payload: bytes,
         bulks: list[int],
         keep: bool,
+        given: list[Any],
         options: Options = PLAIN,
         alive: object = None,
     ) -> RemoteValue:
@@ -194,15 +192,18 @@ class Shell:
 
         Args:
           keep: its value stays with its worker.
+          given: what it uses, which stays until it has ended.
           options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
             error is only its RemoteValue's, and the end of a round leaves it alone.
           alive: lives until somebody gives up this connection.
         """
         if bulks:
-            self._held[work] = [*self._held.get(work, ()), *bulks]
+            self.held_by_work[work] = [*self.held_by_work.get(work, ()), *bulks]
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
+        if given:
+            self._given[work] = given
         value = RemoteValue(self, work, name, alive)
         self._values[work] = ref(value)
         if options is not PLAIN:
@@ -211,28 +212,18 @@ class Shell:
             self._apart.add(work)
             self._apart_outbox.append((work, number, payload))
         else:
-            self._outbox.append((work, number, payload))
+            self.outbox.append((work, number, payload))
             self.scheduled += 1
             self.room -= 1
         self._announce(work)
         return value
 
-    def enqueue_plan(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """The same for work that the plans see to."""
-        value = RemoteValue(self, work, name, alive)
-        plan.work, plan.fn, plan.position, plan.value = work, number, len(self._outbox), ref(value)
-        plan.bulks = [*plan.bulks, *self._held.pop(work, ())]
+    def expect(self, work: int, value: RemoteValue) -> None:
+        """The plans have taken it: it is to be settled. With the lock held."""
         self._values[work] = ref(value)
-        self._planned.append(plan)
         self.scheduled += 1
         self.room -= 1
         self._announce(work)
-        return value
-
-    def use(self, work: int) -> None:
-        """Work needs what was met while it was packed. With the lock held."""
-        if PACKING in self.uses:
-            self.uses[work] = self.uses.pop(PACKING)
 
     def _announce(self, work: int) -> None:
         self._executions.begin(work)
@@ -253,6 +244,12 @@ class Shell:
             self._dropped.append(work)
             self.in_loop(self._let_go)
 
+    def forget_everywhere(self, number: int) -> None:
+        """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._forgotten.append(number)
+            self.in_loop(self._forget)
+
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
 
@@ -269,8 +266,8 @@ class Shell:
 
     def has_room(self) -> bool:
         """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
-        queued = self._machine.queued + len(self._outbox)
-        self.room = self.queue_max - len(self._planned) - max(queued, self.plans.graph.waiting)
+        queued = self._machine.queued + len(self.outbox)
+        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
         return self.room > 0
 
     @property
@@ -302,9 +299,6 @@ class Shell:
             if self.closed:
                 return
             self.closed = True
-        self._close()
-
-    def _close(self) -> None:
         try:
             self._loop.run(self._say_goodbye, timeout_s=5.0)
         except errors.OpError:
@@ -325,12 +319,13 @@ class Shell:
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
+        self._given.clear()
         self._callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
         """For a large function: the same, until that piece of work has ended."""
         payload, bulks = self.held(parts)
-        self._held.setdefault(work, []).extend(bulks)
+        self.held_by_work.setdefault(work, []).extend(bulks)
         return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
@@ -345,7 +340,12 @@ class Shell:
         self._store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(credentials, self.address, partial(self.in_loop, self._handle))
+        self._fetching = Fetching(
+            credentials,
+            self.address,
+            lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
+        )
         self._machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
@@ -382,8 +382,7 @@ class Shell:
         """The dispatcher does not take us, for good: everything fails with its reason."""
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
-        code = error.error_code
-        payload = trusted.pack_error(errors.from_code(code, text))
+        payload = trusted.pack_error(errors.from_code(error.error_code, text))
         if not self._machine.enlisted:
             self._refusal = payload
         with self.lock:
@@ -400,8 +399,8 @@ class Shell:
 
     def _drain(self) -> None:
         with self.lock:
-            outbox, self._outbox = self._outbox, []
-            planned, self._planned = self._planned, []
+            outbox, self.outbox = self.outbox, []
+            planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
             options = None
             if self._options:
@@ -434,18 +433,14 @@ class Shell:
         self.decide(graph.RoundEnding())
         self._handle(EndAsked())
 
-    def forget_everywhere(self, numbers: list[int]) -> None:
-        """What slots have under these numbers of ours is of no further use."""
-        self._handle(ForgetAsked(numbers))
+    def _forget(self) -> None:
+        if numbers := _emptied(self._forgotten):
+            self._handle(ForgetAsked(numbers))
 
     def _let_go(self) -> None:
         if works := _emptied(self._dropped):
             self.plans.let_go(works)
             self._handle(KeptDropped(works))
-
-    def now(self) -> float:
-        """The loop's clock."""
-        return self._loop.now()
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
@@ -507,6 +502,7 @@ class Shell:
     def settle(self, items: list[Any]) -> None:
         """These have ended, as the user sees it: (work, kind, payload)."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
+        given: list[list[Any]] = []
         with self.lock:
             values, before = self._values, len(self._values)
             apart, aside = self._apart, 0
@@ -516,10 +512,10 @@ class Shell:
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
-                if self._held and work in self._held:
-                    self._store.free(self._held.pop(work))
-                if self.uses and work in self.uses:
-                    del self.uses[work]
+                if self.held_by_work and work in self.held_by_work:
+                    self._store.free(self.held_by_work.pop(work))
+                if self._given and work in self._given:
+                    given.append(self._given.pop(work))
                 value = reference()
                 if apart and work in apart:
                     apart.discard(work)
@@ -559,6 +555,7 @@ class Shell:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
     def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed
@@ -575,12 +572,12 @@ def _emptied(works: deque[int]) -> list[int]:
 
 
 def _queued(shell: Shell) -> int:
-    return shell._machine.queued + len(shell._outbox) if not shell.closed else 0
+    return 0 if shell.closed else shell._machine.queued + len(shell.outbox)
 
 
-metrics.GAUGES["queued_closures"] = lambda: sum(_queued(shell) for shell in list(_open))
+metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(_open)))
 metrics.GAUGES["inflight_closures"] = lambda: sum(
-    shell.scheduled - shell.resolved - _queued(shell) for shell in list(_open)
+    each.scheduled - each.resolved - _queued(each) for each in list(_open)
 )
 
 

@@ -33,7 +33,7 @@ _NOTHING: Any = object()
 
 
 class RemoteValueStatus(enum.Enum):
-    """How a RemoteValue stands."""
+    """How far a RemoteValue is."""
 
     NOT_READY = "NOT_READY"
     ABORTED = "ABORTED"
@@ -88,8 +88,15 @@ class RemoteValue:
             raise RemoteValueGiven(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
             )
-        self._owner.given[self._work] = self
-        return kept.taken, (self._work, self._name)
+        if not self._owner.by_reference:
+            self._owner.inputs[self._work] = self
+            return kept.taken, (self._work, self._name)
+        if self._kind != KEPT:
+            raise RemoteValueGiven(
+                "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
+            )
+        self._owner.given.append(self._payload)
+        return kept.value, (self._payload.encoded, self._name)
 
     @property
     def status(self) -> RemoteValueStatus:

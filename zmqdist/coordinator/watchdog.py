@@ -9,12 +9,11 @@ import faulthandler
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import TextIO
-
-from zmqdist.coordinator.utils import RepeatedTimer
+from typing import Any, TextIO
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -23,6 +22,37 @@ TIMEOUT_ENV = "ZMQDIST_COORDINATOR_WATCH_DOG_TIMEOUT"
 
 LOOKS = 10
 """So often in one time-out it looks."""
+
+
+class RepeatedTimer:
+    """Calls `function(*args)` every `interval` seconds, for the first time after one, in a thread; from its construction on.
+
+    What the function raises is logged.
+    """
+
+    def __init__(
+        self, interval: float, function: Callable[..., object], *args: Any, name: str = "RepeatedTimer"
+    ) -> None:
+        self._began = time.monotonic()
+        self._stopped = threading.Event()
+        call = (self._stopped, interval, function, args)
+        self._thread = threading.Thread(target=_repeat, args=call, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> int:
+        """Call it no more, and wait for a call that is under way. Whole seconds since the construction. Idempotent."""
+        self._stopped.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        return int(time.monotonic() - self._began)
+
+
+def _repeat(stopped: threading.Event, interval: float, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+    while not stopped.wait(interval):
+        try:
+            function(*args)
+        except Exception:
+            log.exception("a repeated call failed")
 
 
 class WatchDog:

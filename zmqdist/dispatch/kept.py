@@ -87,6 +87,12 @@ def taken(work: int, name: str) -> Any:
         raise InputLost(work, error) from None
 
 
+def value(encoded: bytes, name: str) -> Any:
+    """What the pickle of a kept result calls where it is no input, but part of what may be used at any time; the name is part of the
+    protocol. Raises as `fetch`."""
+    return fetch(_here.fetcher, encoded, name)
+
+
 def fetch(fetcher: Fetches, encoded: bytes, name: str) -> Any:
     """The value, private to the caller; it stays with its holder, too.
 

@@ -14,9 +14,9 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
 from zmqdist.limits import GRACE_S
@@ -125,11 +125,15 @@ def run_server(
     credentials: Credentials,
     *,
     bind_host: str | None = None,
+    config: Mapping[str, Any] | None = None,
     grace_s: float = GRACE_S,
     lifeline: int = -1,
     announce: Announce = print,
 ) -> int:
     """Be a task of a cluster until told to stop. Returns the exit code; an expected failure is one line on stderr.
+
+    Args:
+      config: of the Server.
 
     Raises:
       ValueError: the job or the task must be named.
@@ -142,6 +146,7 @@ def run_server(
                 cluster,
                 job,
                 index,
+                config=config,
                 bind_host=bind_host,
                 keys_dir=credentials.keys_dir,
                 token_file=credentials.token_file,

@@ -398,6 +398,8 @@ def _wait(connected: Connected, inviting: Inviting, until: float, timeout_s: flo
     }
     try:
         asked = {task: asking.start(client, "server.about", due=until) for task, client in clients.items()}
+        for answer in asked.values():
+            answer.add_done_callback(lambda _: None)  # somebody must read it while we wait for the workers
         while missing := inviting.wait(min(until, time.monotonic() + WAIT_LOG_S)):
             names = ", ".join(f"worker:{index} at {inviting.wanted[index]}" for index in missing)
             if time.monotonic() >= until:

@@ -4,7 +4,8 @@ Theory of operation
     What is wanted is a table of indices and addresses; what is there the dispatcher tells, whenever a worker has joined or was lost.
     Whoever is wanted and not there is invited (server/working.py): one question to each, which waits for the task to appear, so that a
     task that died and came back works again at once, and none waits for another. When the answer is an error, the next question comes
-    a little later.
+    a little later. Each is invited once in any case: one that has come by itself was perhaps invited by a program of before, which had the
+    same address.
     Nothing here ends by itself: a task that never comes costs one connection that tries again, with back-off.
 
 Not here: who must be there before a program begins (connecting.py).
@@ -54,6 +55,7 @@ class _Wanted:
       client, asked: the question that is on its way.
       trouble: what the last one ended with.
       since: when the present trouble began, on `time.monotonic`.
+      accepted: it has said that it works for us; until it is lost.
     """
 
     address: str
@@ -62,6 +64,7 @@ class _Wanted:
     again_at: float = 0.0
     trouble: errors.OpError | None = None
     since: float = 0.0
+    accepted: bool = False
 
 
 class Inviting:
@@ -113,7 +116,7 @@ class Inviting:
           OpError: one of them has refused, for a reason that waiting cannot mend.
         """
         with self._changed:
-            while missing := [index for index in sorted(self._wanted) if ("worker", index) not in self._present]:
+            while missing := [index for index, task in sorted(self._wanted.items()) if not self._works(index, task)]:
                 now = time.monotonic()
                 for index in missing:
                     self._check(index, self._wanted[index], now)
@@ -130,6 +133,9 @@ class Inviting:
         self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
+
+    def _works(self, index: int, task: _Wanted) -> bool:
+        return task.accepted and ("worker", index) in self._present
 
     def _give_up(self, index: int) -> None:
         before = self._wanted.pop(index, None)
@@ -175,9 +181,10 @@ class Inviting:
             if task.asked is not None and task.client is not None and task.asked.done():
                 ended.append(task.client)
                 self._note(index, task, now)
-            if ("worker", index) in self._present:
-                task.trouble = None
-            elif task.asked is None:
+            if self._works(index, task):
+                continue
+            task.accepted = False
+            if task.asked is None:
                 if task.again_at <= now:
                     self._ask(index, task, now)
                 if task.asked is None:
@@ -204,7 +211,8 @@ class Inviting:
         if code:
             self._failed(index, task, errors.from_code(code, text), now)
         else:
-            task.trouble = None
+            task.trouble, task.accepted = None, True
+            self._changed.notify_all()
 
     def _failed(self, index: int, task: _Wanted, error: errors.OpError, now: float) -> None:
         task.again_at = now + AGAIN_S

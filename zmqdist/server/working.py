@@ -5,8 +5,8 @@ that were started without knowing of it. So it tells each of them where the disp
 
 Rules
     One program at a time. It may have several dispatchers here, since it may have several strategies.
-    Another program is told who is here, as long as a dispatcher of that one is in contact. When none is, the newcomer takes its place, and
-    finds nothing of what was there before: a coordinator that was started again begins clean.
+    Another program is told who is here, as long as a dispatcher of that one is in contact. When none is, or the newcomer has its address,
+    the newcomer takes its place, and finds nothing of what was there before: a coordinator that was started again begins clean.
     What was invited already stays as it is, so whoever is in doubt invites again.
     The worker ends with its dispatcher, after the time that the invitation names, and with its server.
 
@@ -114,7 +114,7 @@ class Working:
                 return ALREADY
             former = [each for each in self._invited if each.program != program]
             for each in former:
-                if each.worker.in_contact:
+                if each.worker.in_contact and each.dispatcher != config.dispatcher_address:
                     raise AlreadyExistsError(None, None, self._taken(each))
             invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
             self._invited = [each for each in self._invited if each.program == program] + [invited]
