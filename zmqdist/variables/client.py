@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import running
 from zmqdist.errors import (
     AbortedError,
     CancelledError,
@@ -556,9 +557,13 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
         with _lock:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
-                known = credentials or _credentials.get(address) or Credentials.of_environment()
-                _credentials[address] = known
-                client = _clients[address] = PsClient(address, known)
+                known = credentials or _credentials.get(address)
+                if known is None:  # a handle has come here with a function
+                    role = "worker" if running.scheduled() else "submit"
+                    client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
+                else:
+                    client = _clients[address] = PsClient(address, known)
+                    _credentials[address] = known
     return client
 
 
