@@ -15,7 +15,7 @@ run: $(VENV)/ready-run ## the main job: train on the digits, on a cluster of thi
 	. $(BIN)/activate && zmqdist launch configs/digits.yaml
 
 test: $(VENV)/ready-dev ## all tests, and the code blocks of README.md and docs/
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 slow: $(VENV)/ready-dev ## the tests that take tens of seconds or gigabytes, and are no part of `make test`
 	$(BIN)/python -m pytest -m slow

@@ -50,8 +50,9 @@ def server(
 
     if config is not None and spec is not None:
         raise click.UsageError("CONFIG and --spec both describe the cluster: give one of them")
+    options: dict[str, Any] = {}
     if config is not None:
-        cluster, keys_dir = _of_file(config, job, keys_dir)
+        cluster, keys_dir, options = _of_file(config, job, keys_dir)
     elif spec is not None:
         cluster = _of_text(spec)
     else:
@@ -63,6 +64,7 @@ def server(
             index,
             Credentials(token_file, keys_dir, insecure),
             bind_host=bind_host,
+            config=options,
             grace_s=grace_s,
             announce=click.echo,
         )
@@ -71,7 +73,8 @@ def server(
     context.exit(code)
 
 
-def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None]:
+def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterSpec, str | None, dict[str, Any]]:
+    """The cluster, where the keys are, and what the server's config says: how many functions run at a time where it is invited."""
     from zmqdist.cluster import ClusterConfig
 
     config = ClusterConfig.load(path)
@@ -84,7 +87,9 @@ def _of_file(path: str, job: str | None, keys_dir: str | None) -> tuple[ClusterS
         raise click.UsageError(
             f"{Path(path).name} has no addresses for its tasks: write `tasks: [host:port, ...]` in place of `count`"
         )
-    return cluster, keys_dir or config.security.keys
+    worker = config.jobs.worker
+    options = {} if worker is None else {"slots": worker.slots_here()}
+    return cluster, keys_dir or config.security.keys, options
 
 
 def _of_text(text: str) -> ClusterSpec:

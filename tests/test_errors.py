@@ -171,10 +171,10 @@ def test_what_follows_from_another_error_tells_the_innermost_one(cls: Any) -> No
 
 
 def test_what_follows_keeps_the_traceback_of_its_reason() -> None:
-    try:
+    with pytest.raises(ValueError, match="deep") as raised:
         raise ValueError("deep")
-    except ValueError as reason:
-        assert errors.ClosureInputError(reason).__traceback__ is reason.__traceback__ is not None
+    reason = raised.value
+    assert errors.ClosureInputError(reason).__traceback__ is reason.__traceback__ is not None
 
 
 def test_the_loss_of_variables_is_made_from_an_unavailable_error_alone() -> None:

@@ -335,6 +335,7 @@ class _Derived(Exception):
     """
 
     what: str
+    original_exception: BaseException
 
     def __init__(self, original_exception: BaseException) -> None:
         while isinstance(original_exception, _Derived):

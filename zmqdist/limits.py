@@ -55,6 +55,12 @@ CALLS_PENDING_MAX: Final = 65_536
 INLINE_BYTES_MAX: Final = 65_536
 """A payload up to this rides in the header message; above it, it is bulk. Copying 64 KiB costs less than a frame of its own."""
 
+DEFINITION_INLINE_BYTES_MAX: Final = 4096
+"""Bytes of what makes a per-worker resource that travel with each function that uses it; more is fetched where it is to be built, once."""
+
+DEFINITION_BYTES_WARNED: Final = 64 * 2**20
+"""Bytes of the same from which on a warning says so: every worker, or slot process, has a copy."""
+
 CHUNK_BYTES: Final = 512 * 2**10
 """Bytes of one bulk chunk, and payload bytes that may ride as frames of one message. Large enough for full speed; small enough that its
 copies stay in the cache and that other messages pass in between (a frame that takes longer than the heartbeat's time-out kills its
@@ -166,6 +172,9 @@ LEASE_S: Final = 10.0
 RECONNECT_GRACE_S: Final = 1.0
 """A worker whose connection went has this long to come back under the same incarnation."""
 
+FAILURES_TOLD: Final = 100
+"""Errors of one round that are told beside the first: each costs its memory, and a time to unpickle it."""
+
 CANCEL_GRACE_S: Final = 5.0
 """A running function that was asked to end has this long; then its slot process is cut off."""
 
@@ -175,8 +184,32 @@ GRACE_S: Final = 10.0
 ORPHAN_LIMIT_S: Final = 60.0
 """A worker that finds no dispatcher for this long ends itself."""
 
+INVITED_ORPHAN_LIMIT_S: Final = 10.0
+"""The same for the worker of a task that was invited: its task stays, and is invited again by whoever comes next."""
+
+CONNECT_TIMEOUT_S: Final = 180.0
+"""The tasks of a cluster with parameter servers have so long to appear: as long as TensorFlow tries."""
+
+INVITE_PATIENCE_S: Final = 1.0 + LEASE_S
+"""A worker that says that it is another program's is asked again for so long: that one may have died a moment ago."""
+
+RESTARTS: Final = 3
+"""A launcher starts a worker or ps that died so often again: enough for accidents, and one that cannot live is told of soon."""
+
+RESTART_PAUSE_S: Final = 0.2
+"""Before the first of them; each further one waits twice as long, up to RESTART_PAUSE_S_MAX."""
+
+RESTART_PAUSE_S_MAX: Final = 10.0
+"""A machine that needs longer to be well again needs a person."""
+
+RESTARTS_FORGOTTEN_S: Final = 600.0
+"""A task that has lived so long begins to count anew."""
+
 CLUSTER_LOST_LIMIT_S: Final = 60.0
 """`join` and `fetch` raise UnavailableError after this long without a dispatcher, or without any worker."""
+
+WORKER_RECOVERY_TIMEOUT_S: Final = 3600.0
+"""Work for one worker alone fails when that one was not there for this long: what started it has mostly given up by then."""
 
 LEADER_WAIT_S: Final = 60.0
 """Questions about barriers and keys that have no time-out of their own wait so long for the leader's first appearance."""

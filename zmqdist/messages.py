@@ -45,6 +45,12 @@ CANCELLED = 3
 """It was withdrawn before it ended; the payload is empty."""
 KEPT = 4
 """As BULK, for a value that stays with its worker. Only inside a process and between a slot and its worker: messages say BULK."""
+INPUT_LOST = 5
+"""It was not run: one of its inputs is not where it was kept. The payload is what dispatch/kept.py `encode_loss` makes."""
+
+
+ALL_NUMBERS = -1
+"""In a Forget that goes everywhere: all numbers of that coordinator."""
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
@@ -155,7 +161,7 @@ class Shares(Message, tag=14):
 class Enlist(Message, tag=20):
     """I am a coordinator. Repeated on each new connection, with the same id.
 
-    `former` says that work of the current generation was given to an earlier life of the dispatcher.
+    `former` says that work of the current generation was given to an earlier life of the dispatcher; `watch` asks for Members.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -163,6 +169,7 @@ class Enlist(Message, tag=20):
     queue_max: int
     generation: int
     former: bool
+    watch: bool = False
 
 
 class Enlisted(Message, tag=21):
@@ -181,19 +188,31 @@ class Define(Message, tag=22):
 
 
 class Forget(Message, tag=23):
-    """These functions are used by no unfinished work and will not be used again under these numbers."""
+    """These functions are used by no unfinished work and will not be used again under these numbers.
+
+    `everywhere`: all workers tell all their slots, whether or not they are known to have them, ALL_NUMBERS included. What stands under
+    a number there may be something that a function has made.
+    """
 
     SENT = "coordinator -> dispatcher, dispatcher -> worker"
     coordinator: int
     functions: list[int]
+    everywhere: bool = False
 
 
 class Submit(Message, tag=24):
-    """Work to be queued, oldest first."""
+    """Work to be queued, oldest first.
+
+    `worker`: only that one runs it, "worker:1", and it waits until that one is there; empty for any. A higher `priority` is handed out
+    first, of what waits for the same. `apart` work is of no generation and does not count in the queue: EndGeneration leaves it alone.
+    """
 
     SENT = "coordinator -> dispatcher"
     generation: int
     items: list[Item]
+    worker: str = ""
+    priority: int = 0
+    apart: bool = False
 
 
 class Withdraw(Message, tag=25):
@@ -261,6 +280,17 @@ class Workers(Message, tag=32):
     count: int
 
 
+class Members(Message, tag=33):
+    """Which workers have come and which are lost; to those that watch, after Enlisted (all that are there) and at each change.
+
+    `joined`: (name, incarnation, pid, host); `left`: (name, incarnation, reason). Another incarnation is another process.
+    """
+
+    SENT = "dispatcher -> coordinator"
+    joined: list[tuple[str, int, int, str]]
+    left: list[tuple[str, int, str]]
+
+
 # -- dispatcher and worker ------------------------------------------------------------------------------------------
 
 
@@ -304,12 +334,14 @@ class Assign(Message, tag=43):
     """Work to be run, oldest first, and the functions that this worker has not seen: (coordinator, fn, pickled).
 
     `careful` work was with a worker that died, and nobody knows whether it had begun: report each start before it happens.
+    `workers` is how many there are.
     """
 
     SENT = "dispatcher -> worker"
     functions: list[tuple[int, int, bytes]]
     items: list[Leased]
     careful: bool = False
+    workers: int = 0
 
 
 class Recall(Message, tag=44):

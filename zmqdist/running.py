@@ -1,31 +1,45 @@
-"""What a running function can ask about itself: `zmqdist.cancelled()`.
+"""What a running function can ask about itself: `zmqdist.cancelled()`, and on which worker it is.
 
-Whoever runs a function says so here for its thread; everything else is asked through `current()`.
+Whoever runs a function says so here for its thread, or for its process. A worker is known by its index and by how many there are.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+Worker: TypeAlias = "Callable[[], tuple[int, int]]"
+"""Tells the index of a worker, and how many there are."""
 
 _here = threading.local()
 _process_wide: Callable[[], bool] | None = None
+_worker_of_process: Worker | None = None
 
 
-def enter(cancelled: Callable[[], bool]) -> None:
-    """The present thread begins to run a function; `cancelled` tells whether it should end."""
+def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
+    """The present thread begins to run a function.
+
+    Args:
+      cancelled: tells whether it should end.
+      worker: where it runs, if a coordinator has scheduled it.
+    """
     _here.cancelled = cancelled
+    _here.worker = worker
 
 
 def leave() -> None:
     """The present thread runs nothing any more."""
     _here.cancelled = None
+    _here.worker = None
 
 
-def enter_process(cancelled: Callable[[], bool]) -> None:
-    """In a slot process one function runs at a time: threads that it starts may ask, too."""
-    global _process_wide
+def enter_process(cancelled: Callable[[], bool], worker: Worker) -> None:
+    """In a slot process one scheduled function runs at a time: threads that it starts may ask, too."""
+    global _process_wide, _worker_of_process
     _process_wide = cancelled
+    _worker_of_process = worker
 
 
 def cancelled() -> bool:
@@ -41,3 +55,61 @@ def cancelled() -> bool:
     """
     asked = getattr(_here, "cancelled", None) or _process_wide
     return bool(asked()) if asked is not None else False
+
+
+def scheduled() -> bool:
+    """Whether the present thread runs a function that a coordinator has scheduled."""
+    return _worker() is not None
+
+
+def get_current_worker_index() -> int:
+    """The index of the worker that runs this: of "worker:3" it is 3, also after that was started again.
+
+    In a scheduled function, and in one that makes a per-worker dataset or resource; also in the threads that they start where slots are
+    processes.
+
+    Raises:
+      RuntimeError: this does not run on a worker.
+    """
+    return _asked("get_current_worker_index")[0]
+
+
+def get_num_workers() -> int:
+    """How many workers there were when the running function was handed to this one. Indices may be higher where some have left.
+
+    Raises:
+      RuntimeError: this does not run on a worker.
+    """
+    return _asked("get_num_workers")[1]
+
+
+def _worker() -> Worker | None:
+    return getattr(_here, "worker", None) or _worker_of_process
+
+
+def _asked(what: str) -> tuple[int, int]:
+    worker = _worker()
+    if worker is None:
+        raise RuntimeError(f"{what}() is for functions that run on a worker: schedule the function that calls it")
+    return worker()
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """In the present thread something is built that belongs to its worker: "resource" or "dataset"."""
+    before, _here.building = being_built(), what
+    try:
+        yield
+    finally:
+        _here.building = before
+
+
+def being_built() -> str | None:
+    """What is being built in the present thread, as `building` was told; None for nothing."""
+    return getattr(_here, "building", None)
+
+
+def inherit() -> Callable[[], None]:
+    """For threads that a function starts: called in one of them, what this function may ask is true there, too."""
+    state = dict(_here.__dict__)
+    return lambda: _here.__dict__.update(state)

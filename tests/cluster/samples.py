@@ -37,13 +37,15 @@ jobs:
     env: {A: "1", B: ""}
   ps: {tasks: [node-a:5052, node-b:5052], env: {A: x}}
   chief: {tasks: [node-a:5053]}
-  evaluator: {count: 1}
+  evaluator: {count: 1, program: python evaluate.py}
 program: [python, "train me.py", --fast]
 security: {curve: true, keys: keys}
 launcher: slurm
 slurm: {partition: long, nodes: 2}
 ssh: {}
 """,
+    "a chief and an evaluator, with nothing after their colons": TOP
+    + "jobs:\n  worker: {count: 1}\n  chief:\n  evaluator:\n",
     "an anchor that is used twice": TOP + "jobs:\n  worker: {count: 1, env: &e {A: '1'}}\n  ps: {count: 1, env: *e}\n",
     "a security section of which all is commented out": TOP
     + "jobs: {worker: {count: 1}}\nsecurity:\n  # curve: true\n",
@@ -58,7 +60,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "a key of another section": (
         TOP + "jobs:\n  ps:\n    count: 1\n    zzz: 2\n",
-        "c.yaml:6: jobs.ps.zzz: unknown key (known are: count, tasks, env)",
+        "c.yaml:6: jobs.ps.zzz: unknown key (known are: count, tasks, env, restarts)",
     ),
     "an unknown section": (
         TOP + "jobs: {worker: {count: 1}}\nsecurty: {}\n",
@@ -258,6 +260,18 @@ MEANING: dict[str, tuple[str, str]] = {
     "too many addresses": (
         TOP + "jobs:\n  worker:\n    tasks: [" + ",".join(f"a:{port}" for port in range(1, 10_002)) + "]\n",
         "c.yaml:5: jobs.worker.tasks: has 10001 tasks, at most 10000 are allowed",
+    ),
+    "two evaluators": (
+        TOP + "jobs:\n  evaluator: {tasks: [a:1, a:2]}\n",
+        "c.yaml:4: jobs.evaluator.tasks: there is at most one evaluator",
+    ),
+    "an evaluator whose program has an open quote": (
+        TOP + 'jobs:\n  evaluator: {program: "python \'e.py"}\n',
+        "c.yaml:4: jobs.evaluator.program: cannot be split into words: No closing quotation (a list of words needs no quotes)",
+    ),
+    "restarts below zero": (
+        TOP + "jobs:\n  ps: {count: 1, restarts: -1}\n",
+        "c.yaml:4: jobs.ps.restarts: expected a whole number, 0 or more, got -1",
     ),
     "two chiefs": (
         TOP + "jobs:\n  chief: {count: 2}\n",

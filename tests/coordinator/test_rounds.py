@@ -127,10 +127,10 @@ def test_going_on_to_schedule_what_fails_raises_one_error_and_join_is_clean(coor
 def test_the_first_error_is_raised_and_later_ones_are_not(
     in_threads: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
 ) -> None:
-    first = in_threads.schedule(fails_when_told, (tmp_path / "1", First))
-    second = in_threads.schedule(fails_when_told, (tmp_path / "2", Second))
     for name in "12":
         (tmp_path / name).mkdir()
+    first = in_threads.schedule(fails_when_told, (tmp_path / "1", First))
+    second = in_threads.schedule(fails_when_told, (tmp_path / "2", Second))
     until(lambda: begun(tmp_path / "1") and begun(tmp_path / "2"))
     go(tmp_path / "1")
     assert isinstance(first.exception(20), First)

@@ -49,7 +49,7 @@ from zmqdist.messages import (
 def test_p1_p8_work_waits_for_a_worker_and_its_result_goes_to_its_coordinator_once(broker: Broker) -> None:
     assert coordinator(broker) == [Send("c", Enlisted(3, 0))]
     assert submit(broker, 41, 42) == []
-    assign = Assign([(1, 7, b"f")], [(1, 1, 0, 7, b"41"), (2, 1, 0, 7, b"42")])
+    assign = Assign([(1, 7, b"f")], [(1, 1, 0, 7, b"41"), (2, 1, 0, 7, b"42")], workers=1)
     assert worker(broker) == [Send("w", WELCOME), Send("c", Workers(1)), Send("w", assign)]
     assert done(broker, 1) == [Send("c", Results([(41, 0, VALUE, b"r")]))]
     assert done(broker, 2, kind=ERROR) == [Send("c", Results([(42, 0, ERROR, b"r")]))]
@@ -106,11 +106,11 @@ def test_p8_a_function_is_sent_once_to_each_worker_and_again_over_a_new_connecti
     coordinator(broker)
     worker(broker, "w")
     functions = [(1, 7, b"f")]
-    assert submit(broker, 1) == [Send("w", Assign(functions, [(1, 1, 0, 7, b"1")]))]
-    assert submit(broker, 2) == [Send("w", Assign([], [(2, 1, 0, 7, b"2")]))]
+    assert submit(broker, 1) == [Send("w", Assign(functions, [(1, 1, 0, 7, b"1")], workers=1))]
+    assert submit(broker, 2) == [Send("w", Assign([], [(2, 1, 0, 7, b"2")], workers=1))]
     worker(broker, "w2", held=[1, 2])
     assert done(broker, 1, 2, peer="w2") == [Send("c", Results([(1, 0, VALUE, b"r"), (2, 0, VALUE, b"r")]))]
-    assert submit(broker, 3) == [Send("w2", Assign(functions, [(3, 1, 0, 7, b"3")]))]
+    assert submit(broker, 3) == [Send("w2", Assign(functions, [(3, 1, 0, 7, b"3")], workers=1))]
 
 
 def test_p8_a_forgotten_function_is_forgotten_by_the_workers_that_have_it(broker: Broker) -> None:
@@ -339,7 +339,7 @@ def test_p4_work_that_had_not_started_goes_back_uncharged_to_the_front(broker: B
     worker(broker, "w", slots=2)
     submit(broker, 1, 2, 3, 4, 5)
     assert hear(broker, "w", Returned([2, 3])) == [
-        Send("w", Assign([], [(5, 1, 1, 7, b"2"), (6, 1, 1, 7, b"3")])),
+        Send("w", Assign([], [(5, 1, 1, 7, b"2"), (6, 1, 1, 7, b"3")], workers=1)),
     ], "before work 5"
 
 
@@ -367,7 +367,7 @@ def test_a_worker_that_is_back_keeps_what_it_holds_and_the_rest_goes_again(broke
         Send("w2", WELCOME),
         Send("w2", CutOff([77], 0.0)),
         Send("w2", CutOff([3], 0.0)),
-        Send("w2", Assign([(1, 7, b"f")], [(4, 1, 1, 7, b"2")])),
+        Send("w2", Assign([(1, 7, b"f")], [(4, 1, 1, 7, b"2")], workers=1)),
     ]
     assert done(broker, 1, peer="w2", now=1.6) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
 

@@ -35,7 +35,9 @@ from zmqdist.core.worker_events import (
     NOT_RUN,
     DispatcherDown,
     DispatcherUp,
+    Effect,
     Exit,
+    ForgetFunctions,
     Give,
     Interrupt,
     Kill,
@@ -48,9 +50,12 @@ from zmqdist.core.worker_events import (
 )
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
+    ALL_NUMBERS,
     CANCELLED,
+    Assign,
     Beat,
     CutOff,
+    Forget,
     Goodbye,
     Recall,
     Refused,
@@ -409,3 +414,45 @@ def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
     assign(worker, 2)
     assert assign(worker, 3, careful=True) == []
     assert finish(worker, 2) == [started(3), say(Beat()), outcome(2)]
+
+
+def test_what_is_forgotten_everywhere_is_forgotten_by_all_slots_that_have_started() -> None:
+    worker = make(slots=2)
+    do(worker, SlotReady(1), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    forget = Forget(1, [40, ALL_NUMBERS], everywhere=True)
+    assert hear(worker, forget) == [ForgetFunctions(1, [(1, ALL_NUMBERS), (1, 40)])]
+
+
+# -- P8: a start delay --------------------------------------------------------------------------------------------------
+
+
+def given_out(effects: list[Effect]) -> list[Give]:
+    return [effect for effect in effects if isinstance(effect, Give)]
+
+
+@pytest.mark.parametrize(("delay", "begins_at"), [((2.0, 0.0), 6.0), ((2.0, 4.0), 4.0), ((0.0, 4.0), 0.0)])
+def test_p8_the_first_work_of_a_coordinator_waits_as_long_as_the_workers_index_says(
+    delay: tuple[float, float], begins_at: float
+) -> None:
+    worker = ready(start_delay=delay)
+    effects = assign(worker, 1, now=0.0)
+    if begins_at:
+        assert not given_out(effects)
+        assert worker.deadline is not None
+        assert worker.deadline <= begins_at
+        assert not given_out(worker.handle(Ticked(), begins_at - 0.01))
+        effects = worker.handle(Ticked(), begins_at)
+    assert len(given_out(effects)) == 1
+    finish(worker, 1, now=begins_at)
+    assert len(given_out(assign(worker, 2, now=begins_at))) == 1, "the same coordinator's next work does not wait"
+
+
+def test_p8_another_coordinators_first_work_waits_again() -> None:
+    worker = ready(start_delay=(1.0, 0.0))
+    assign(worker, 1)
+    worker.handle(Ticked(), 3.0)
+    finish(worker, 1, now=3.0)
+    other = Assign([(2, 7, b"f")], [(9, 2, 0, 7, b"9")], workers=4)
+    assert not given_out(hear(worker, other, 5.0))
+    assert len(given_out(worker.handle(Ticked(), 8.0))) == 1
+    assert worker.workers == 4

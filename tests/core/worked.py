@@ -34,7 +34,7 @@ WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)
 GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
 
 
-def make(slots: int = 1, *, threads: bool = False) -> Worker:
+def make(slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)) -> Worker:
     return Worker(
         incarnation=9,
         job="worker",
@@ -45,12 +45,13 @@ def make(slots: int = 1, *, threads: bool = False) -> Worker:
         orphan_limit_s=ORPHAN_S,
         can_kill=not threads,
         now=0.0,
+        start_delay=start_delay,
     )
 
 
-def ready(slots: int = 1, *, threads: bool = False) -> Worker:
-    """A worker that is registered, and whose slots have started."""
-    worker = make(slots, threads=threads)
+def ready(slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)) -> Worker:
+    """Worker 3, which is registered, and whose slots have started."""
+    worker = make(slots, threads=threads, start_delay=start_delay)
     do(worker, *map(SlotReady, range(slots)), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
     return worker
 

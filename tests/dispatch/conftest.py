@@ -40,7 +40,7 @@ def start_worker() -> Iterator[Callable[..., Child]]:
 
     def start(address: str, on_line: Callable[[str], object] | None = None, **config: Any) -> Child:
         options = {"processes": True, **config}
-        return children.start_worker(WorkerConfig(address, **options), os.environ, on_line)
+        return children.start_role(WorkerConfig(address, **options), os.environ, on_line)
 
     yield start
     for child in children.running:

@@ -17,12 +17,16 @@ PINNED: dict[str, frozenset[str]] = {
             "Executor",
             "IndexedSlices",
             "JobDef",
+            "ParameterServerStrategy",
             "Server",
             "ServerDef",
             "Session",
+            "ShardedVariable",
             "TensorSpec",
+            "Variable",
             "WorkerServer",
             "__version__",
+            "cache_variable_reads",
             "cancelled",
             "check_alive",
             "cluster",
@@ -39,13 +43,28 @@ PINNED: dict[str, frozenset[str]] = {
             "local_cluster",
             "nest",
             "optimizers",
+            "partitioners",
             "random",
             "resolvers",
             "rpc",
             "testing",
         }
     ),
-    "zmqdist.coordinator": frozenset({"ClusterCoordinator", "RemoteValue"}),
+    "zmqdist.partitioners": frozenset(
+        {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
+    ),
+    "zmqdist.coordinator": frozenset(
+        {
+            "ClusterCoordinator",
+            "PerWorkerValue",
+            "PerWorkerValues",
+            "RemoteValue",
+            "RemoteValueStatus",
+            "experimental_get_current_worker_index",
+            "get_current_worker_index",
+            "get_num_workers",
+        }
+    ),
     "zmqdist.data": frozenset(
         {
             "AUTOTUNE",

@@ -58,6 +58,7 @@ class Launched:
         arguments: tuple[str, ...] = (),
         run: str = LAUNCH,
     ) -> None:
+        self.process_folder = folder
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
         if program is not None:
@@ -105,16 +106,22 @@ class Launched:
 
     def worker(self, index: int) -> int:
         """The pid of a worker."""
+        return self.task("worker", index)
+
+    def task(self, job: str, index: int) -> int:
+        """The pid of a worker or ps."""
         found: list[int] = []
 
         def look() -> bool:
             for folder in self._processes():
                 words = _read(folder / "cmdline").split("\0")
-                if "zmqdist.launch.roles" in words and json.loads(words[-2])["index"] == index:
-                    found.append(int(folder.name))
+                if "zmqdist.launch.roles" in words:
+                    told = json.loads(words[-2])
+                    if (told["job"], told["index"]) == (job, index):
+                        found.append(int(folder.name))
             return bool(found)
 
-        eventually(look, f"worker {index} runs")
+        eventually(look, f"{job} {index} runs")
         return found[0]
 
     def interrupt(self) -> None:

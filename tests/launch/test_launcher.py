@@ -157,7 +157,7 @@ def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher
 
 
 def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
-    job = launch(BUSY, file=FILE.replace("count: 2", "count: 1"))
+    job = launch(BUSY, file=FILE.replace("count: 2", "count: 1, restarts: 0"))
     pid = job.worker(0)
     job.saw("a function runs")
     os.kill(pid, signal.SIGKILL)
@@ -170,7 +170,8 @@ def test_the_loss_of_the_last_worker_is_told(launch: Launcher) -> None:
 def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
     """Its Python does not find the standard library."""
     job = launch(
-        "import signal; signal.pause()", file=FILE.replace("{count: 2}", "{count: 1, env: {PYTHONHOME: /nowhere}}")
+        "import signal; signal.pause()",
+        file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"),
     )
     job.saw("[worker-0] ended (exit code 1); no worker is left")
     assert any(line.startswith("[worker-0] ") and "encodings" in line for line in job.lines), job.text
@@ -187,16 +188,16 @@ REFUSED = [
         "program: 'no-such-command' is not found, or may not be executed",
     ),
     (
+        "worker: {count: 2}",
+        "worker: {count: 2}\n  evaluator: {program: no-such-evaluation}",
+        errors.NotFoundError,
+        "jobs.evaluator.program: 'no-such-evaluation' is not found, or may not be executed",
+    ),
+    (
         "program: python program.py",
         "program: python program.py\nlauncher: ssh",
         NotImplementedError,
         "launcher: ssh is not there yet; `local` starts everything on this host",
-    ),
-    (
-        "worker: {count: 2}",
-        "worker: {count: 2}\n  ps: {count: 1}",
-        NotImplementedError,
-        "jobs.ps is not there yet: this version starts a dispatcher and workers",
     ),
     (
         "{address: 127.0.0.1:0}",

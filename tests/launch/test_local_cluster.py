@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import zmqdist as zd
 from tests.launch.launched import eventually
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.rpc import ZmqClient, asking
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,8 @@ def test_with_processes_false_functions_run_in_threads_of_this_process() -> None
         assert pids(coordinator, 4) == {os.getpid()}
         with pytest.raises(ValueError, match="no worker process 0 here; there are 0"):
             cluster.kill_worker(0)
+        with pytest.raises(ValueError, match="no ps process 0 here; there are 0"):
+            cluster.restart_ps(0)
 
 
 def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
@@ -61,6 +65,39 @@ def test_a_worker_that_is_killed_is_lost_and_another_can_be_added() -> None:
         assert cluster.add_worker() == 1
         assert value.get(20) != before
         assert cluster.dispatcher.num_workers == 1
+
+
+def test_parameter_servers_are_servers_at_addresses_that_stay_theirs() -> None:
+    with zd.local_cluster(workers=1, ps=2) as cluster:
+        assert cluster.spec.as_dict() == {"dispatcher": [cluster.dispatcher.address], "ps": cluster.ps}
+
+        def about(index: int) -> dict[str, Any]:
+            security = cluster.credentials.client(cluster.ps[index], "submit")
+            with ZmqClient(cluster.ps[index], security=security) as client:
+                found: dict[str, Any] = asking.start(client, "server.about").get_value()
+                return found
+
+        before = about(1)
+        assert (before["task"], about(0)["task"]) == ("ps:1", "ps:0")
+        cluster.kill_ps(1)
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(cluster.ps[1].split(":")):  # type: ignore[arg-type]
+            pass
+        cluster.restart_ps(1)
+        after = about(1)
+        assert (after["task"], after["address"]) == ("ps:1", before["address"])
+        assert after["pid"] != before["pid"]
+        with pytest.raises(ValueError, match="no ps process 2 here; there are 2"):
+            cluster.kill_ps(2)
+
+
+def test_a_worker_is_started_again_under_its_index() -> None:
+    with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
+        rows = {row.name: row.pid for row in cluster.dispatcher.snapshot().workers}
+        cluster.restart_worker(0)
+        again = {row.name: row.pid for row in cluster.dispatcher.snapshot().workers}
+        assert (again["worker:1"], len(again)) == (rows["worker:1"], 2)
+        assert again["worker:0"] != rows["worker:0"]
+        assert coordinator.schedule(sum, ([1, 2],)).get(20) == 3
 
 
 def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
@@ -150,7 +187,7 @@ def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(temporary: P
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"ps": 1}, NotImplementedError, r"local_cluster\(ps=...\): parameter servers are not there yet"),
+    ({"ps": -1}, errors.InvalidArgumentError, "ps is -1, wants 0 or more"),
     ({"workers": -1}, errors.InvalidArgumentError, "workers is -1, wants 0 or more"),
     ({"slots": 0}, errors.InvalidArgumentError, "slots is 0, wants 1 to 4096"),
     ({"lease_s": 0}, errors.InvalidArgumentError, "lease_s is 0, wants more than 0 s"),

@@ -52,7 +52,7 @@ def test_a_worker_that_is_killed_is_reported_and_changes_nothing_else(
     job.saw("epoch  5/30")
     os.kill(pid, signal.SIGKILL)
     assert job.ends(50) == 0, job.text
-    told = "[worker-1] ended (killed by SIGKILL); its work runs elsewhere, 1 worker is left"
+    told = "[worker-1] ended (killed by SIGKILL); it is started again (1 of 3)"
     assert job.lines.count(told) == 1, job.text
     assert job.lines.index(told) < len(job.lines) - 10, "it went on for long after the loss"
     accuracies.add(accuracy(job))

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from zmqdist.core.closures import Closures
+from zmqdist.core.dispatch import placement
 from zmqdist.core.dispatch.machine import Dispatch
 from zmqdist.core.dispatch.placement import Placement
 from zmqdist.core.dispatch.records import Session
 from zmqdist.core.events import Send
 from zmqdist.core.membership import Membership
+from zmqdist.core.pins import PLAIN, Pins
 from zmqdist.core.worker import Worker
 from zmqdist.core.worker_events import FreeBulk
-from zmqdist.messages import Assign, Define, Submit
+from zmqdist.messages import Assign, Define, Members, Submit
 from zmqdist.testing import simulate
 
 SEEDS_MAX = 400
@@ -55,12 +57,12 @@ def instead(owner: type, name: str, fn: Callable[..., Any]) -> Plant:
     return lambda patch: patch.setattr(owner, name, fn)
 
 
-def forget_leases(self: Dispatch, member: Any, *args: Any, **kwargs: Any) -> None:
-    self.hands[member].leases.clear()
+def forget_leases(self: Dispatch, loss: Any, now: float) -> None:
+    self.hands[loss.member].leases.clear()
 
 
-def all_started(self: Dispatch, member: Any, *args: Any, **kwargs: Any) -> None:
-    for lease in self.hands[member].leases.values():
+def all_started(self: Dispatch, loss: Any, now: float) -> None:
+    for lease in self.hands[loss.member].leases.values():
         lease.started = True
 
 
@@ -139,11 +141,50 @@ def none_kept(self: Dispatch, session: Session, *args: Any) -> None:
         hands.held[number].kept = False
 
 
+def pinned_to_nobody(self: Placement, session: Session, worker: str, priority: int, items: list[Any]) -> None:
+    ENQUEUE(self, session, "", priority, items)
+
+
+def of_no_priority(self: Placement, session: Session, worker: str, priority: int, items: list[Any]) -> None:
+    ENQUEUE(self, session, worker, 0, items)
+
+
+def newest_first(self: Placement, session: Session, worker: str, priority: int, items: list[Any]) -> None:
+    ENQUEUE(self, session, worker, priority, items)
+    session.line(worker).rank(priority).queue.rotate(len(items))
+
+
+def back_to_all(self: Placement, lease: Any, *, careful: bool) -> None:
+    lease.rank = lease.session.line("").rank(0)
+    PUT_BACK(self, lease, careful=careful)
+
+
+def nothing_apart(self: Dispatch, session: Session, submit: Submit) -> None:
+    submit.apart = False
+
+
+def losses_untold(self: Dispatch, effects: list[Send]) -> list[Send]:
+    return [effect for effect in effects if not isinstance(effect.message, Members)]
+
+
+def all_plain(self: Pins, items: list[Any]) -> Any:
+    return [(PLAIN, items)]
+
+
+def all_count(self: Pins, apart: bool) -> bool:
+    return False
+
+
+def all_spare(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(placement, "_spare", lambda hands: [n for n, lease in hands.leases.items() if not lease.started][1:])
+
+
+ENQUEUE, PUT_BACK = Placement.enqueue, Placement.put_back
+
+
 def greedy(patch: pytest.MonkeyPatch) -> None:
     give = Placement._give
-    patch.setattr(
-        Placement, "_give", lambda self, hands, count, batches, now: give(self, hands, 3 * count + 5, batches, now)
-    )
+    patch.setattr(Placement, "_give", lambda self, hands, count, *args: give(self, hands, 3 * count + 5, *args))
 
 
 def endless_grace(self: Membership, peer: Any, now: float) -> None:
@@ -191,6 +232,16 @@ BUGS: list[tuple[str, Plant, str]] = [
         instead(Closures, "_let_go", lambda self, works: []),
         "dispatch P9",
     ),
+    ("work for one worker goes to any", instead(Placement, "enqueue", pinned_to_nobody), "dispatch P12"),
+    ("work for one worker that comes back goes to any", instead(Placement, "put_back", back_to_all), "dispatch P1"),
+    ("work for one worker is called back", all_spare, "dispatch P12"),
+    ("the options of work are not sent", instead(Pins, "grouped", all_plain), "dispatch P1"),
+    ("priorities are ignored", instead(Placement, "enqueue", of_no_priority), "dispatch P13"),
+    ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
+    ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), "dispatch P14"),
+    ("an error of work apart ends the round", after(Pins, "ended", all_count), "closures P10"),
+    ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), "dispatch P7"),
+    ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
 ]
 

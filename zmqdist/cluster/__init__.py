@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist.cluster.defs import ClusterDef, ClusterDeviceFilters, JobDef, ServerDef
 from zmqdist.cluster.environment import CONFIG_ENV
-from zmqdist.cluster.sections import DispatcherJob, Job, JobsConfig, RuntimeConfig, SecurityConfig, WorkerJob
+from zmqdist.cluster.sections import (
+    DispatcherJob,
+    EvaluatorJob,
+    Job,
+    JobsConfig,
+    RuntimeConfig,
+    SecurityConfig,
+    ServingJob,
+    SingleJob,
+    WorkerJob,
+)
 from zmqdist.cluster.spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -22,6 +32,9 @@ __all__ = [
     "JobsConfig",
     "DispatcherJob",
     "Job",
+    "EvaluatorJob",
+    "ServingJob",
+    "SingleJob",
     "WorkerJob",
     "SecurityConfig",
     "RuntimeConfig",

@@ -16,7 +16,7 @@ import msgspec
 
 from zmqdist import limits
 from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
-from zmqdist.cluster.sections import Job, Section
+from zmqdist.cluster.sections import Job, Section, SingleJob
 
 if TYPE_CHECKING:
     from zmqdist.cluster.config import ClusterConfig
@@ -160,9 +160,10 @@ def problems(config: ClusterConfig) -> Iterator[Mistake]:
         for variable in job.env:
             if not variable or "=" in variable:
                 yield Mistake(("jobs", name, "env", variable), "is no name for an environment variable")
-    if jobs.chief is not None and len(jobs.chief.indices()) > 1:
-        key = "count" if jobs.chief.tasks is None else "tasks"
-        yield Mistake(("jobs", "chief", key), "there is at most one chief", "others are workers")
+    for name, single, hint in (("chief", jobs.chief, "others are workers"), ("evaluator", jobs.evaluator, "")):
+        if single is not None and len(single.indices()) > 1:
+            key = "count" if single.tasks is None else "tasks"
+            yield Mistake(("jobs", name, key), f"there is at most one {name}", hint)
     yield from _addresses(config)
     yield from _command(config)
 
@@ -170,7 +171,7 @@ def problems(config: ClusterConfig) -> Iterator[Mistake]:
 def _places(path: Path, job: Job) -> Iterator[Mistake]:
     if job.count is not None and job.tasks is not None:
         yield Mistake((*path, "count"), "is given together with tasks", "leave one of them out")
-    if job.count is None and job.tasks is None:
+    if job.count is None and job.tasks is None and not isinstance(job, SingleJob):
         yield Mistake(path, "says neither count nor tasks", "write for example count: 1")
     if len(job.tasks or ()) > limits.WORKERS_MAX:
         yield Mistake((*path, "tasks"), f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed")
@@ -209,13 +210,17 @@ def _written(config: ClusterConfig) -> Iterator[tuple[Path, str]]:
 
 
 def _command(config: ClusterConfig) -> Iterator[Mistake]:
-    try:
-        words = config.command
-    except ValueError as error:
-        yield Mistake(("program",), f"cannot be split into words: {error}", "a list of words needs no quotes")
-        return
-    if not words or not words[0]:
-        yield Mistake(("program",), "is empty", "write the command line, for example python train.py")
+    programs: list[tuple[Path, str | list[str]]] = [(("program",), config.program)]
+    if config.jobs.evaluator is not None and config.jobs.evaluator.program is not None:
+        programs.append((("jobs", "evaluator", "program"), config.jobs.evaluator.program))
+    for path, program in programs:
+        try:
+            words = split_command(program)
+        except ValueError as error:
+            yield Mistake(path, f"cannot be split into words: {error}", "a list of words needs no quotes")
+            continue
+        if not words or not words[0]:
+            yield Mistake(path, "is empty", "write the command line, for example python train.py")
 
 
 def split_command(program: str | list[str]) -> tuple[str, ...]:

@@ -156,10 +156,12 @@ def schema() -> dict[str, Any]:
     defs["JobsConfig"]["minProperties"] = 1
     for name, job in defs["JobsConfig"]["properties"].items():
         del job["default"]
-        if name != "dispatcher":  # the others have no defaults for all keys, so nothing is not enough
+        if name in ("worker", "ps"):  # they have no defaults for all keys, so nothing is not enough
             job["anyOf"].remove({"type": "null"})
-    for name in ("Job", "WorkerJob"):
+    for name in ("ServingJob", "WorkerJob"):
         defs[name]["oneOf"] = _COUNT_OR_TASKS
+    for name in ("SingleJob", "EvaluatorJob"):
+        defs[name]["oneOf"] = [*_COUNT_OR_TASKS, _NEITHER]
     for each in defs.values():
         each["description"] = each["description"].partition("\n")[0]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
@@ -169,6 +171,8 @@ _COUNT_OR_TASKS = [  # null is as good as absent
     {"required": ["count"], "properties": {"count": {"type": "integer"}}},
     {"required": ["tasks"], "properties": {"tasks": {"type": ["array", "object"]}}},
 ]
+
+_NEITHER = {"properties": {"count": {"type": "null"}, "tasks": {"type": "null"}}}
 
 
 # -- from a file to sections ------------------------------------------------------------------------------------------

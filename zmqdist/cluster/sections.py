@@ -131,7 +131,33 @@ class Job(Section, frozen=True):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
-class WorkerJob(Job, frozen=True):
+class SingleJob(Job, frozen=True):
+    """One task; it need not say so."""
+
+    def indices(self) -> list[int]:
+        return super().indices() or [0]
+
+
+class EvaluatorJob(SingleJob, frozen=True):
+    """A program that runs beside the others, and knows nothing of them: it evaluates checkpoints."""
+
+    program: Annotated[
+        str | list[str] | None,
+        told("What it runs; null: the program of the cluster.", "a command line, or a list of words, or null"),
+    ] = None
+
+
+class ServingJob(Job, frozen=True):
+    """Tasks that serve as long as the program runs, and are started again when they die."""
+
+    restarts: Annotated[
+        int,
+        Meta(ge=0, le=2**31 - 1),
+        told("How often a task that died is started again; 0: never.", "a whole number, 0 or more"),
+    ] = limits.RESTARTS
+
+
+class WorkerJob(ServingJob, frozen=True):
     """Processes that run functions."""
 
     slots: Annotated[
@@ -163,9 +189,9 @@ class JobsConfig(Section, frozen=True):
 
     dispatcher: Annotated[DispatcherJob | None, told("The broker.", "a mapping")] = None
     worker: Annotated[WorkerJob | None, told("Processes that run functions.", "a mapping")] = None
-    ps: Annotated[Job | None, told("Parameter servers.", "a mapping")] = None
-    chief: Annotated[Job | None, told("The task that the program runs as; at most one.", "a mapping")] = None
-    evaluator: Annotated[Job | None, told("Tasks that evaluate checkpoints.", "a mapping")] = None
+    ps: Annotated[ServingJob | None, told("Parameter servers.", "a mapping")] = None
+    chief: Annotated[SingleJob | None, told("The task that the program runs as; at most one.", "a mapping")] = None
+    evaluator: Annotated[EvaluatorJob | None, told("The side-car that evaluates checkpoints.", "a mapping")] = None
 
     def task_jobs(self) -> dict[str, Job]:
         """The jobs that are there and have tasks: all but the dispatcher."""

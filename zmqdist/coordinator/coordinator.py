@@ -10,19 +10,31 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import threading
 import time
+import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from operator import index
 from typing import Any
 
 from zmqdist import errors, limits, nest
+from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
+from zmqdist.coordinator.plans import NONE, Plan, Wishes
+from zmqdist.coordinator.resources import Resources
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
-from zmqdist.coordinator.values import RemoteValue, RemoteValueGiven, in_order_of_completion
+from zmqdist.coordinator.values import RemoteValue, in_order_of_completion, unwrapped
+from zmqdist.core.pins import PLAIN, Options
 from zmqdist.dispatch.references import KEEP
 from zmqdist.net.credentials import Credentials
+from zmqdist.rpc.client import ZmqClient
 from zmqdist.wire import trusted
+
+ASK_MS = 20_000
+"""For a question to the dispatcher, the connection included."""
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -31,15 +43,16 @@ class ClusterCoordinator:
     """Schedules functions on the workers of a dispatcher.
 
     Args:
-      target: a DispatchServer, a `local_cluster`, "host:port", "zmq://host:port"; None takes the cluster that `zmqdist launch` has put
-        into the environment.
+      target: a ParameterServerStrategy, of which there is one coordinator; a DispatchServer, a `local_cluster`, "host:port",
+        "zmq://host:port"; None takes the cluster that `zmqdist launch` has put into the environment.
       queue_max: pieces of work that may wait for a worker; then `schedule` blocks. None: what the cluster's file says, or 2**20.
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
+      worker_recovery_timeout_s: how long a worker may be missing, while others are there, before work for it alone fails.
 
-    The constructor does not wait for the dispatcher. Close it, or use it in a with-statement. Any thread may use it; it cannot be
-    used after a fork.
+    The constructor does not wait for the dispatcher. Close it, or use it in a with-statement; one that nobody has any more, nor a value of
+    it that is still to come or is kept, is closed by the garbage collector. Any thread may use it; it cannot be used after a fork.
 
     Raises:
       ValueError: `target` is none of these.
@@ -50,6 +63,13 @@ class ClusterCoordinator:
     _rounds = True
     """Whether a failure ends the round."""
 
+    def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
+        allocate = getattr(type(target), "_allocate_coordinator", None)
+        if allocate is None or cls is not ClusterCoordinator:
+            return object.__new__(cls)
+        made: ClusterCoordinator = allocate(target)  # a strategy has one, of a class of its own
+        return made
+
     def __init__(
         self,
         target: Any = None,
@@ -57,25 +77,35 @@ class ClusterCoordinator:
         queue_max: int | None = None,
         cancel_grace_s: float | None = None,
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
+        worker_recovery_timeout_s: float = limits.WORKER_RECOVERY_TIMEOUT_S,
     ) -> None:
         found = resolve(target)
         queue_max = found.queue_max if queue_max is None else queue_max
         if queue_max < 1:
             raise ValueError(f"queue_max is {queue_max}, wants 1 or more")
         cancel_grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
-        for name, seconds in (("cancel_grace_s", cancel_grace_s), ("cluster_lost_limit_s", cluster_lost_limit_s)):
+        for name, seconds in (
+            ("cancel_grace_s", cancel_grace_s),
+            ("cluster_lost_limit_s", cluster_lost_limit_s),
+            ("worker_recovery_timeout_s", worker_recovery_timeout_s),
+        ):
             if not seconds >= 0:  # so that NaN is refused, too
                 raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
         self._turn = threading.Lock()
+        self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
-        self._scheduled_on = target  # a server stops when nobody refers to it any more
+        self._failed: list[Callable[[], BaseException]] = []
         self._shell = Shell(
             found,
             queue_max=queue_max,
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=cluster_lost_limit_s,
+            recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
         )
+        self._alive = _Alive(target)
+        weakref.finalize(self._alive, _give_up, self._shell).atexit = False
+        self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -85,64 +115,89 @@ class ClusterCoordinator:
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
+        worker: int | str | None = None,
+        priority: int = 0,
         keep: bool = False,
+        retries: int = 0,
+        timeout: float | None = None,
+        lineage: bool = False,
     ) -> RemoteValue:
-        """Run `fn(*args, **kwargs)` once on some worker; returns at once, unless the queue is full.
+        """Run `fn(*args, **kwargs)` once on some worker; returns its result to come at once, unless the queue is full.
 
         Arguments, and what the function captures, are as they are now: they may be changed as soon as this returns. The function
-        runs at least once, its result is accepted once: it runs again when its worker dies. It is not run again when it raises.
+        runs at least once, its result is accepted once: it runs again when its worker dies.
+
+        RemoteValues of this coordinator may be among the arguments at any depth, or captured, whether they have ended or not: the function
+        runs when they have, and gets their values, private to that run; or it fails with ClosureInputError when one of them has none.
 
         Args:
           fn: any callable that can be pickled; lambdas and closures can. Functions of importable modules go by name.
           args: positional arguments, any iterable.
           kwargs: keyword arguments.
-          keep: leave what it returns with its worker, for other functions to use. A RemoteValue that was kept and has ended may be among
-            `args` and `kwargs`, at any depth: the function gets its value, private to that run, straight from the worker that has it,
-            or fails with UnavailableError when that is lost.
-
-        Returns:
-          The result to come.
+          worker: only this one runs it, 1 or "worker:1": before all work that any may run, and as soon as that one is there.
+          priority: of what waits the higher goes first, and of one priority the oldest; what was handed out already is not overtaken.
+          keep: leave what it returns with its worker, for other functions to use: they get it straight from there, or fail with
+            UnavailableError when it is lost.
+          retries: run it again when it raises, so often at most, with the same arguments. The deaths of its workers are counted apart.
+          timeout: seconds from now; when it has not ended then it is taken back or cut off, and ends with DeadlineExceededError.
+          lineage: as `keep`, and when the value is lost it is made again for whoever needs it, and its inputs that have a lineage, too.
 
         Raises:
-          Exception: an earlier function of this round failed: this is its error, raised once; nothing of the round runs any more,
-            and what was unfinished is cancelled. Nothing was scheduled by this call.
+          Exception: an earlier function of this round failed: its error, as `join` raises it; nothing was scheduled by this call.
           TypeError: `fn` is not callable, or `args` not iterable.
-          ValueError: a RemoteValue that was not kept, has not ended, has failed, or is another coordinator's is among the arguments.
+          ValueError: `worker` is no worker's name; `priority` has more than 32 bits; `retries` or `timeout` is out of range; or a
+            RemoteValue of another coordinator is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
           FailedPreconditionError: the coordinator has been closed.
         """
         if not callable(fn):
             raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
+        options = PLAIN if worker is None and not priority else _options(worker, priority)
+        wishes = NONE if not retries and timeout is None and not lineage else Wishes.checked(retries, timeout, lineage)
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
         with self._turn:
             shell = self._shell
             if shell.failure is not None:
                 self._end_round()
-            shell.packing = get_ident()
+            payload, bulks, blob, given, inputs = self._pack(fn, positional, keywords)
+            plan: Plan | None = None
             try:
-                packed = trusted.pack_call(positional, keywords)
-                blob = shell.functions.pickled(fn)
-            except errors.InvalidArgumentError as error:
-                raise _unwrapped(error) from error.__cause__
-            finally:
-                shell.packing = None
-                given = shell.given
-                if given:
-                    shell.given = []
-            payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-            if keep:
-                payload = KEEP + payload
-            try:
+                if inputs or wishes is not NONE:
+                    plan = Plan(payload, bulks, inputs, given, keep or lineage, wishes, options)
+                    plan.take(shell.held)
+                elif keep:
+                    payload = KEEP + payload
                 with shell.lock:
                     if shell.room <= 0 or shell.closed:  # which is also so after a fork
                         self._wait_for_room()
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, given)
+                    if plan is not None:
+                        return shell.plans.enqueue(plan, work, number, name, self._alive)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
             except BaseException:
                 shell.drop(bulks)
                 raise
+
+    def _pack(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, list[int], bytes, list[Any], dict[int, RemoteValue]]:
+        """The arguments, what is held for them, the function, and what was met in all that: see the shell. With the turn."""
+        shell = self._shell
+        shell.packing = get_ident()
+        try:
+            packed = trusted.pack_call(args, kwargs)
+            blob = shell.functions.pickled(fn)
+        except errors.InvalidArgumentError as error:
+            raise unwrapped(error) from error.__cause__
+        finally:
+            shell.packing = None
+            given, inputs = shell.given, shell.inputs
+            if given or inputs:
+                shell.given, shell.inputs = [], {}
+        payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
+        return payload, bulks, blob, given, inputs
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""
@@ -152,9 +207,9 @@ class ClusterCoordinator:
         """Wait until everything that was scheduled has ended.
 
         Raises:
-          Exception: the first error of a function; raised once. Nothing that was scheduled is executing any more: what had not
-            begun was dropped, what ran was told to end and cut off after `cancel_grace_s` (where slots are threads: waited for), and
-            their RemoteValues raise CancelledError. The coordinator can be used on.
+          Exception: the first error of a function; raised once, with all errors of the round as its `failures`. Nothing that was
+            scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s`
+            (where slots are threads: waited for), and their RemoteValues raise CancelledError. The coordinator can be used on.
           DeadlineExceededError: not all have ended after `timeout` seconds. They go on.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
@@ -167,19 +222,38 @@ class ClusterCoordinator:
             shell = self._shell
             with shell.lock:
                 self._check_open()
-                self._wait_until(lambda: shell.resolved == shell.scheduled or shell.failure is not None, until, timeout)
+                self._wait_until(self._has_ended, until, timeout)
                 failed = shell.failure is not None
             if failed:
                 self._end_round()
         finally:
             self._turn.release()
 
-    def done(self) -> bool:
-        """Whether everything that was scheduled has ended. Does not wait, but after an error: raises it as `join` does."""
+    def done(self, timeout: float | None = None) -> bool:
+        """Whether everything that was scheduled has ended. After an error: raises it as `join` does, and waits for that.
+
+        Args:
+          timeout: wait at most so many seconds for the end; None does not wait.
+        """
         self._check_open()
-        if self._shell.failure is not None:
+        shell = self._shell
+        if timeout is not None:
+            with shell.lock:
+                try:
+                    self._wait_until(self._has_ended, time.monotonic() + timeout, timeout)
+                except errors.DeadlineExceededError:
+                    return False
+        if shell.failure is not None:
             self._end_round()
-        return self._shell.resolved == self._shell.scheduled
+        return shell.resolved == shell.scheduled
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """The errors of the round that was ended last, oldest first, at most 100; the first is the one that was raised.
+
+        The same list is the attribute `failures` of that one, where it takes attributes. They are fresh copies.
+        """
+        return [fail() for fail in self._failed]
 
     def fetch(self, val: Any) -> Any:
         """The structure `val` (lists, tuples, dicts) with each RemoteValue in it replaced by its result; the rest as it is.
@@ -195,6 +269,90 @@ class ClusterCoordinator:
           DeadlineExceededError: not all have ended `timeout` seconds after the first was asked for.
         """
         return in_order_of_completion(values, timeout)
+
+    def workers(self) -> list[str]:
+        """The names of the workers that are there, as "worker:1"; waits for the dispatcher to tell them for the first time.
+
+        Raises:
+          UnavailableError: no dispatcher has answered for `cluster_lost_limit_s`.
+          FailedPreconditionError: the coordinator has been closed.
+        """
+        shell = self._shell
+        with shell.lock:
+            self._check_open()
+            until = time.monotonic() + self._cluster_lost_limit_s
+            while shell.members is None and not shell.closed and shell.failure is None:
+                if (
+                    not shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic()))
+                    and time.monotonic() >= until
+                ):
+                    raise errors.UnavailableError(
+                        None, None, f"no workers are known: waited for {shell.whom_we_wait_for}"
+                    )
+            self._check_open()
+            names = [(name.rpartition(":")) for name in shell.members or ()]
+        return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
+
+    def remove_worker(self, worker: int | str, grace_s: float = limits.GRACE_S) -> None:
+        """Have a worker finish what it runs, for at most `grace_s`, and leave; returns when the dispatcher has told it so.
+
+        What it has not begun goes elsewhere, or waits for another worker of its name where it is for that one alone.
+
+        Raises:
+          ValueError: `worker` is no worker's name.
+          NotFoundError: no such worker is there.
+          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
+        """
+        job, _, number = _worker_name(worker).rpartition(":")
+        address = self._shell.address
+        with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
+            client.call("drain", (job, int(number), float(grace_s)), timeout_in_ms=ASK_MS).get_value()
+
+    def create_per_worker_resource(
+        self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> PerWorkerValues:
+        """Have each worker call `fn(*args, **kwargs)` once and keep what it returns: for functions that get these values as an argument, at
+        any depth, or capture them, it is the value of the worker that runs them.
+
+        Does not wait for the workers. One that is lost, and started again, makes it anew, before it runs a function that uses it; so does a
+        slot process that was cut off. Of several slots that are processes each has its own. Workers that come later make it, too. It is
+        dropped everywhere once nobody holds these values and no unfinished work uses them.
+
+        Args:
+          fn: any callable that can be pickled.
+          args, kwargs: its arguments, as they are now.
+
+        Raises:
+          TypeError: `fn` is not callable, or `args` not iterable.
+          InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
+          UnavailableError: no worker came for `cluster_lost_limit_s`.
+          FailedPreconditionError: the coordinator has been closed.
+
+        What `fn` raises is the error of the RemoteValues, and ends no round before it is used: a function that uses it fails with
+        ClosureInputError.
+        """
+        self._check_open()
+        return per_worker_resource(self._resources, fn, args, kwargs)
+
+    def create_per_worker_dataset(self, dataset_fn: Any, *, shard: bool = False) -> PerWorkerDataset:
+        """A dataset of which each worker has its own: `iter()` of it gives PerWorkerValues of iterators for scheduled functions.
+
+        Args:
+          dataset_fn: a function without parameters, which is called at each worker for each `iter`, and returns a Dataset or anything else
+            that can be iterated (it may be a generator); or a Dataset, or another iterable, as it is now.
+          shard: the n workers that are there at an `iter` share the elements, each has every n-th. One that is lost begins its share
+            anew when it is back: where each element has to come once in spite of that, have the data service deal them out
+            (`zmqdist.data.service.distribute`). False: each worker has all elements, in an order of its own where they are shuffled without
+            a seed.
+
+        Raises:
+          ValueError: `dataset_fn` is nothing of this.
+          TypeError: it is a function that needs parameters.
+          InvalidArgumentError: it cannot be pickled.
+          FailedPreconditionError: the coordinator has been closed.
+        """
+        self._check_open()
+        return per_worker_dataset(self._resources, dataset_fn, shard)
 
     @property
     def target(self) -> str:
@@ -213,11 +371,7 @@ class ClusterCoordinator:
         """
         if self._shell.pid != os.getpid():
             return
-        with self._shell.lock:
-            if self._shell.closed:
-                return
-            self._shell.closed = True
-        self._shell.close()
+        self._shell.give_up()
 
     def __enter__(self) -> ClusterCoordinator:
         return self
@@ -248,6 +402,9 @@ class ClusterCoordinator:
                 finally:
                     shell.lock.acquire()
 
+    def _has_ended(self) -> bool:
+        return self._shell.resolved == self._shell.scheduled or self._shell.failure is not None
+
     def _wait_until(self, ready: Callable[[], bool], until: float | None, timeout: float | None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""
         shell = self._shell
@@ -276,8 +433,14 @@ class ClusterCoordinator:
             self._wait_until(lambda: shell.rounds_ended > before or shell.closed, None, None)
             if shell.failure is not fail:
                 return  # another thread has raised it
-            shell.failure = None
-        raise fail()
+            failed = self._failed = shell.failures
+            shell.failure, shell.failures = None, []
+        error = fail()
+        try:
+            error.failures = [each() for each in failed]  # type: ignore[attr-defined]
+        except Exception:  # it takes no attributes
+            log.debug("a %s cannot be told the other failures", type(error).__name__)
+        raise error
 
     def _check_open(self) -> None:
         if self._shell.closed:
@@ -288,11 +451,30 @@ class ClusterCoordinator:
             )
 
 
-def _unwrapped(error: errors.InvalidArgumentError) -> Exception:
-    """The ValueError about a RemoteValue, where that was the reason; it may be wrapped more than once."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, RemoteValueGiven):
-            return ValueError(str(cause))
-        cause = cause.__cause__ or cause.__context__
-    return error
+class _Alive:
+    """Of the coordinator, and of its values that have not ended or are kept: its threads end when nobody has one of them any more."""
+
+    __slots__ = ("__weakref__", "_target")
+
+    def __init__(self, target: Any) -> None:
+        self._target = target  # a server stops when nobody refers to it any more
+
+
+def _give_up(shell: Shell) -> None:
+    """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
+    if shell.pid == os.getpid():
+        shell.in_loop(shell.give_up)
+
+
+def _options(worker: int | str | None, priority: int) -> Options:
+    """Raises ValueError for what cannot be a worker."""
+    if not -(2**31) <= index(priority) < 2**31:
+        raise ValueError(f"priority is {priority}, wants a number of 32 bits")
+    return Options("" if worker is None else _worker_name(worker), index(priority))
+
+
+def _worker_name(worker: int | str) -> str:
+    name = worker if isinstance(worker, str) else f"worker:{index(worker)}"
+    if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
+        raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')
+    return name

@@ -53,6 +53,10 @@ class FunctionNumbers:
             self._dropped.append(self._kept.popitem(last=False)[1][0])
         return known
 
+    def fresh(self) -> int:
+        """A number that is no function's: for something else that slots know under a number of this coordinator."""
+        return next(self._numbers)
+
     def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
         """What was defined and what was dropped since the last call."""
         taken = self._defined, self._dropped

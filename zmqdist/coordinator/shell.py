@@ -12,15 +12,18 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
-from zmqdist import errors
+from zmqdist import errors, limits
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
+from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
+from zmqdist.coordinator.watchdog import WatchDog
+from zmqdist.core import graph
 from zmqdist.core.closures import (
     DISPATCHER,
     LOST,
@@ -34,8 +37,8 @@ from zmqdist.core.closures import (
     EndAsked,
     Event,
     Fetch,
+    ForgetAsked,
     FunctionsDefined,
-    FunctionsDropped,
     KeptDropped,
     Resolve,
     ResolveLost,
@@ -45,10 +48,12 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.pins import PLAIN, Joined, Left, MembersChanged, Options
 from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
 from zmqdist.dispatch.store import BulkStore
 from zmqdist.dispatch.worker import own_host
+from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.net.address import join as join_address
 from zmqdist.net.dealer import Dealer
@@ -60,8 +65,11 @@ from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.coordinator")
 
+Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
+"""Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
+
 WORKERS = frozenset({"worker"})
-FAILURES = (ERROR, LOST, UNAVAILABLE)
+FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
 
 _open: WeakSet[Shell] = WeakSet()
 
@@ -87,14 +95,24 @@ class Shell:
       unpacking: a result is unpacked once.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
+      failures: the same for all of them, as many as FAILURES_TOLD.
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       packing: the thread that packs the arguments of a `schedule`; None for none.
-      given: kept values that it has met there.
+      given: what it has met there that must stay until the work has ended: resources, kept values.
+      inputs: results that it has met there, by the number of their work.
+      by_reference: what is packed is used at any time, and not with inputs of its own.
     """
 
     def __init__(
-        self, target: Target, *, queue_max: int, cancel_grace_s: float, lost_limit_s: float, rounds: bool
+        self,
+        target: Target,
+        *,
+        queue_max: int,
+        cancel_grace_s: float,
+        lost_limit_s: float,
+        recovery_limit_s: float,
+        rounds: bool,
     ) -> None:
         self.address = target.address
         self.credentials = target.credentials
@@ -102,11 +120,13 @@ class Shell:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.unpacking = threading.RLock()
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
-        self.room = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
-        self.given: list[Kept] = []
+        self.given: list[Any] = []
+        self.inputs: dict[int, RemoteValue] = {}
+        self.by_reference = False
         self.failure: Callable[[], BaseException] | None = None
+        self.failures: list[Callable[[], BaseException]] = []
         self.closed = False
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
@@ -115,31 +135,43 @@ class Shell:
         """The packed error with which the dispatcher refused us: it will not be asked again."""
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
-        self._outbox: list[tuple[int, int, bytes]] = []
+        self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
-        self._cancels: deque[int] = deque()
-        self._dropped: deque[int] = deque()
-        self._held: dict[int, list[int]] = {}
-        self._given: dict[int, list[Kept]] = {}
+        self._options: dict[int, Options] = {}
+        """Of what is in the outbox."""
+        self._apart: set[int] = set()
+        """What is apart from the rounds: not in `scheduled` and `resolved`."""
+        self._apart_outbox: list[tuple[int, int, bytes]] = []
+        self._cancels, self._dropped, self._forgotten = deque[int](), deque[int](), deque[int]()
+        self._watchers: list[Watcher] = []
+        self.held_by_work: dict[int, list[int]] = {}
+        self._given: dict[int, list[Any]] = {}
+        self.plans = Plans(self)
         self._draining = False
         self._due: float | None = None
         self._memory = MemoryKeeper()
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
-            self._open(target, cancel_grace_s, lost_limit_s)
+            self._open(target, cancel_grace_s, lost_limit_s, recovery_limit_s)
         except BaseException:
             self._loop.stop()
             raise
         self._dealer.connect()
         self._loop.start()
+        self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
         _open.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
-    def held(self, parts: list[Any]) -> tuple[bytes, list[int]]:
+    @property
+    def number(self) -> int:
+        """Ours, by which all of the cluster knows us."""
+        return self._machine.coordinator
+
+    def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
-        reference = self._store.hold(parts, shared=True)
+        reference = self._store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
@@ -147,30 +179,58 @@ class Shell:
         self._store.free(bulks)
 
     def enqueue(
-        self, work: int, number: int, name: str, payload: bytes, bulks: list[int], keep: bool, given: list[Kept]
+        self,
+        work: int,
+        number: int,
+        name: str,
+        payload: bytes,
+        bulks: list[int],
+        keep: bool,
+        given: list[Any],
+        options: Options = PLAIN,
+        alive: object = None,
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.
 
         Args:
           keep: its value stays with its worker.
-          given: values that it uses, which stay with theirs until it has ended.
+          given: what it uses, which stays until it has ended.
+          options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
+            error is only its RemoteValue's, and the end of a round leaves it alone.
+          alive: lives until somebody gives up this connection.
         """
         if bulks:
-            self._held[work] = [*self._held.get(work, ()), *bulks]
+            self.held_by_work[work] = [*self.held_by_work.get(work, ()), *bulks]
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
         if given:
             self._given[work] = given
-        value = RemoteValue(self, work, name)
+        value = RemoteValue(self, work, name, alive)
         self._values[work] = ref(value)
-        self._outbox.append((work, number, payload))
+        if options is not PLAIN:
+            self._options[work] = options
+        if options.apart:
+            self._apart.add(work)
+            self._apart_outbox.append((work, number, payload))
+        else:
+            self.outbox.append((work, number, payload))
+            self.scheduled += 1
+            self.room -= 1
+        self._announce()
+        return value
+
+    def expect(self, work: int, value: RemoteValue) -> None:
+        """The plans have taken it: it is to be settled. With the lock held."""
+        self._values[work] = ref(value)
         self.scheduled += 1
         self.room -= 1
+        self._announce()
+
+    def _announce(self) -> None:
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
-        return value
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
         """Raises as `dispatch.kept.fetch`, and FailedPreconditionError after a fork."""
@@ -183,11 +243,32 @@ class Shell:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
             self._dropped.append(work)
-            self._in_loop(self._let_go)
+            self.in_loop(self._let_go)
+
+    def forget_everywhere(self, number: int) -> None:
+        """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._forgotten.append(number)
+            self.in_loop(self._forget)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
+
+        def begin() -> None:
+            self._watchers.append(watcher)
+            watcher(list(self._machine.pins.members.values()), [])
+
+        self.in_loop(begin)
+
+    @property
+    def members(self) -> dict[str, Joined] | None:
+        """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
+        return self._machine.pins.members if self._machine.pins.told else None
 
     def has_room(self) -> bool:
-        """Whether the queue takes one more. With the lock held."""
-        self.room = self.queue_max - self._machine.queued - len(self._outbox)
+        """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
+        queued = self._machine.queued + len(self.outbox)
+        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
         return self.room > 0
 
     @property
@@ -199,12 +280,12 @@ class Shell:
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come."""
-        self._loop.call_soon(self._handle, EndAsked())
+        self._loop.call_soon(self._end_round)
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
         self._cancels.append(work)
-        self._in_loop(self._cancel)
+        self.in_loop(self._cancel)
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
@@ -213,13 +294,18 @@ class Shell:
     def call_back(self, calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]]) -> None:
         self._callbacks.put(calls)
 
-    def close(self) -> None:
-        """Leave the dispatcher; everything that has not ended is cancelled. Once."""
+    def give_up(self) -> None:
+        """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
         try:
             self._loop.run(self._say_goodbye, timeout_s=5.0)
         except errors.OpError:
             pass
         self._loop.stop()
+        self._watchdog.stop()
         self._fetching.close()
         self._store.close()
         with self.lock:
@@ -230,6 +316,7 @@ class Shell:
                 value._settle(CANCELLED, b"")
                 calls += [(fn, value) for fn in value._callbacks or ()]
             self.resolved = self.scheduled
+            self.plans.close()
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
@@ -239,12 +326,12 @@ class Shell:
     def _hold(self, work: int, parts: list[Any]) -> bytes:
         """For a large function: the same, until that piece of work has ended."""
         payload, bulks = self.held(parts)
-        self._held.setdefault(work, []).extend(bulks)
+        self.held_by_work.setdefault(work, []).extend(bulks)
         return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
-    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float) -> None:
+    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float, recovery_limit_s: float) -> None:
         loop, credentials = self._loop, target.credentials
         incarnation = secrets.randbits(62) | 1
         name = f"coordinator {socket.gethostname()}:{self.pid}"
@@ -254,12 +341,18 @@ class Shell:
         self._store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(credentials, self.address, self._fetched, self._not_fetched)
+        self._fetching = Fetching(
+            credentials,
+            self.address,
+            lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
+        )
         self._machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=lost_limit_s,
+            recovery_limit_s=recovery_limit_s,
             now=loop.now(),
         )
         self._dealer = Dealer(
@@ -290,55 +383,95 @@ class Shell:
         """The dispatcher does not take us, for good: everything fails with its reason."""
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
-        code = error.error_code
-        payload = trusted.pack_error(errors.from_code(code, text))
+        payload = trusted.pack_error(errors.from_code(error.error_code, text))
         if not self._machine.enlisted:
             self._refusal = payload
         with self.lock:
-            self.failure = self.failure or _Failure(ERROR, payload, "")
+            self._fail_round(_Failure(ERROR, payload, ""))
             self.changed.notify_all()
         self._drain()
         self._fail(list(self._values), payload)
 
     def _fail(self, works: list[int], payload: bytes) -> None:
         """These end with an error of our own; the machine is not asked and only has to forget them."""
-        self._settle([(work, ERROR, payload) for work in works])
+        self.settle([(work, ERROR, payload) for work in works])
+        self.plans.clear()
         self._handle(WithdrawAsked(works))
 
     def _drain(self) -> None:
         with self.lock:
-            outbox, self._outbox = self._outbox, []
+            outbox, self.outbox = self.outbox, []
+            planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
+            options = None
+            if self._options:
+                options, self._options = self._options, {}
+                outbox += self._apart_outbox
+                self._apart_outbox = []
             defined, dropped = self.functions.take()
+            works = [*(item[0] for item in outbox), *(plan.work for plan in planned)] if self._refusal else []
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
+        if planned:
+            outbox = self.plans.begin_all(planned, outbox, staying, options)
+            self._go_on()
         if outbox:
-            self._handle(Scheduled(outbox, staying))
-            if self._refusal is not None:
-                self._fail([work for work, _, _ in outbox], self._refusal)
+            self._handle(Scheduled(outbox, staying, options))
+        if works and self._refusal is not None:
+            self._fail(works, self._refusal)
         if dropped:
-            self._handle(FunctionsDropped(dropped))
+            self.decide(graph.FunctionsUnused(dropped))
 
     def _cancel(self) -> None:
         self._drain()
         if works := _emptied(self._cancels):
+            if self.plans:
+                self.decide(graph.CancelAsked(works))
             self._handle(WithdrawAsked(works))
+
+    def _end_round(self) -> None:
+        self.decide(graph.RoundEnding())
+        self._handle(EndAsked())
+
+    def _forget(self) -> None:
+        if numbers := _emptied(self._forgotten):
+            self._handle(ForgetAsked(numbers))
 
     def _let_go(self) -> None:
         if works := _emptied(self._dropped):
+            self.plans.let_go(works)
             self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
         self._perform(self._machine.handle(event, now))
+        if self.plans.events:
+            self._go_on()
         due = self._machine.deadline
+        if self.plans and (planned := self.plans.graph.deadline) is not None:
+            due = planned if due is None else min(due, planned)
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
 
+    def decide(self, event: graph.Event) -> None:
+        """An event for the plans."""
+        self.plans.handle(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell the machine what the plans have decided."""
+        for event in self.plans.take():
+            self._handle(event)
+        if self.crowded:  # what the plans have is counted here, and not in the machine
+            with self.lock:
+                self.changed.notify_all()
+
     def _tick(self) -> None:
         self._due = None
+        if self.plans:
+            self.decide(Ticked())
         self._handle(Ticked())
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -347,44 +480,55 @@ class Shell:
                 case Send(_, message):
                     self._dealer.send(message)  # while down: everything is submitted again when it is up
                 case Resolve(items):
-                    self._settle(items)
+                    self.settle(self.plans.ended(items) if self.plans else items)
                 case ResolveLost(work, starts):
-                    self._settle([(work, LOST, starts)])
+                    self.settle(self.plans.ended([(work, LOST, starts)]))
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
                 case RoundEnded():
+                    self.plans.handle(graph.RoundOver())
                     with self.lock:
                         self.rounds_ended += 1
                         self.changed.notify_all()
                 case RoomMade():
                     with self.lock:
                         self.changed.notify_all()
+                case MembersChanged(joined, left):
+                    with self.lock:
+                        self.changed.notify_all()  # whoever waits to hear of them for the first time
+                    for watcher in self._watchers:
+                        watcher(joined, left)
 
-    def _settle(self, items: list[Any]) -> None:
+    def settle(self, items: list[Any]) -> None:
+        """These have ended, as the user sees it: (work, kind, payload)."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
-        given: list[list[Kept]] = []
+        given: list[list[Any]] = []
         with self.lock:
             values, before = self._values, len(self._values)
+            apart, aside = self._apart, 0
             for work, kind, payload in items:
-                if kind and kind == KEPT:
+                if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
-                if self._held and work in self._held:
-                    self._store.free(self._held.pop(work))
+                if self.held_by_work and work in self.held_by_work:
+                    self._store.free(self.held_by_work.pop(work))
                 if self._given and work in self._given:
                     given.append(self._given.pop(work))
                 value = reference()
-                if kind and self._rounds and kind in FAILURES and self.failure is None:
-                    self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
+                if apart and work in apart:
+                    apart.discard(work)
+                    aside += 1
+                elif kind and self._rounds and kind in FAILURES:
+                    self._fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
                 if value is None:
                     continue
                 value._settle(kind, payload)
                 if value._callbacks:
                     calls += [(fn, value) for fn in value._callbacks]
                     self._kept.discard(value)
-            self.resolved += before - len(values)
+            self.resolved += before - len(values) - aside
             if not values:
                 self._values = {}  # a dict keeps the room that it once needed
             if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
@@ -393,25 +537,24 @@ class Shell:
         if calls:
             self.call_back(calls)
 
+    def _fail_round(self, failed: _Failure) -> None:
+        """With the lock held."""
+        self.failure = self.failure or failed
+        if len(self.failures) < limits.FAILURES_TOLD:
+            self.failures.append(failed)
+
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        held = self._values.get(work)
+        held = self._values.get(self.plans.user_of(work))
         # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
         parts = self._fetching.ask(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
-    def _fetched(self, work: int, attempt: int, parts: Any) -> None:
-        """In a fetching thread."""
-        self._in_loop(self._handle, BulkArrived(work, attempt, parts))
-
-    def _not_fetched(self, work: int, attempt: int, problem: str) -> None:
-        """In a fetching thread."""
-        self._in_loop(self._handle, BulkUnreachable(work, attempt, problem))
-
-    def _in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+    def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed

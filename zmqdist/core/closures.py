@@ -16,18 +16,23 @@ Promises, checked by tests/core/test_closures.py and tests/sim
     P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
     P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
     P8  a bulk result that is to be kept is resolved by its reference, and let go of when the user has dropped it
+    P9  work goes to every dispatcher with the options that it was scheduled with
+    P10 work that is apart is not queued, ends no round by its error, and does not end with one
+    P11 work that is pinned to a worker which is not there for `recovery_limit_s`, while others are, is resolved as unavailable
+    P12 MembersChanged tells each worker that joined and each that left once, whatever dispatcher says so, in that order from none on
 
 Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from zmqdist.core.batches import split
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.pins import MembersChanged, Options, Pins
 from zmqdist.errors import LostStart
 from zmqdist.messages import (
     BULK,
@@ -41,6 +46,7 @@ from zmqdist.messages import (
     Forget,
     GenerationEnded,
     Item,
+    Members,
     Progress,
     Result,
     Results,
@@ -68,10 +74,14 @@ SUBMISSION_SHIFT = 16
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker."""
+    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
+
+    `options` are those of work that has some.
+    """
 
     items: list[tuple[int, int, bytes]]
     keep: Sequence[int] = ()
+    options: Mapping[int, Options] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,13 @@ class FunctionsDropped:
     """No further work will name these functions."""
 
     functions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetAsked:
+    """What stands under these numbers in whichever slots is of no further use (`Forget.everywhere`)."""
+
+    numbers: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +156,7 @@ Event: TypeAlias = (
     Scheduled
     | FunctionsDefined
     | FunctionsDropped
+    | ForgetAsked
     | DispatcherUp
     | DispatcherDown
     | WithdrawAsked
@@ -187,7 +205,7 @@ class RoomMade:
     """The queue has room again, or its length has changed after it was full."""
 
 
-Effect: TypeAlias = Send | Resolve | ResolveLost | Fetch | RoundEnded | RoomMade
+Effect: TypeAlias = Send | Resolve | ResolveLost | Fetch | RoundEnded | RoomMade | MembersChanged
 
 
 class Closures:
@@ -197,7 +215,14 @@ class Closures:
     """
 
     def __init__(
-        self, *, coordinator: int, queue_max: int, cancel_grace_s: float, lost_limit_s: float, now: float
+        self,
+        *,
+        coordinator: int,
+        queue_max: int,
+        cancel_grace_s: float,
+        lost_limit_s: float,
+        now: float,
+        recovery_limit_s: float | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.generation = 1
@@ -205,6 +230,8 @@ class Closures:
         """The work whose error ends this round."""
         self.workers = 0
         self.ending = False
+        self.pins = Pins(recovery_limit_s)
+        self._watch = recovery_limit_s is not None
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
@@ -220,6 +247,8 @@ class Closures:
         self._functions: dict[int, bytes] = {}
         self._uses: dict[int, int] = {}
         self._dropped: set[int] = set()
+        self._to_forget: list[int] = []
+        """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
         self._enlisted = False
         self._former = False
         self._alone_since: float | None = now
@@ -238,12 +267,16 @@ class Closures:
     def queued(self) -> int:
         """Pieces of work that have not left the queue, as far as is known here; never too few."""
         unsent = 0 if self.ending else len(self._unsent)
+        if unsent and self.pins.apart:
+            unsent -= len(self._unsent.keys() & self.pins.apart)
         return unsent + self._submitted - max(self._left_queue, self._finished)
 
     @property
     def deadline(self) -> float | None:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
-        if self._alone_since is None or not (self._works or self.ending):
+        if self._alone_since is None:
+            return self.pins.deadline if self.pins.options else None
+        if not (self._works or self.ending):
             return None
         return self._alone_since + self._lost_limit_s
 
@@ -254,6 +287,8 @@ class Closures:
                 effects = self._hear(event.message, now)
             case Scheduled():
                 self._to_keep.update(event.keep)
+                if event.options:
+                    self.pins.add(event.options, now)
                 effects = self._schedule(event.items, now)
             case BulkArrived(work, attempt, payload):
                 effects = self._bulk_arrived(work, attempt, payload)
@@ -263,6 +298,9 @@ class Closures:
             case FunctionsDropped(functions):
                 self._dropped.update(functions)
                 effects = self._forget_unused(functions)
+            case ForgetAsked(numbers):
+                self._to_forget += numbers
+                effects = self._forget_everywhere() if self._enlisted else []
             case WithdrawAsked(works):
                 effects = self._withdraw(works)
             case EndAsked():
@@ -272,7 +310,7 @@ class Closures:
             case KeptDropped(works):
                 effects = self._let_go(works)
             case DispatcherUp():
-                enlist = Enlist(self.coordinator, self._queue_max, self.generation, self._former)
+                enlist = Enlist(self.coordinator, self._queue_max, self.generation, self._former, self._watch)
                 effects = [Send(DISPATCHER, enlist)]
             case DispatcherDown():
                 self._enlisted = False
@@ -307,9 +345,11 @@ class Closures:
         effects = self._resolve(
             _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
         )
-        for start in range(0, len(sent), WITHDRAW_MAX):
-            effects.append(Send(DISPATCHER, Withdraw(sent[start : start + WITHDRAW_MAX], self._cancel_grace_s)))
-        return effects
+        return effects + self._take_back(sent)
+
+    def _take_back(self, works: list[int]) -> list[Effect]:
+        parts = (works[start : start + WITHDRAW_MAX] for start in range(0, len(works), WITHDRAW_MAX))
+        return [Send(DISPATCHER, Withdraw(part, self._cancel_grace_s)) for part in parts]
 
     def _let_go(self, works: list[int]) -> list[Effect]:
         items = [(work, self._kept.pop(work)) for work in works if work in self._kept]
@@ -322,16 +362,18 @@ class Closures:
         if self._enlisted:
             return [self._end_generation()]
         # Without works there is nothing to wait for but processes that were lost from sight, and they stop by themselves.
-        return [] if self._works else self._round_ended()
+        return [] if len(self._works) > len(self.pins.apart) else self._round_ended()
 
     def _end_generation(self) -> Send:
         return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
 
     def _round_ended(self) -> list[Effect]:
-        effects = self._resolve(_all(self._works, CANCELLED))
+        apart = self.pins.apart
+        effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
         generation = self.generation
         self.generation += 1
-        self.ending = self._former = False
+        self.ending = False
+        self._former = bool(self._works)  # what is apart goes on
         self.failed = None
         return [*effects, RoundEnded(generation)]
 
@@ -349,6 +391,9 @@ class Closures:
             case Progress(left_queue):
                 self._left_queue = left_queue
                 return []
+            case Members():
+                changed = self.pins.hear(message, now)
+                return [] if changed is None else [changed]
             case Enlisted(_, workers):
                 return self._welcome(workers, now)
             case GenerationEnded(generation):
@@ -361,18 +406,18 @@ class Closures:
 
     def _welcome(self, workers: int, now: float) -> list[Effect]:
         self._enlisted = True
+        self.pins.enlisted()
         self._count_workers(workers, now)
         self._submitted = self._left_queue = self._finished = 0
         self._unsent = dict.fromkeys(self._works)
         effects: list[Effect] = []
         effects += self._define(list(self._functions.items()))
-        if self.ending:
-            return [*effects, self._end_generation()]
+        effects += self._forget_everywhere() if self._to_forget else []
         if self._former:
             for work, attempt, lost, fn, payload in self._works.values():
                 again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
                 self._works[work] = (work, again, lost, fn, payload)
-        return effects
+        return [*effects, self._end_generation()] if self.ending else effects
 
     def _resolve(self, items: list[Result]) -> list[Effect]:
         """Results of what is unfinished; a second one for the same work finds nothing."""
@@ -380,13 +425,13 @@ class Closures:
         effects: list[Effect] = []
         freed: list[int] = []
         kept: list[tuple[int, int]] = []
-        works, uses, unsent = self._works, self._uses, self._unsent
+        works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
         for work, attempt, kind, payload in items:
             if kind == BULK:
                 if work not in self._to_keep:
                     effects.append(self._bulk_reported(work, attempt, payload))
                     continue
-                if self.ending:  # the dispatcher has let go of it, and it ends with its round
+                if self.ending and work not in pins.apart:  # the dispatcher has let go of it: it ends with its round
                     continue
                 kind = KEPT
                 self._kept[work] = attempt
@@ -399,11 +444,12 @@ class Closures:
             uses[fn] = left
             if not left:
                 freed.append(fn)
+            apart = pins.options and pins.ended(work)
             if unsent and work in unsent:
                 del unsent[work]
-            else:
+            elif not apart:
                 self._finished += 1
-            if kind and kind in (ERROR, UNAVAILABLE) and self.failed is None:
+            if kind and kind in (ERROR, UNAVAILABLE) and self.failed is None and not apart:
                 self.failed = work
             resolved.append((work, kind, payload))
         if self._starts:
@@ -439,10 +485,10 @@ class Closures:
             if final:
                 del self._works[work], self._starts[work]
                 self._to_keep.discard(work)
-                self._finished += 1
                 self._uses[fn] -= 1
-                if self.failed is None:
-                    self.failed = work
+                if not self.pins.ended(work):
+                    self._finished += 1
+                    self.failed = work if self.failed is None else self.failed
                 effects.append(ResolveLost(work, starts))
                 effects += self._forget_unused([fn])
         return effects
@@ -466,17 +512,29 @@ class Closures:
     def _tick(self, now: float) -> list[Effect]:
         if self.deadline is None or now < self.deadline:
             return []
+        if self._alone_since is None:
+            return self._give_up_missed(now)
         whom = "any worker" if self._enlisted else "a dispatcher"
         problem = f"the cluster was without {whom} for {self._lost_limit_s:g} s".encode()
         effects: list[Effect] = []
         if self._enlisted:
             effects.append(self._end_generation())
+            effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
         was_ending = self.ending
         effects += self._resolve(_all(self._works, UNAVAILABLE, problem))
         if was_ending:
             effects += self._round_ended()
         else:
             self.generation += 1
+        return effects
+
+    def _give_up_missed(self, now: float) -> list[Effect]:
+        """What is pinned to workers that were missed for too long."""
+        effects: list[Effect] = []
+        for worker, works in self.pins.overdue(now):
+            sent = [work for work in works if work not in self._unsent]
+            problem = f"it is for {worker} alone, which was not there for {self.pins.recovery_limit_s:g} s".encode()
+            effects += self._resolve(_all(works, UNAVAILABLE, problem)) + self._take_back(sent)
         return effects
 
     def _be_alone(self, now: float) -> None:
@@ -494,9 +552,13 @@ class Closures:
         """Send what waits, in messages that are not too large."""
         items = [self._works[work] for work in self._unsent]
         self._unsent = {}
-        self._submitted += len(items)
         self._former = True
-        return [Send(DISPATCHER, Submit(self.generation, part)) for part in split(items)]
+        effects: list[Effect] = []
+        for options, group in self.pins.grouped(items):
+            if not options.apart:
+                self._submitted += len(group)
+            effects += [Send(DISPATCHER, Submit(self.generation, part, *options)) for part in split(group)]
+        return effects
 
     def _forget_unused(self, functions: list[int]) -> list[Effect]:
         gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
@@ -505,6 +567,10 @@ class Closures:
             self._functions.pop(fn, None)
             self._uses.pop(fn, None)
         return [Send(DISPATCHER, Forget(self.coordinator, gone))] if gone and self._enlisted else []
+
+    def _forget_everywhere(self) -> list[Effect]:
+        numbers, self._to_forget = self._to_forget, []
+        return [Send(DISPATCHER, Forget(self.coordinator, numbers, everywhere=True))]
 
     def _say_room(self) -> list[Effect]:
         full = self.queued >= self._queue_max

@@ -29,6 +29,9 @@ from zmqdist.core.events import Heard, Peer, PeerGone, ProcessExited, Send, Tick
 from zmqdist.limits import WORKERS_MAX
 from zmqdist.messages import Goodbye, Leave, Refused, Register, Registered
 
+SAID_GOODBYE = "said goodbye"
+"""Why a member is no more that left in good order."""
+
 BEAT_S_MIN = 1.0
 BEAT_S_PER_WORKER = 0.01
 """With 1,000 workers one beat in 10 s each: 100 messages a second, whatever their number."""
@@ -150,9 +153,7 @@ class Membership:
                 return self._register(peer, register, now, watched)
             case Heard(peer, Goodbye(reason)):
                 member = self.by_peer.get(peer)
-                return (
-                    [] if member is None else [self._lose(member, reason or "said goodbye", 0, "", now, settled=True)]
-                )
+                return [] if member is None else [self._lose(member, reason or SAID_GOODBYE, 0, "", now, settled=True)]
             case Heard(peer, Leave()):
                 member = self.by_peer.get(peer)
                 if member is None:
@@ -302,7 +303,7 @@ class Membership:
             member.peer = None
         self._away.pop(id(member), None)
         self._unwatched.discard(id(member))
-        if reason != "said goodbye":
+        if reason != SAID_GOODBYE:
             self.losses_count += 1
             self.losses.append(LossRecord(member.name, reason, exit_code, now))
             del self.losses[:-LOSSES_KEPT]

@@ -20,6 +20,7 @@ Promises, checked by tests/core/test_worker.py, test_worker_stops.py and tests/s
     P5  a lease that was cut off ends at most its grace later (process slots)
     P6  careful work is not begun before its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
+    P8  with a start delay, worker i begins with a coordinator's first work i times that later (stagger.py)
 
 Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
 """
@@ -34,6 +35,7 @@ from zmqdist.core.batches import split
 from zmqdist.core.contact import Contact, earliest
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.slot import Slot
+from zmqdist.core.stagger import Stagger
 from zmqdist.core.worker_events import (
     NOT_RUN,
     DispatcherDown,
@@ -102,12 +104,13 @@ class Worker:
         now: float,
         address: str = "",
         tags: tuple[str, ...] = (),
+        start_delay: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self.job, self.index, self.pid, self.host = job, index, pid, host
         self.address, self.tags = address, tags
         self.incarnation = incarnation
         self.can_kill = can_kill
-        self.leaving = False
+        self.leaving, self.workers = False, 0  # workers: as the dispatcher told with the latest work
         self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
@@ -120,7 +123,7 @@ class Worker:
         self._started: list[int] = []
         self._contact = Contact(orphan_limit_s, now, now + orphan_limit_s)
         self.leave_at: float | None = None  # when what it runs is cut off
-        self._spawn_failures = 0
+        self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._careful: tuple[int, int] | None = None
         """The careful lease whose start was reported, and the beat whose echo lets it start."""
 
@@ -129,7 +132,7 @@ class Worker:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self.ended is not None:
             return None
-        first = earliest(self._contact.deadline, self.leave_at)
+        first = earliest(earliest(self._contact.deadline, self.leave_at), self._stagger.until)
         for slot in self._slots:
             if slot.cut and self.can_kill:
                 first = earliest(first, slot.kill_at)
@@ -207,7 +210,9 @@ class Worker:
 
     def _hear(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, careful):
+            case Assign(functions, items, careful, workers):
+                self.workers = workers
+                self._stagger.came(items, self.index, now)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
                 self._queue.extend(items)
@@ -228,8 +233,8 @@ class Worker:
                 return self._cut_off(set(leases), now + grace_s)
             case Release(leases):
                 return [FreeBulk(lease) for lease in leases if self._bulk.pop(lease, None) is not None]
-            case Forget(coordinator, functions):
-                return self._forget({(coordinator, fn) for fn in functions})
+            case Forget(coordinator, numbers, everywhere):
+                return self._forget({(coordinator, number) for number in numbers}, everywhere)
             case Leave(grace_s):
                 return self._leave(grace_s, now)
             case Refused(code, text, final):
@@ -378,9 +383,7 @@ class Worker:
     def _fill(self, now: float) -> list[Effect]:
         """Give waiting work to slots that can take it."""
         effects: list[Effect] = []
-        if not self._queue:
-            return effects
-        for slot in self._slots:
+        for slot in self._slots if not self._stagger.holds(now) else ():
             if not self._queue:
                 break
             if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
@@ -536,7 +539,7 @@ class Worker:
             self._reclaim(slot) for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)
         ]
 
-    def _forget(self, keys: set[tuple[int, int]]) -> list[Effect]:
+    def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
         """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
         back = {item[0] for item in self._queue if (item[1], item[3]) in keys}
         self._queue = deque(item for item in self._queue if item[0] not in back)
@@ -545,7 +548,7 @@ class Worker:
         for key in keys:
             self._functions.pop(key, None)
         for slot in self._slots:
-            known = sorted(slot.known & keys)
+            known = sorted(keys if everywhere and slot.ready else slot.known & keys)
             if known:
                 slot.known.difference_update(known)
                 effects.append(ForgetFunctions(slot.index, known))

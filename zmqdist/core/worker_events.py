@@ -125,7 +125,7 @@ class Spawn:
 
 @dataclass(frozen=True, slots=True)
 class ForgetFunctions:
-    """These functions are not used again: (coordinator, fn)."""
+    """These functions are not used again, nor what else a slot has under such a key: (coordinator, number), ALL_NUMBERS for all."""
 
     slot: int
     functions: list[tuple[int, int]]

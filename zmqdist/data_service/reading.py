@@ -397,9 +397,11 @@ class Reader:
                     room -= 1
                     self._ask(source, Wanted(each_max, BATCH_BYTES, wait_s, self._number, trainer=self._wish.trainer))
         mine = self._sources.values()
-        if not any(source.asked for source in mine) and (
-            self._finished or (self._subset and not self._awaits and mine and all(source.ended for source in mine))
-        ):
+        if any(source.asked for source in mine):
+            return
+        # A task may give its last batch, and the dispatcher drop it as finished, before it was asked once more and could say so itself.
+        over = mine and all(source.ended or source.gone for source in mine)
+        if self._finished or (self._subset and not self._awaits and over):
             self._end(None)
 
     def _may_ask(self, source: TaskSource) -> bool:

@@ -1,16 +1,19 @@
 """Run one scheduled function: unpickle, call, pickle. The only place where user code of scheduled work runs.
 
 An outcome is (kind, payload): VALUE with the packed result, ERROR with the packed exception, BULK with a list of parts, KEPT with the same,
-however small, where the result is to stay with the worker. Nothing that user code does gets out of here as an exception.
+however small, where the result is to stay with the worker, INPUT_LOST where it could not begin. Nothing that user code does gets out of
+here as an exception.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from zmqdist.dispatch.references import KEEP, Reference, decode_reference, is_reference
+from zmqdist.dispatch import kept
+from zmqdist.dispatch.references import INPUTS, KEEP, Reference, decode_reference, is_reference
+from zmqdist.dispatch.resources import Resources
 from zmqdist.errors import InternalError
-from zmqdist.messages import BULK, ERROR, KEPT, VALUE
+from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.wire import trusted
 
 
@@ -24,12 +27,18 @@ class Functions:
     """Functions by (coordinator, fn), and what is too large for a message, fetched from whoever holds it.
 
     A function is unpickled at first use, so that a failure to do so is the error of the work that uses it.
+
+    Attributes:
+      resources: what stands under numbers that are no functions'.
     """
 
     def __init__(self, fetcher: Fetches) -> None:
+        self.resources = Resources(fetcher)
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
         self._loaded: dict[tuple[int, int], Any] = {}
+        self._capturing: set[tuple[int, int]] = set()
+        """Loaded functions that hold a resource: they would keep it alive."""
 
     def define(self, functions: list[tuple[int, int, bytes]]) -> None:
         for coordinator, fn, pickled in functions:
@@ -40,6 +49,10 @@ class Functions:
         for key in functions:
             self._pickled.pop(key, None)
             self._loaded.pop(key, None)
+        if self.resources.forget(functions):
+            for key in self._capturing:
+                self._loaded.pop(key, None)
+            self._capturing.clear()
 
     def get(self, coordinator: int, fn: int) -> Any:
         key = (coordinator, fn)
@@ -48,11 +61,14 @@ class Functions:
             pickled = self._pickled.get(key)
             if pickled is None:
                 raise InternalError(None, None, f"function {fn} was not sent to this worker")
+            asked = self.resources.asked
             if is_reference(pickled):
                 loaded = trusted.unpack_parts(self.fetched(pickled))
             else:
                 loaded = trusted.unpack(pickled)
             self._loaded[key] = loaded
+            if self.resources.asked != asked:
+                self._capturing.add(key)
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:
@@ -66,12 +82,16 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     if keep:
         payload = payload[1:]
     try:
+        if payload[:1] == INPUTS:
+            payload = kept.take_from(payload[1:], functions.fetched)
         function = functions.get(coordinator, fn)
         if is_reference(payload):
             args, kwargs = trusted.unpack_parts(functions.fetched(payload))
         else:
             args, kwargs = trusted.unpack(payload)
         packed = trusted.pack(function(*args, **kwargs))
+    except kept.InputLost as lost:
+        return INPUT_LOST, kept.encode_loss(lost)
     except Exception as error:
         return ERROR, trusted.pack_error(error)
     except BaseException as error:

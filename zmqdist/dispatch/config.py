@@ -8,6 +8,7 @@ Light to import: whoever starts processes needs these before anything else.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
@@ -21,6 +22,9 @@ PROTOCOLS: Final = ("zmq", "tcp")
 DEPLOYMENT_MODES: Final = ("COLOCATED", "REMOTE", "HYBRID")
 
 NEVER: Final = -1
+
+START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
+"""Whole seconds."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,9 @@ class WorkerConfig:
       host: address it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
       job, index: its name; index None takes the lowest that is free.
       slots: functions it runs at a time.
+      schedule_start_delay_s: worker i lets the first function of each coordinator wait for i times this, at most for
+        `schedule_start_delay_max_s` (0: no bound). None: ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY, and that with _MAX, of the
+        worker's environment, or 0.
       processes: slots are child processes (can be cut off, may crash) instead of threads.
       orphan_limit_s: it ends itself after so long without a dispatcher.
       token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
@@ -167,6 +174,8 @@ class WorkerConfig:
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
+    schedule_start_delay_s: float | None = None
+    schedule_start_delay_max_s: float | None = None
 
     def __post_init__(self) -> None:
         if not self.dispatcher_address:
@@ -185,12 +194,20 @@ class WorkerConfig:
             cross_trainer_cache_size_bytes=self.cross_trainer_cache_size_bytes,
             snapshot_max_chunk_size_bytes=self.snapshot_max_chunk_size_bytes,
             shutdown_quiet_period_ms=self.shutdown_quiet_period_ms,
+            schedule_start_delay_s=self.schedule_start_delay_s,
+            schedule_start_delay_max_s=self.schedule_start_delay_max_s,
         )
         if isinstance(self.worker_tags, str):
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
         object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a list is what JSON makes of them
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError(None, None, "Worker tags cannot be empty.")
+
+    @property
+    def start_delay(self) -> tuple[float, float]:
+        """Seconds between the starts of two workers with neighbouring indices, and the most that one waits."""
+        delay = _or_of_environment(self.schedule_start_delay_s, START_DELAY_ENV)
+        return delay, _or_of_environment(self.schedule_start_delay_max_s, START_DELAY_ENV + "_MAX")
 
     # -- what the data service makes of it ----------------------------------------------------------------------------------
 
@@ -212,6 +229,13 @@ class WorkerConfig:
         if self.worker_address is not None:
             return self.worker_address.replace("%port%", port)
         return f"localhost:{port}" if host == "127.0.0.1" else bound
+
+
+def _or_of_environment(seconds: float | None, name: str) -> float:
+    if seconds is not None:
+        return seconds
+    told = os.environ.get(name, "")
+    return float(told) if told.isdigit() else 0.0
 
 
 def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> float:

@@ -7,6 +7,7 @@ The loop's thread knows the shell alone, so that a server which nobody refers to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -54,6 +55,9 @@ from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import host_identity, our_hello
 
 LOOK_FOR_END_S = 0.005
+
+LEAVING_S = 1.0
+"""What workers that were told to leave take beyond their grace."""
 
 FROM_WORKERS = (Register, Done, Returned, SlotsLost, Beat, Leave)
 FROM_COORDINATORS = (Enlist, Define, Forget, Submit, Withdraw, EndGeneration, Taken)
@@ -157,6 +161,32 @@ class DispatchServer:
         finally:
             shell.loop.call_soon(shell.watchers.remove, look)
 
+    def watch_members(self, fn: Callable[[frozenset[tuple[str, int]]], object]) -> None:
+        """Have `fn` called with the (job, index) of the registered workers: now, and whenever one has joined or was lost.
+
+        In the loop's thread, so it must not wait.
+        """
+        shell = self._shell
+        assert shell.loop is not None
+
+        def look() -> None:
+            fn(frozenset(shell.broker.membership.members))
+
+        def begin() -> None:
+            shell.member_watchers.append(look)
+            look()
+
+        shell.loop.call_soon(begin)
+
+    def shutdown(self, grace_s: float = 0.0) -> None:
+        """Tell all workers to leave, wait until they have, at most a little longer than `grace_s`, and stop. Idempotent."""
+        loop = self._shell.loop
+        with contextlib.suppress(errors.FailedPreconditionError):  # it was stopped meanwhile
+            if loop is not None and not self._shell.stopped.is_set():
+                loop.run(lambda: self._shell.shutdown(grace_s))
+                self.join(grace_s + LEAVING_S)
+        self.stop()
+
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
         """Somebody saw a worker's process end, and says so before its connection does. From any thread."""
         if self._shell.loop is not None:
@@ -188,6 +218,7 @@ class _Shell:
       loop: None before `open`.
       stopped: set by `stop`, or because somebody asked for it by RPC.
       watchers: called in the loop after each event.
+      member_watchers: called in the loop when workers have joined or were lost.
     """
 
     def __init__(self, config: DispatcherConfig, listener: int | None) -> None:
@@ -209,6 +240,7 @@ class _Shell:
         self.undelivered = 0
         self._memory = MemoryKeeper()
         self.watchers: list[Callable[[], None]] = []
+        self.member_watchers: list[Callable[[], None]] = []
         self._due: float | None = None
 
     @property
@@ -307,6 +339,8 @@ class _Shell:
                     self.data.joined(member.name, register.address, member.incarnation, tuple(register.tags))
                 case MemberLost(member):
                     self.data.lost(member.incarnation, left=False)
+        for told in self.member_watchers:
+            told()
 
     def _nothing_out(self) -> bool:
         return not any(hands.leases for hands in self.broker.dispatch.hands.values())
@@ -331,7 +365,7 @@ class _Shell:
     def _service(self) -> RpcService:
         service = RpcService("dispatcher")
         service.register("status", self._status, inline=True)
-        service.register("shutdown", self._shutdown, inline=True, roles=frozenset({"submit"}))
+        service.register("shutdown", self.shutdown, inline=True, roles=frozenset({"submit"}))
         service.register("drain", self._drain, inline=True, roles=frozenset({"submit"}))
         service.register("report_exit", self._report_exit, inline=True, roles=frozenset({"submit"}))
         return service
@@ -358,14 +392,14 @@ class _Shell:
             "refused_handshakes": self._router.refused_handshakes,
         }
 
-    def _shutdown(self, grace_s: float) -> int:
+    def shutdown(self, grace_s: float) -> int:
         """Tell all workers to leave and stop when they have, or after the grace. Returns how many there are."""
         members = list(self.broker.membership.members.values())
         assert self.loop is not None
         now = self.loop.now()
         for member in members:
             self._perform(self.broker.leave(member.job, member.index, grace_s, now) or [])
-        self._stop_when_empty(now + grace_s + 1.0)
+        self._stop_when_empty(now + grace_s + LEAVING_S)
         return len(members)
 
     def _stop_when_empty(self, until: float) -> None:

@@ -1,9 +1,10 @@
 """A slot process: runs functions one after the other, in the order in which they were given.
 
-It shares a page of four numbers with its worker:
+It shares a page of six numbers with its worker:
     POSITION    the item that it is at; written before the item begins
     GIVEN_UP    with GIVEN_UP_TO a range: items after the first and up to the second have been taken back
     CANCEL      the item that should end: zmqdist.cancelled() compares it with POSITION
+    INDEX       of its worker, with WORKERS, how many there are: written before the items that it was told with
 
 Claiming an item is: look at the range, write POSITION, look at the range again. The worker takes back by writing the range and
 then reading POSITION. Whatever the order of those four, at least one side sees the other; an item that both gave up is
@@ -24,7 +25,7 @@ from typing import Any
 
 from zmqdist import running
 from zmqdist.core.worker_events import NOT_RUN
-from zmqdist.dispatch import kept
+from zmqdist.dispatch import kept, resources
 from zmqdist.dispatch.call import Functions, run
 from zmqdist.dispatch.fetch import Clients
 from zmqdist.dispatch.pipe import BlockingPipe, Ready, Report, Welcome, Work
@@ -34,7 +35,7 @@ from zmqdist.messages import BULK, KEPT
 from zmqdist.net.arena import Arena, Handle, this_arena
 from zmqdist.net.credentials import Credentials
 
-POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL = range(4)
+POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL, INDEX, WORKERS = range(6)
 PAGE_BYTES = 4096
 
 _forked: list[bool] = []
@@ -117,7 +118,7 @@ def main(pipe_fd: int, page_fd: int) -> None:
     cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
     pipe = BlockingPipe(socket.socket(fileno=pipe_fd))
     reporter = _Reporter(pipe)
-    running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0)
+    running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
     try:
         pipe.send(Ready(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
         welcome = pipe.receive()
@@ -126,6 +127,7 @@ def main(pipe_fd: int, page_fd: int) -> None:
         fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker)
         kept.fetch_with(fetcher)
         functions = Functions(fetcher)
+        resources.build_in(functions.resources)
         while (message := pipe.receive()) is not None:
             assert isinstance(message, Work)
             functions.define(message.functions)

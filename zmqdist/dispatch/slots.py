@@ -30,7 +30,7 @@ from zmqdist.core.worker_events import (
 )
 from zmqdist.dispatch.forks import Fork, Forks
 from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
-from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, PAGE_BYTES, POSITION
+from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
 from zmqdist.dispatch.template import SILENT, SLOT
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError
 from zmqdist.messages import BULK, ERROR
@@ -38,6 +38,7 @@ from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.net.loop import Loop
 from zmqdist.net.processes import is_alive
+from zmqdist.running import Worker
 from zmqdist.wire import trusted
 
 LOOK_S = 0.02
@@ -62,17 +63,21 @@ class ProcessSlots:
       hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
       address: of this worker, for its slots.
       forks: what they are forked by.
+      worker: its index, and how many there are.
     """
 
     can_kill = True
 
-    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, forks: Forks) -> None:
+    def __init__(
+        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, forks: Forks, worker: Worker
+    ) -> None:
         self._loop = loop
         self.address = address
         self._feed = feed
         self._hold = hold
         self._slots: list[_SlotProcess | None] = [None] * slots
         self._forks = forks
+        self._worker = worker
         forks.on_lost.append(self._template_died)
         self._looking = False
         self._template_lost = False
@@ -90,6 +95,7 @@ class ProcessSlots:
         process = self._slots[give.slot]
         assert process is not None
         process.given_to = give.items[-1][0]
+        process.cells[INDEX], process.cells[WORKERS] = self._worker()
         self._look_soon()
         process.pipe.send(Work(give.functions, give.items, []))
 

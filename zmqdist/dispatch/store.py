@@ -81,16 +81,17 @@ class BulkStore:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def hold(self, parts: Sequence[Part], *, shared: bool) -> Reference:
+    def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
         """Keep these until they are freed.
 
         Args:
           parts: small ones travel in the reference, as far as they fit together; large ones are copied, but for frozen arrays and for
             blocks, which nobody writes to any more.
           shared: any number of processes may map them, each privately; else one, which then has them for itself.
+          inline_max: so many bytes may travel in the reference.
         """
         told: list[bytes | Held] = []
-        room = INLINE_BYTES_MAX
+        room = inline_max
         for part in parts:
             size = part.nbytes if isinstance(part, Block) else memoryview(part).nbytes  # type: ignore[arg-type]
             if size <= room and not isinstance(part, Block):

@@ -12,7 +12,7 @@ from typing import Any
 
 from zmqdist import running
 from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
-from zmqdist.dispatch import kept
+from zmqdist.dispatch import kept, resources
 from zmqdist.dispatch.call import Fetches, Functions, run
 from zmqdist.dispatch.slots import Bulk, Feed
 from zmqdist.errors import FailedPreconditionError
@@ -25,11 +25,14 @@ class ThreadSlots:
 
     can_kill = False
 
-    def __init__(self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches) -> None:
+    def __init__(
+        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches, worker: running.Worker
+    ) -> None:
         self._loop = loop
         self._feed = feed
         self._hold = hold
         self._fetcher = fetcher
+        self._worker = worker
         self._functions = Functions(fetcher)
         self._slots = [_Slot(self, number) for number in range(slots)]
 
@@ -64,11 +67,12 @@ class ThreadSlots:
 
     def _serve(self, slot: _Slot) -> None:
         kept.fetch_with(self._fetcher)
+        resources.build_in(self._functions.resources)
         self._tell(SlotReady(slot.number))
         while (item := slot.items.get()) is not None:
             position, coordinator, fn, payload = item
             slot.busy = True
-            running.enter(lambda: slot.cancel == position)  # noqa: B023  the slot has one item at a time
+            running.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
             kind, result = run(self._functions, coordinator, fn, payload)
             running.leave()
             slot.busy = False

@@ -128,6 +128,12 @@ class WorkerServer:
         return self._shell.ended
 
     @property
+    def in_contact(self) -> bool:
+        """Whether a dispatcher has taken it, and the connection to that one stands."""
+        machine = self._shell.machine
+        return machine is not None and machine.registered and not self._shell.stopped.is_set()
+
+    @property
     def address(self) -> str:
         """ "host:port" of its own server."""
         return self._shell.address
@@ -270,10 +276,11 @@ class _Shell:
             self.address = self._store.address = router.bind(join(host, config.port))
             self.advertised = self.data.address = config.advertised(self.address)
             self._slots: ProcessSlots | ThreadSlots
+            about_slots = config.slots, self._handle, self._hold
             if self._forks is not None:
-                self._slots = ProcessSlots(loop, config.slots, self._handle, self._hold, self.address, self._forks)
+                self._slots = ProcessSlots(loop, *about_slots, self.address, self._forks, self._worker)
             else:
-                self._slots = ThreadSlots(loop, config.slots, self._handle, self._hold, self._pulled)
+                self._slots = ThreadSlots(loop, *about_slots, self._pulled, self._worker)
             self.machine = Worker(
                 incarnation=incarnation,
                 job=config.job,
@@ -286,6 +293,7 @@ class _Shell:
                 now=loop.now(),
                 address=self.advertised,
                 tags=tuple(config.worker_tags or ()),
+                start_delay=config.start_delay,
             )
         except BaseException:
             loop.stop()
@@ -294,6 +302,10 @@ class _Shell:
         loop.on_stop(self._close)
         loop.call_soon(self._begin)
         loop.start()
+
+    def _worker(self) -> tuple[int, int]:
+        assert self.machine is not None
+        return self.machine.index, self.machine.workers
 
     def _task_processes(self, host: str, life: int, timeout_s: float) -> TaskProcesses | None:
         """Where tasks of the data service run, if not in threads."""

@@ -6,6 +6,7 @@ A thread waits for the ends of all of them; whoever starts one is told its exit 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -23,8 +24,17 @@ from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 
 if TYPE_CHECKING:
     from zmqdist.dispatch.config import WorkerConfig
+    from zmqdist.launch.roles import TaskConfig
 
 Line = Callable[[str], object]
+
+_prctl = ctypes.CDLL(None).prctl
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """In a child, before its program: when the launcher is killed, the program is told to end, like its cluster."""
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
 
 
 class Child:
@@ -117,11 +127,13 @@ class Children:
         self._closing = False
         self._thread.start()
 
-    def start_worker(self, config: WorkerConfig, environment: Mapping[str, str], on_line: Line | None = None) -> Child:
-        """Start a worker; arguments as `start`."""
-        told = json.dumps(dataclasses.asdict(config))
+    def start_role(
+        self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], on_line: Line | None = None
+    ) -> Child:
+        """Start a worker, or a task of a cluster (roles.py); arguments as `start`."""
+        told = type(config).__name__, json.dumps(dataclasses.asdict(config))
         name = f"{config.job}:{config.index}"
-        return self.start(name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), told], environment, on_line)
+        return self.start(name, lambda lifeline: ["zmqdist.launch.roles", str(lifeline), *told], environment, on_line)
 
     def start(
         self,
@@ -154,7 +166,22 @@ class Children:
             raise
         finally:
             os.close(theirs)
-        child = Child(name, process, ours)
+        return self._adopt(Child(name, process, ours), on_line)
+
+    def start_program(self, name: str, command: Sequence[str], environment: Mapping[str, str], on_line: Line) -> Child:
+        """Start any program; it has no lifeline, but is told to end when the thread that calls this ends. Arguments as `start`."""
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=dict(environment),
+            start_new_session=True,
+            preexec_fn=end_with_parent,
+        )
+        return self._adopt(Child(name, process, -1), on_line)
+
+    def _adopt(self, child: Child, on_line: Line | None) -> Child:
         if on_line is not None:
             child.read_lines(on_line)
         with self._lock:

@@ -1,7 +1,10 @@
 """A whole cluster file on this machine: start every job, run the program, stop all.
 
-The dispatcher runs in this process, workers as children, the program as a child with the terminal to itself. What workers write is
-passed on with a prefix. The exit code is the program's.
+The dispatcher runs in this process, workers and parameter servers as children (tasks.py), the program as a child with the terminal to
+itself: it is the chief. What the others write is passed on with a prefix. The exit code is the program's.
+
+An evaluator runs beside them, and nobody waits for it as long as the program runs; then it has the grace to end by itself, having seen that
+the training is over, and is told to end after that. It is not started again.
 
 A program that begins with `python` or `python3` is run by the Python that runs this: functions and their values are pickled between
 the program and the workers, so both have to be the same Python with the same packages.
@@ -10,7 +13,6 @@ the program and the workers, so both have to be the same Python with the same pa
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -24,19 +26,26 @@ from pathlib import Path
 import msgspec
 
 from zmqdist import errors
+from zmqdist.cluster.addresses import is_wildcard
+from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
-from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, WorkerJob
+from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, SingleJob, WorkerJob
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.server import DispatchServer
-from zmqdist.launch.children import Child, Children
+from zmqdist.launch.children import Child, Children, end_with_parent
 from zmqdist.launch.folders import RunFolder
+from zmqdist.launch.ports import Reserved
+from zmqdist.launch.roles import TaskConfig
+from zmqdist.launch.tasks import Tasks
 from zmqdist.limits import GRACE_S
 from zmqdist.net import keys, token
 from zmqdist.net.address import is_loopback, split
 from zmqdist.net.credentials import Credentials
 
 Say = Callable[[str], object]
+
+LOOPBACK = "127.0.0.1"
 
 
 class Launch:
@@ -45,10 +54,10 @@ class Launch:
     Args:
       config: as loaded; `runtime` is filled in here.
       arguments: added to the program's command line.
-      say: gets each line that is not the program's: workers' output with its prefix, and what happens to them.
+      say: gets each line that is not the program's: what workers, ps and evaluator write, with a prefix, and what happens to them.
 
     Raises (from `run`):
-      OpError: the dispatcher could not be started, or no keys were found for an address that others reach.
+      OpError: the dispatcher could not be started, the port of a ps is in use, or no keys were found for an address that others reach.
       NotImplementedError: the file asks for what this version does not start.
     """
 
@@ -59,7 +68,7 @@ class Launch:
         self._command = [*_with_this_python(config.command), *arguments]
         self._say = say
         self._grace_s = grace_s
-        self._stopping = False
+        self._over = False
         self._signals: list[int] = []
         self._program: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()  # a signal may interrupt who has it
@@ -74,12 +83,18 @@ class Launch:
             folder = own.path
             credentials = self._credentials(folder)
             self._dispatcher = stack.enter_context(DispatchServer(self._dispatcher_config(credentials)))
+            self._reserve(stack)
             self._write_config(folder / "cluster.yaml", credentials)
             environment = {**credentials.environment(), CONFIG_ENV: str(folder / "cluster.yaml")}
-            children = self._children = Children(self._exited)
-            stack.callback(self._stop_workers, children)
-            self._start_workers(children, credentials, environment)
-            return self._run_program(environment)
+            tasks = Tasks(self._worker_exited, self._say)
+            stack.callback(tasks.close, self._grace_s)
+            self._start_workers(tasks, credentials, environment)
+            self._start_ps(tasks, credentials, environment)
+            evaluator = self._start_evaluator(stack)
+            code = self._run_program(environment)
+            if evaluator is not None:
+                self._let_end(evaluator)
+            return code
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ask for the end: the program is told, then everything is stopped. From any thread."""
@@ -93,13 +108,9 @@ class Launch:
             raise NotImplementedError(
                 f"launcher: {config.launcher} is not there yet; `local` starts everything on this host"
             )
-        for job in ("ps", "chief", "evaluator"):
-            if getattr(config.jobs, job) is not None:
-                raise NotImplementedError(f"jobs.{job} is not there yet: this version starts a dispatcher and workers")
-        if shutil.which(self._command[0]) is None:
-            raise errors.NotFoundError(
-                None, None, f"program: {self._command[0]!r} is not found, or may not be executed"
-            )
+        for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
+            if command and shutil.which(command[0]) is None:
+                raise errors.NotFoundError(None, None, f"{key}: {command[0]!r} is not found, or may not be executed")
 
     def _credentials(self, folder: Path) -> Credentials:
         security = self._config.security
@@ -137,7 +148,29 @@ class Launch:
         path.write_text(msgspec.structs.replace(self._config, runtime=runtime).to_yaml())
         path.chmod(0o600)
 
-    def _start_workers(self, children: Children, credentials: Credentials, environment: dict[str, str]) -> None:
+    def _reserve(self, stack: contextlib.ExitStack) -> None:
+        """The ports of the parameter servers; from now on the config has their addresses."""
+        section = self._config.jobs.ps
+        if section is None:
+            return
+        host, _ = split(self._dispatcher_section().address)
+        host = LOOPBACK if is_wildcard(host) else host
+        places = {index: split(address) for index, address in section.addresses().items()}
+        tasks = {}
+        for index in section.indices():
+            port = Reserved(*places.get(index, (host, 0)))
+            stack.callback(port.close)
+            tasks[index] = section.addresses().get(index, port.address)
+        placed = msgspec.structs.replace(section, count=None, tasks=tasks)
+        jobs = msgspec.structs.replace(self._config.jobs, ps=placed)
+        self._config = msgspec.structs.replace(self._config, jobs=jobs)
+
+    def _environment_of(self, job: str, index: int, environment: dict[str, str]) -> dict[str, str]:
+        """What a task of a job finds; `env` of the file stands above all."""
+        told = {TF_CONFIG_ENV: self._config.tf_config(job, index)}
+        return {**environment, **self._importable(environment), **told, **self._config.jobs.task_jobs()[job].env}
+
+    def _start_workers(self, tasks: Tasks, credentials: Credentials, environment: dict[str, str]) -> None:
         section = self._workers
         addresses = section.addresses()
         for index in section.indices():
@@ -153,9 +186,39 @@ class Launch:
                 token_file=credentials.token_file,
                 keys_dir=credentials.keys_dir,
             )
-            told = {TF_CONFIG_ENV: self._config.tf_config("worker", index)}
-            variables = {**environment, **self._importable(environment), **told, **section.env}
-            children.start_worker(config, variables, self._prefixed(index))
+            tasks.start(config, self._environment_of("worker", index, environment), section.restarts)
+
+    def _start_ps(self, tasks: Tasks, credentials: Credentials, environment: dict[str, str]) -> None:
+        section = self._config.jobs.ps
+        for index in [] if section is None else section.indices():
+            assert section is not None
+            config = TaskConfig({"ps": section.addresses()}, "ps", index, credentials.token_file, credentials.keys_dir)
+            tasks.start(config, self._environment_of("ps", index, environment), section.restarts)
+
+    def _evaluator_command(self) -> list[str]:
+        """[] where there is none."""
+        section = self._config.jobs.evaluator
+        if section is None:
+            return []
+        return self._command if section.program is None else _with_this_python(split_command(section.program))
+
+    def _start_evaluator(self, stack: contextlib.ExitStack) -> Child | None:
+        """It is not told where the cluster is: whoever forgets to ask which task he is must not train a second time."""
+        section = self._config.jobs.evaluator
+        if section is None:
+            return None
+        (index,) = section.indices()
+        told = {TF_CONFIG_ENV: self._config.tf_config("evaluator", index)}
+        environment = {name: value for name, value in os.environ.items() if name != CONFIG_ENV}
+        children = Children(self._evaluator_exited, whole_groups=True)
+        stack.callback(children.close, self._grace_s)
+        prefix = f"[evaluator-{index}]"
+        return children.start_program(
+            f"evaluator:{index}",
+            self._evaluator_command(),
+            {**environment, **told, **section.env},
+            lambda line: self._say(f"{prefix} {line}"),
+        )
 
     def _importable(self, environment: dict[str, str]) -> dict[str, str]:
         """Modules beside the program's script can be imported by its functions on the workers, as they can by itself."""
@@ -166,17 +229,16 @@ class Launch:
         folder = str(Path(script).absolute().parent)
         return {"PYTHONPATH": folder if not before else os.pathsep.join((folder, before))}
 
-    def _prefixed(self, index: int) -> Say:
-        return lambda line: self._say(f"[worker-{index}] {line}")
-
     # -- while it runs ------------------------------------------------------------------------------------------
 
     def _run_program(self, environment: dict[str, str]) -> int:
-        environment = {**environment, TF_CONFIG_ENV: self._config.tf_config("chief", 0)}
+        chief = self._config.jobs.chief or SingleJob()
+        (index,) = chief.indices()
+        environment = {**environment, TF_CONFIG_ENV: self._config.tf_config("chief", index), **chief.env}
         with self._lock:
             if self._signals:
                 return 128 + self._signals[-1]
-            self._program = subprocess.Popen(self._command, env=environment, preexec_fn=_end_with_parent)
+            self._program = subprocess.Popen(self._command, env=environment, preexec_fn=end_with_parent)
             if self._signals:  # one came while the program was being started
                 self._program.send_signal(self._signals[-1])
         code = self._wait_for_program()
@@ -207,31 +269,21 @@ class Launch:
             if number != signal.SIGINT or not sys.stdin.isatty():
                 self._program.send_signal(number if first else signal.SIGKILL)
 
-    def _exited(self, child: Child) -> None:
+    def _worker_exited(self, child: Child) -> None:
         job, _, index = child.name.partition(":")
         self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
-        if not self._stopping:
-            how = errors.describe_exit(child.exit_code or 0)
-            self._say(f"[{job}-{index}] ended ({how}); {self._left()}")
 
-    def _left(self) -> str:
-        count = len(self._children.running)
-        if not count:
-            return "no worker is left: what is scheduled fails after a while"
-        return f"its work runs elsewhere, {'1 worker is' if count == 1 else f'{count} workers are'} left"
+    def _evaluator_exited(self, child: Child) -> None:
+        if child.exit_code and not self._over:
+            how = errors.describe_exit(child.exit_code)
+            self._say(f"[{child.name.replace(':', '-')}] ended ({how}); nothing is evaluated any more")
 
-    def _stop_workers(self, children: Children) -> None:
-        self._stopping = True
-        children.close(self._grace_s)
-
-
-_prctl = ctypes.CDLL(None).prctl
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """In the child, before the program: when the launcher is killed, the program is told to end, like its cluster."""
-    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    def _let_end(self, evaluator: Child) -> None:
+        """The program has ended: its side-car may do the same, unless somebody is in a hurry."""
+        until = time.monotonic() + self._grace_s
+        while not self._signals and time.monotonic() < until and not evaluator.ended.wait(0.05):
+            pass
+        self._over = True
 
 
 class _Signals:

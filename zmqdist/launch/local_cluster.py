@@ -1,6 +1,6 @@
-"""A cluster on this machine for a with-statement: dispatcher here, workers as processes or as threads.
+"""A cluster on this machine for a with-statement: dispatcher here, workers and parameter servers as processes or as threads.
 
-The workers are started before this process imports what the dispatcher needs: the imports of both take most of the start, and there is
+The processes are started before this process imports what the dispatcher needs: the imports of both take most of the start, and there is
 more than one core. So the port is taken by a plain socket first, and handed to the dispatcher.
 """
 
@@ -10,14 +10,19 @@ import atexit
 import contextlib
 import dataclasses
 import os
+import signal
 import socket
 import threading
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
+from zmqdist.launch.ports import Reserved
+from zmqdist.launch.roles import TaskConfig
 from zmqdist.net import token
 from zmqdist.net.address import is_ipv6, join
 from zmqdist.net.credentials import Credentials
@@ -26,9 +31,11 @@ if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
     from zmqdist.dispatch.server import DispatchServer
     from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.server.server import Server
 
 START_LIMIT_S = 30.0
 STOP_GRACE_S = 2.0
+LOOK_S = 0.005
 
 
 class local_cluster:
@@ -37,7 +44,7 @@ class local_cluster:
     Args:
       workers: how many.
       slots: functions that each runs at a time.
-      ps: parameter servers; not there yet.
+      ps: parameter servers, for `zmqdist.ParameterServerStrategy`.
       processes: workers and their slots are processes of their own, started by command, so that scripts and notebooks need no `__main__`
         guard; False: threads of this process, at once there, for examples and debugging.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
@@ -47,20 +54,20 @@ class local_cluster:
     Attributes:
       target: "zmq://host:port"; ClusterCoordinator and Executor also take the cluster itself.
       dispatcher: the DispatchServer.
-      spec: the ClusterSpec with the dispatcher's address.
+      workers: how many there have been, those that were killed included; they have the indices below.
+      ps: the addresses of the parameter servers, by index; the same when one is started again.
+      spec: the ClusterSpec with the addresses of dispatcher and parameter servers.
 
     Raises:
-      NotImplementedError: for `ps`.
-      UnavailableError: a worker ended before it had registered; with its exit code.
+      UnavailableError: a process ended before it was ready; with its exit code.
       UnknownError: the port could not be bound.
       InvalidArgumentError: a number that cannot be.
     """
 
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
-        if ps:
-            raise NotImplementedError("local_cluster(ps=...): parameter servers are not there yet")
-        if workers < 0:
-            raise errors.InvalidArgumentError(None, None, f"workers is {workers}, wants 0 or more")
+        for name, count in (("workers", workers), ("ps", ps)):
+            if count < 0:
+                raise errors.InvalidArgumentError(None, None, f"{name} is {count}, wants 0 or more")
         config = DispatcherConfig(**options)  # what is wrong with it is said before anything has been made
         self._slots = slots
         self._listener = _listen(config)
@@ -68,15 +75,18 @@ class local_cluster:
         self._folder = RunFolder()
         self.credentials = Credentials(token_file=str(self._folder.path / "token"))
         token.create(self._folder.path / "token")
+        self._ports = [Reserved(config.host) for _ in range(ps)]
+        self.ps = [port.address for port in self._ports]
         self._children: Children | None = None
-        self._processes: list[Child] = []
-        self._threads: list[WorkerServer] = []
+        self._processes: dict[str, Child] = {}
+        self._threads: list[WorkerServer | Server] = []
+        self.workers = 0
         self._closed = threading.Lock()
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
         atexit.register(self.close)
         try:
-            started = self._start_processes(workers) if processes else []
+            started = self._start_processes(workers, range(ps)) if processes else []
             self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
             self._wait_for(started)
             if not processes:
@@ -93,7 +103,13 @@ class local_cluster:
     def _start_threads(self, count: int) -> None:
         from zmqdist.dispatch.worker import WorkerServer
 
-        self._threads = [WorkerServer(self._worker(index, False)) for index in range(count)]
+        self._threads += [WorkerServer(self._worker(index, False)) for index in range(count)]
+        self.workers = count
+        if self.ps:
+            from zmqdist.server.server import Server
+
+            secret = self.credentials.token_file
+            self._threads += [Server({"ps": self.ps}, "ps", index, token_file=secret) for index in range(len(self.ps))]
 
     @property
     def dispatcher(self) -> DispatchServer:
@@ -108,7 +124,7 @@ class local_cluster:
     def spec(self) -> ClusterSpec:
         from zmqdist.cluster.spec import ClusterSpec
 
-        return ClusterSpec({"dispatcher": [self.dispatcher.address]})
+        return ClusterSpec({"dispatcher": [self.dispatcher.address], **({"ps": self.ps} if self.ps else {})})
 
     def kill_worker(self, index: int) -> None:
         """End a worker's process with SIGKILL, as a crash would. Its work runs elsewhere.
@@ -116,16 +132,42 @@ class local_cluster:
         Raises:
           ValueError: there is no such worker process.
         """
-        if not 0 <= index < len(self._processes):
-            raise ValueError(f"no worker process {index} here; there are {len(self._processes)}")
-        self._processes[index].process.kill()
-        self._processes[index].ended.wait(5.0)
+        self._kill("worker", index)
+
+    def kill_ps(self, index: int) -> None:
+        """The same for a parameter server: what it has is lost. Its port stays reserved. Raises as `kill_worker`."""
+        self._kill("ps", index)
+
+    def restart_worker(self, index: int) -> None:
+        """Start a worker again, under its index; what runs of it is killed before. Returns when it has registered.
+
+        Raises:
+          ValueError: there is no such worker process.
+          UnavailableError: it ended before it had registered.
+        """
+        self._kill("worker", index)
+        # Its loss was reported; the successor must not be taken for it.
+        self.dispatcher.wait_for(lambda present: ("worker", index) not in present, START_LIMIT_S)
+        self._wait_for([self._start(self._worker(index, True))])
+
+    def restart_ps(self, index: int) -> None:
+        """Start a parameter server again, at the same address and with nothing; as `restart_worker`. Returns when it serves."""
+        self._kill("ps", index)
+        self._wait_for([self._start(self._ps(index))])
+
+    def _kill(self, job: str, index: int) -> None:
+        child = self._processes.get(f"{job}:{index}")
+        if child is None:
+            count = sum(name.startswith(f"{job}:") for name in self._processes)
+            raise ValueError(f"no {job} process {index} here; there are {count}")
+        child.signal(signal.SIGKILL)
+        child.ended.wait(5.0)
 
     def add_worker(self) -> int:
         """Start one more worker process, and return its index when it has registered."""
-        index = len(self._processes)
-        self._wait_for(self._start_processes(1))
-        return index
+        started = self._start_processes(1)
+        self._wait_for(started)
+        return self.workers - 1
 
     def close(self) -> None:
         """End the workers and the dispatcher. Idempotent. Does nothing in a child that was forked from the program."""
@@ -137,12 +179,14 @@ class local_cluster:
         ):  # a Ctrl-C in one of them must not leave out the others; the last comes first
             steps.callback(self._folder.close)
             steps.callback(self._listener.close)
+            for port in self._ports:
+                steps.callback(port.close)
             if self._dispatcher is not None:
                 steps.callback(self._dispatcher.stop)
             if self._children is not None:
                 steps.callback(self._children.close, STOP_GRACE_S)
-            for worker in self._threads:
-                steps.callback(worker.stop)
+            for each in self._threads:
+                steps.callback(each.stop, 0.0)
 
     def __enter__(self) -> local_cluster:
         return self
@@ -159,32 +203,51 @@ class local_cluster:
             token_file=self.credentials.token_file,
         )
 
-    def _start_processes(self, count: int) -> list[Child]:
+    def _ps(self, index: int) -> TaskConfig:
+        return TaskConfig({"ps": dict(enumerate(self.ps))}, "ps", index, token_file=self.credentials.token_file)
+
+    def _start_processes(self, workers: int, ps: Iterable[int] = ()) -> list[Child]:
+        """Start so many workers more, and these parameter servers."""
+        first, self.workers = self.workers, self.workers + workers
+        configs: list[WorkerConfig | TaskConfig] = [self._worker(index, True) for index in range(first, self.workers)]
+        return [self._start(config) for config in [*configs, *map(self._ps, ps)]]
+
+    def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
             self._children = Children(self._exited)
-        first = len(self._processes)
-        environment = self.credentials.environment()
-        for index in range(first, first + count):
-            self._processes.append(self._children.start_worker(self._worker(index, True), environment))
-        return self._processes[first:]
+        child = self._children.start_role(config, self.credentials.environment())
+        self._processes[child.name] = child
+        return child
 
     def _wait_for(self, started: list[Child]) -> None:
-        """Until all have registered, or one has ended before."""
-        wanted = {("worker", int(child.name.partition(":")[2])) for child in started}
+        """Until all are ready - workers have registered, parameter servers serve - or one has ended before."""
+        until = time.monotonic() + START_LIMIT_S
+        tasks = [(job, int(index)) for job, _, index in (child.name.partition(":") for child in started)]
+        workers = {task for task in tasks if task[0] == "worker"}
+        servers = {task: self.ps[task[1]] for task in tasks if task[0] == "ps"}
         if not self.dispatcher.wait_for(
-            lambda present: wanted <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
+            lambda present: workers <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
         ):
             raise errors.UnavailableError(None, None, f"not all workers had registered after {START_LIMIT_S:g} s")
+        while servers and not any(child.ended.is_set() for child in started):
+            from zmqdist.server.probe import listening
+
+            for task in listening(servers):
+                del servers[task]
+            if servers and time.monotonic() > until:
+                raise errors.UnavailableError(None, None, f"not all ps served after {START_LIMIT_S:g} s")
+            started[0].ended.wait(LOOK_S)
         for child in started:
             if child.ended.is_set():
                 how = errors.describe_exit(child.exit_code or 0)
+                ready = "had registered" if child.name.startswith("worker:") else "served"
                 raise errors.UnavailableError(
-                    None, None, f"{child.name} ended before it had registered ({how}); its reason is on standard error"
+                    None, None, f"{child.name} ended before it {ready} ({how}); its reason is on standard error"
                 )
 
     def _exited(self, child: Child) -> None:
         job, _, index = child.name.partition(":")
-        if self._dispatcher is not None:
+        if self._dispatcher is not None and job == "worker":
             self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
 
 

@@ -14,19 +14,18 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.template import fork_template
-from zmqdist.dispatch.worker import WorkerServer
 from zmqdist.limits import GRACE_S
 from zmqdist.net.credentials import Credentials
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # each role imports its own: a child should be there soon
     from zmqdist.cluster.spec import ClusterSpec
+    from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+    from zmqdist.dispatch.worker import WorkerServer
 
 log = logging.getLogger("zmqdist.launch")
 
@@ -50,6 +49,22 @@ _EXITS = {
 Announce = Callable[[str], object]
 
 
+@dataclass(frozen=True)
+class TaskConfig:
+    """A task of a cluster, for a child: what `zmqdist.Server` is made with.
+
+    Attributes:
+      cluster: job to addresses by index, or to a list of them.
+    """
+
+    cluster: dict[str, dict[int, str]]
+    job: str
+    index: int
+    token_file: str | None = None
+    keys_dir: str | None = None
+    insecure: bool = False
+
+
 class _Server(Protocol):
     def join(self, timeout: float | None = None) -> bool: ...
     def stop(self, grace_s: float = 0.0, /) -> None: ...
@@ -64,6 +79,8 @@ def run_dispatcher(
     config: DispatcherConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Serve until told to stop. Returns the exit code; an expected failure is one line on stderr."""
+    from zmqdist.dispatch.server import DispatchServer
+
     with _Signals() as signals:
         try:
             server = DispatchServer(config)
@@ -78,6 +95,9 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until told to stop. Returns the exit code; an expected failure is one line on stderr."""
+    from zmqdist.dispatch.template import fork_template
+    from zmqdist.dispatch.worker import WorkerServer
+
     template = None
     if config.processes and threading.active_count() == 1:
         template = fork_template(Credentials(config.token_file, config.keys_dir, config.insecure).environment())
@@ -105,10 +125,15 @@ def run_server(
     credentials: Credentials,
     *,
     bind_host: str | None = None,
+    config: Mapping[str, Any] | None = None,
     grace_s: float = GRACE_S,
+    lifeline: int = -1,
     announce: Announce = print,
 ) -> int:
     """Be a task of a cluster until told to stop. Returns the exit code; an expected failure is one line on stderr.
+
+    Args:
+      config: of the Server.
 
     Raises:
       ValueError: the job or the task must be named.
@@ -121,6 +146,7 @@ def run_server(
                 cluster,
                 job,
                 index,
+                config=config,
                 bind_host=bind_host,
                 keys_dir=credentials.keys_dir,
                 token_file=credentials.token_file,
@@ -129,7 +155,7 @@ def run_server(
         except errors.OpError as error:
             return _failed("server", error)
         announce(f"{server.task} at {server.target}")
-        _serve(server, signals, -1, grace_s)
+        _serve(server, signals, lifeline, grace_s)
     return OK
 
 
@@ -216,9 +242,22 @@ def _failed(role: str, error: errors.OpError) -> int:
 
 
 def main() -> int:
-    """`python -m zmqdist.launch.roles LIFELINE JSON`: a worker for a launcher, without the command's imports."""
+    """`python -m zmqdist.launch.roles LIFELINE KIND JSON`: for a launcher, without the command's imports.
+
+    KIND says what the JSON has the fields of: WorkerConfig or TaskConfig.
+    """
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    return run_worker(WorkerConfig(**json.loads(sys.argv[2])), lifeline=int(sys.argv[1]), announce=log.info)
+    lifeline, kind, told = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    if kind == "WorkerConfig":
+        from zmqdist.dispatch.config import WorkerConfig
+
+        return run_worker(WorkerConfig(**told), lifeline=lifeline, announce=log.info)
+    from zmqdist.cluster.spec import ClusterSpec
+
+    task = TaskConfig(**told)
+    credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
+    given = ClusterSpec(task.cluster), task.job, task.index, credentials
+    return run_server(*given, lifeline=lifeline, announce=log.info)
 
 
 if __name__ == "__main__":

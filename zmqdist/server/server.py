@@ -36,6 +36,7 @@ from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
 from zmqdist.server.variables import Variables
 from zmqdist.server.watch import Watches
+from zmqdist.server.working import Working
 from zmqdist.variables.host import Host
 
 
@@ -69,7 +70,8 @@ class Server:
           job_name, task_index: which task this is; may be left out where there is only one. Port 0 of its address takes a free port, which
             only those learn who are told the `target`.
           protocol: "zmq", the default.
-          config: what sessions of this server do unless they say otherwise; added to that of a ServerDef.
+          config: what sessions of this server do unless they say otherwise; added to that of a ServerDef. "slots" and
+            "worker_processes" are for the functions of a coordinator that invites this task (working.py).
           start: serve at once; else `start()` does.
           bind_host: where to listen, in place of the host in the cluster; that one is taken where it is of this machine, else
             every interface.
@@ -108,6 +110,7 @@ class Server:
             Remote(self._node, me_later)
             Host(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
             self._sessions = Sessions(self._node, self._definition, me_later)
+            Working(self._node, self._definition.default_session_config)
             self._together = Together(self._node, self._definition.default_session_config)
         except BaseException:  # a wrong config: whoever mends it wants the same port
             _close(self._node, self._stopped, 0.0)

@@ -216,12 +216,12 @@ class Host:
         self._under_locks(asked, variables, 0, lambda: [(each.version, each.read()) for each in variables])
 
     def _rows(self, asked: Asked, session: int, wanted: list[Any]) -> None:
-        """Rows of several variables; `wanted` has (number, indices) of each. Answers a list of arrays."""
+        """Rows of several variables; `wanted` has (number, indices or a range) of each. Answers a list of arrays."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
-            len(indices) * each.storage.row_bytes
+            each.storage.row_bytes * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
             for each, (_, indices) in zip(variables, wanted, strict=True)
-            if isinstance(indices, np.ndarray)
+            if each.storage.shape
         )
 
         def read() -> Any:

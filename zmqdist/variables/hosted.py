@@ -92,8 +92,11 @@ class Variable:
         return self.storage.read()
 
     def rows(self, indices: Any) -> Array:
-        """Some rows, the caller's own. Raises InvalidArgumentError."""
-        found = self.storage.gather(self._indices(indices))
+        """Some rows, the caller's own: at indices, or of a range as (start, stop, step). Raises InvalidArgumentError."""
+        if isinstance(indices, (tuple, list)):
+            found = self.storage.run(self._range(*indices))
+        else:
+            found = self.storage.gather(self._indices(indices))
         self.bytes_out += found.nbytes
         return found
 
@@ -291,6 +294,14 @@ class Variable:
                 bad = low if low < 0 else high
                 raise self.wrong(f"index {bad} is out of range: it has rows 0 to {self.storage.shape[0] - 1}")
         return indices.astype(np.intp, copy=False)
+
+    def _range(self, *bounds: Any) -> range:
+        if not self.storage.shape:
+            raise self.wrong("it is a scalar and has no rows")
+        start, stop, step = bounds if all(type(bound) is int for bound in bounds) and len(bounds) == 3 else (0, 0, 0)
+        if not 0 <= start <= stop <= self.storage.shape[0] or step < 1:
+            raise self.wrong(f"there is no range {bounds} of rows: it has rows 0 to {self.storage.shape[0] - 1}")
+        return range(start, stop, step)
 
     def _rows(self, indices: Any, rows: Any) -> tuple[Array, Array]:
         checked, array = self._indices(indices), np.asarray(rows)

@@ -167,11 +167,11 @@ class Broker:
             coordinators=tuple(
                 CoordinatorRow(
                     session.coordinator,
-                    session.queued,
-                    session.outstanding,
-                    len(session.held),
-                    session.submitted,
-                    session.finished,
+                    sum(part.queued for part in session.parts),
+                    sum(part.outstanding for part in session.parts),
+                    sum(len(part.held) for part in session.parts),
+                    sum(part.submitted for part in session.parts),
+                    sum(part.finished for part in session.parts),
                     len(session.functions),
                 )
                 for session in self.dispatch.sessions.values()
@@ -222,8 +222,8 @@ class Broker:
             case Define(functions):
                 self.dispatch.define(session, functions)
                 return []
-            case Forget(_, functions):
-                return self.dispatch.forget(session, functions)
+            case Forget(_, functions, everywhere):
+                return self.dispatch.forget(session, functions, everywhere=everywhere)
             case Taken():
                 return self.dispatch.taken(session, message)
             case Withdraw():
@@ -233,7 +233,7 @@ class Broker:
             case Enlist():
                 return self.dispatch.enlist(peer, message, now)
             case Goodbye():
-                return self.dispatch.close(peer, now)
+                return self.dispatch.close(peer, now, left=True)
             case _:
                 return [_refuse(peer, "a coordinator", message)]
 
@@ -263,9 +263,9 @@ class Broker:
                     self.dispatch.away(member)
                 case MemberLeaving(member):
                     self.dispatch.leaving(member)
-                case MemberLost(member, _, exit_code, log, settled):
+                case MemberLost():
                     self.changes.append(change)
-                    effects += self.dispatch.lost(member, exit_code, log, now, settled=settled)
+                    effects += self.dispatch.lost(change, now)
         return effects
 
 

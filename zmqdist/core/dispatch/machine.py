@@ -23,13 +23,19 @@ Promises, checked by tests/sim
     P10  of several coordinators with waiting work each is served in turn
     P11  a bulk result that was taken to be kept is finished: it is not made again, and its worker holds it until it is taken for good,
          or the session ends
+    P12  work that is pinned to a worker is handed out to members of that name alone, waits while there is none (P7 but for it), and is
+         not called back
+    P13  of one session's work that waits for the same, the higher priority is handed out first, and of one priority the oldest
+    P14  work apart from the rounds does not end with a generation, and no generation waits for it; it ends with its session
+    P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there
+    P16  what was forgotten everywhere is forgotten by all slots, and what a coordinator had made for work apart is, once it has
+         left or has been gone for a lease
 
 Not here: who is alive (core/membership.py), what a worker does with its leases (core/worker.py), what a payload is.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
@@ -39,9 +45,10 @@ from zmqdist.core.credit import WorkWindow
 from zmqdist.core.dispatch.placement import Placement
 from zmqdist.core.dispatch.records import Hands, Lease, Session
 from zmqdist.core.events import Peer, Send
-from zmqdist.core.membership import Member
-from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX
+from zmqdist.core.membership import Member, MemberLost
+from zmqdist.limits import BATCH_ITEMS_MAX, COORDINATORS_MAX, QUEUE_MAX
 from zmqdist.messages import (
+    ALL_NUMBERS,
     BULK,
     CANCELLED,
     CutOff,
@@ -51,7 +58,7 @@ from zmqdist.messages import (
     Enlisted,
     Forget,
     GenerationEnded,
-    Item,
+    Members,
     Progress,
     Refused,
     Register,
@@ -87,6 +94,8 @@ class Dispatch:
         self._former: dict[int, list[Session]] = {}
         self._ending: dict[Session, None] = {}
         self._crowded: dict[Session, None] = {}
+        self._gone: dict[int, float] = {}
+        """Coordinators that went without a word and had work apart: until when they may be back."""
         self.hands: dict[Member, Hands] = {}
 
     @property
@@ -98,9 +107,9 @@ class Dispatch:
     def deadline(self) -> float | None:
         """When the end of a generation may next become certain, or a recall worth while, by the passing of time alone."""
         recall_at = self._placement.deadline
-        if not self._ending:
+        if not self._ending and not self._gone:
             return recall_at
-        times = [] if recall_at is None else [recall_at]
+        times = [*self._gone.values()] if recall_at is None else [*self._gone.values(), recall_at]
         for session in self._ending:
             lives = (session, *self._former.get(session.coordinator, ()))
             if all(life.outstanding == 0 for life in lives) and not self._has_leftover(session):
@@ -118,23 +127,37 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.close(other.peer, now)
+        self._gone.pop(enlist.coordinator, None)
         session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
+        session.watch = enlist.watch
         if enlist.former and enlist.coordinator not in self._former:
             # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
             session.unsettled_until = now + self._lease_s
         self.sessions[peer] = session
-        return [*effects, Send(peer, Enlisted(self.attempts_max, self._live()))]
+        effects.append(Send(peer, Enlisted(self.attempts_max, self._live())))
+        if enlist.watch:
+            effects.append(Send(peer, Members([_joined(member) for member in self.hands], [])))
+        return effects
 
     def define(self, session: Session, functions: list[tuple[int, bytes]]) -> None:
         session.functions.update(functions)
 
-    def forget(self, session: Session, functions: list[int]) -> list[Send]:
+    def forget(self, session: Session, functions: list[int], *, everywhere: bool = False) -> list[Send]:
+        if everywhere:
+            return self._forget_by_all(session.coordinator, functions)
         for fn in functions:
             session.functions.pop(fn, None)
-        return self._forget_everywhere(session.coordinator, functions)
+        return self._forget_where_known(session.coordinator, functions)
 
     def submit(self, session: Session, submit: Submit) -> list[Send]:
-        if submit.generation <= session.generation_ended:
+        main = session
+        if not submit.items:
+            return []
+        if submit.apart:
+            if session.apart is None:
+                session.apart = Session(session.coordinator, session.peer, QUEUE_MAX, functions=session.functions)
+            session = session.apart
+        elif submit.generation <= session.generation_ended:
             return []
         if session.queued + len(submit.items) > 2 * session.queue_max + BATCH_ITEMS_MAX:
             problem = (
@@ -145,69 +168,66 @@ class Dispatch:
         if missing:
             problem = f"work for functions {sorted(missing)[:5]} that were never defined"
             return [Send(session.peer, Refused(errors.FAILED_PRECONDITION, problem))]
-        session.queue.extend(submit.items)
-        session.submitted += len(submit.items)
-        self._placement.queued += len(submit.items)
-        if session.submitted - session.progress_told >= session.queue_max:
+        self._placement.enqueue(session, submit.worker, submit.priority, submit.items)
+        if session is main and session.submitted - session.progress_told >= session.queue_max:
             self._crowded[session] = None
-        self._placement.enrol(session)
         return []
 
     def withdraw(self, session: Session, withdraw: Withdraw) -> list[Send]:
         wanted = set(withdraw.works)
         results: list[Result] = []
-        for name in ("queue", "careful"):
-            old: deque[Item] = getattr(session, name)
-            if wanted and any(item[0] in wanted for item in old):
-                results += [(item[0], item[1], CANCELLED, b"") for item in old if item[0] in wanted]
-                setattr(session, name, deque(item for item in old if item[0] not in wanted))
-        self._placement.queued -= len(results)
-        session.left_queue += len(results)
-        for (work, _), (hands, number) in session.held.items():
-            if work in wanted:  # it may still be taken; lost before that, it is not made again
-                hands.held[number].cut = True
+        for part in session.parts:
+            results += [(item[0], item[1], CANCELLED, b"") for item in self._placement.take_out(part, wanted)]
+            for (work, _), (hands, number) in part.held.items():
+                if work in wanted:  # it may still be taken; lost before that, it is not made again
+                    hands.held[number].cut = True
         effects = [Send(session.peer, Results(part)) for part in split(results)]
-        return effects + self._cut_off(
-            lambda lease: lease.session is session and lease.work in wanted, withdraw.grace_s
-        )
+        parts = session.parts
+        return effects + self._cut_off(lambda lease: lease.session in parts and lease.work in wanted, withdraw.grace_s)
 
     def end_generation(self, session: Session, end: EndGeneration, now: float) -> list[Send]:
         session.generation_ended = session.ending = end.generation
         self._ending[session] = None
-        self._drop_queue(session)
+        self._placement.drop(session)
         effects = self._cut_off(lambda lease: lease.session is session, end.grace_s)
         return effects + self._release_held(session, kept=False) + self.settle(now)
 
     def taken(self, session: Session, taken: Taken) -> list[Send]:
         by_hands: dict[Hands, list[int]] = {}
-        for work, attempt in taken.items:
-            hands, number = session.held.get((work, attempt), (None, 0))
-            if hands is None:
-                continue
+        for part, key in [(part, key) for part in session.parts for key in taken.items if key in part.held]:
+            hands, number = part.held[key]
             lease = hands.held[number]
             if not lease.kept:
-                session.finished += 1
+                part.finished += 1
             if taken.keep:
                 lease.keep()
             else:
-                del session.held[work, attempt], hands.held[number]
+                del part.held[key], hands.held[number]
                 by_hands.setdefault(hands, []).append(number)
         return self._release(by_hands)
 
-    def close(self, peer: Peer, now: float) -> list[Send]:
-        """A coordinator has gone: its connection is its life."""
+    def close(self, peer: Peer, now: float, *, left: bool = False) -> list[Send]:
+        """A coordinator has gone: its connection is its life. `left`: it said so, and will not be back."""
         session = self.sessions.pop(peer, None)
         if session is None:
             return []
-        session.closed = True
         session.ending = None
         self._ending.pop(session, None)
         self._crowded.pop(session, None)
-        self._drop_queue(session)
-        effects = self._cut_off(lambda lease: lease.session is session, 0.0)
-        effects += self._release_held(session, kept=True)
-        effects += self._forget_everywhere(session.coordinator, list(session.functions))
+        effects: list[Send] = []
+        for part in session.parts:
+            part.closed = True
+            self._placement.drop(part)
+            effects += self._release_held(part, kept=True)
+        parts = session.parts
+        effects = self._cut_off(lambda lease: lease.session in parts, 0.0) + effects
+        effects += self._forget_where_known(session.coordinator, list(session.functions))
         session.functions.clear()
+        if session.apart is not None:
+            if left:
+                effects += self._forget_by_all(session.coordinator, [ALL_NUMBERS])
+            else:
+                self._gone[session.coordinator] = now + self._lease_s
         if not session.quiet(now):
             self._former.setdefault(session.coordinator, []).append(session)
         return effects
@@ -215,11 +235,12 @@ class Dispatch:
     # -- workers ------------------------------------------------------------------------------------------------
 
     def joined(self, member: Member, register: Register) -> list[Send]:
-        hands = self.hands[member] = Hands(member, WorkWindow(member.slots))
+        hands = self.hands[member] = Hands(member, WorkWindow(member.slots), member.name)
         hands.leftover = dict(register.leftover)
-        self._placement.place(hands)
+        self._placement.came(hands)
         effects = self._stale(hands, register.held)
-        return effects + (self._tell_workers() if self._live() == 1 else [])
+        effects += self._tell_workers() if self._live() == 1 else []
+        return effects + self._tell_watchers(Members([_joined(member)], []))
 
     def back(self, member: Member, register: Register) -> list[Send]:
         """The same life over a new connection: what was on the way when the old one broke is lost."""
@@ -237,6 +258,8 @@ class Dispatch:
         cut = [lease for lease, record in hands.leases.items() if record.cut]
         if cut:
             effects.append(Send(member.peer, CutOff(cut, 0.0)))
+        effects += [Send(member.peer, forget) for forget in hands.to_forget]
+        hands.to_forget.clear()
         effects += self._give_back(vanished)
         self._placement.place(hands)
         return effects
@@ -249,10 +272,10 @@ class Dispatch:
     def leaving(self, member: Member) -> None:
         self._placement.place(self.hands[member])
 
-    def lost(self, member: Member, exit_code: int | None, log: str, now: float, *, settled: bool) -> list[Send]:
+    def lost(self, loss: MemberLost, now: float) -> list[Send]:
+        member, exit_code, log, settled = loss.member, loss.exit_code, loss.log, loss.settled
         hands = self.hands.pop(member)
-        hands.reachable = False
-        self._placement.place(hands)
+        self._placement.went(hands)
         leases = list(hands.leases.values())
         until = now + SLOTS_END_S if settled else member.heard_at + self._lease_s
         running = [lease.session for lease in leases]
@@ -268,6 +291,7 @@ class Dispatch:
         hands.leases.clear()
         if not self._live():
             effects += self._tell_workers()
+        effects += self._tell_watchers(Members([], [(member.name, member.incarnation, loss.reason)]))
         return effects + self.settle(now)
 
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
@@ -377,10 +401,7 @@ class Dispatch:
             if lease.cut:
                 cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
                 continue
-            (session.careful if careful else session.queue).appendleft(lease.again())
-            session.left_queue -= 1
-            self._placement.queued += 1
-            self._placement.enrol(session)
+            self._placement.put_back(lease, careful=careful)
         return [Send(session.peer, Results(results)) for session, results in cancelled.items()]
 
     def _unhold(self, leases: Iterable[Lease]) -> list[Lease]:
@@ -422,16 +443,13 @@ class Dispatch:
     def _release(self, by_hands: dict[Hands, list[int]]) -> list[Send]:
         return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
 
-    def _drop_queue(self, session: Session) -> None:
-        self._placement.queued -= session.queued
-        session.left_queue += session.queued
-        session.queue.clear()
-        session.careful.clear()
-        self._placement.leave(session)
-
     def settle(self, now: float) -> list[Send]:
         """Say that a generation has ended where that is certain now."""
         effects: list[Send] = []
+        if self._gone:
+            for coordinator in [number for number, until in self._gone.items() if until <= now]:
+                del self._gone[coordinator]
+                effects += self._forget_by_all(coordinator, [ALL_NUMBERS])
         if not self._ending and not self._former:
             return effects
         for coordinator, former in list(self._former.items()):
@@ -456,7 +474,17 @@ class Dispatch:
 
     # -- small things -------------------------------------------------------------------------------------------
 
-    def _forget_everywhere(self, coordinator: int, functions: list[int]) -> list[Send]:
+    def _forget_by_all(self, coordinator: int, numbers: list[int]) -> list[Send]:
+        forget = Forget(coordinator, numbers, everywhere=True)
+        effects: list[Send] = []
+        for hands in self.hands.values():
+            if hands.reachable:
+                effects.append(Send(hands.member.peer, forget))
+            else:
+                hands.to_forget.append(forget)
+        return effects
+
+    def _forget_where_known(self, coordinator: int, functions: list[int]) -> list[Send]:
         keys = {(coordinator, fn) for fn in functions}
         effects: list[Send] = []
         for hands in self.hands.values():
@@ -473,6 +501,9 @@ class Dispatch:
     def _tell_workers(self) -> list[Send]:
         return [Send(session.peer, Workers(self._live())) for session in self.sessions.values()]
 
+    def _tell_watchers(self, members: Members) -> list[Send]:
+        return [Send(session.peer, members) for session in self.sessions.values() if session.watch]
+
     def _tell_progress(self) -> list[Send]:
         """A coordinator that believes its queue to be full waits: tell it when it is not."""
         effects: list[Send] = []
@@ -485,3 +516,8 @@ class Dispatch:
             if session.submitted - session.progress_told < session.queue_max:
                 del self._crowded[session]
         return effects
+
+
+def _joined(member: Member) -> tuple[str, int, int, str]:
+    """How Members tells of one that is there."""
+    return (member.name, member.incarnation, member.pid, member.host)

@@ -1,4 +1,7 @@
-"""Which worker gets which work next: idle ones first, then those with room, coordinators in turn; and what is called back.
+"""What waits, and which worker gets which of it next: idle ones first, then those with room, coordinators in turn; and what is called back.
+
+Work that is pinned to a worker waits in a line of that worker, and is served before any other work as soon as the worker has room; it never
+goes elsewhere, and is not called back. Within a session's line the higher priority goes first, and of one priority the oldest.
 
 The lists of workers are kept true by `place`, which is called whenever what a worker holds has changed, so that nothing here looks at all
 workers: an event costs the same with two of them and with ten thousand. They are OrderedDicts because a set has no order, and the machine
@@ -19,7 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 
 from zmqdist.core.batches import split
-from zmqdist.core.dispatch.records import Batch, Hands, Lease, Session
+from zmqdist.core.dispatch.records import Batch, Hands, Lease, Line, Rank, Session
 from zmqdist.core.events import Send
 from zmqdist.messages import Assign, Item, Leased, Recall
 
@@ -37,7 +40,13 @@ class Placement:
     def __init__(self, first_lease: int) -> None:
         self.queued = 0
         self._next_lease = first_lease
-        self._rota: deque[Session] = deque()
+        self._rota: deque[Line] = deque()
+        self._pinned: dict[str, deque[Line]] = {}
+        """The same for each worker that has work of its own."""
+        self._pinned_count = 0
+        self._named: dict[str, Hands] = {}
+        self._called: OrderedDict[Hands, None] = OrderedDict()
+        """Workers that have room and work of their own."""
         self._idle: OrderedDict[Hands, None] = OrderedDict()
         self._roomy: OrderedDict[Hands, None] = OrderedDict()
         self._changed: OrderedDict[Hands, None] = OrderedDict()
@@ -49,24 +58,108 @@ class Placement:
     @property
     def deadline(self) -> float | None:
         """When a recall may next become worth while by the passing of time alone; true after `assign`."""
-        if self.queued or self._free <= self._coming:
+        if self._rota or self._free <= self._coming:
             return None
         later = self._later
         while later and not self._waits(later[0]):
             heapq.heappop(later)
         return later[0][0] if later else None
 
-    def enrol(self, session: Session) -> None:
-        """A session has waiting work."""
-        if not session.in_rota and session.queued:
-            session.in_rota = True
-            self._rota.append(session)
+    # -- what waits -----------------------------------------------------------------------------------------------
 
-    def leave(self, session: Session) -> None:
-        """A session has none any more."""
-        if session.in_rota:
-            self._rota.remove(session)
-            session.in_rota = False
+    def enqueue(self, session: Session, worker: str, priority: int, items: list[Item]) -> None:
+        """Work to the end of its rank."""
+        line = session.line(worker)
+        line.rank(priority).queue.extend(items)
+        session.submitted += len(items)
+        self._count(line, len(items))
+        self._enrol(line)
+
+    def put_back(self, lease: Lease, *, careful: bool) -> None:
+        """What a lease was for, to the front of where it came from."""
+        line = lease.session.line(lease.rank.line.worker)
+        rank = line.rank(lease.rank.priority)
+        (rank.careful if careful else rank.queue).appendleft(lease.again())
+        lease.session.left_queue -= 1
+        self._count(line, 1)
+        self._enrol(line)
+
+    def take_out(self, session: Session, wanted: set[int]) -> list[Item]:
+        """Of these works what waits; it waits no more."""
+        taken: list[Item] = []
+        for line in list(session.lines.values()):
+            before = len(taken)
+            for rank in line.ranks:
+                for name in ("queue", "careful"):
+                    old: deque[Item] = getattr(rank, name)
+                    if any(item[0] in wanted for item in old):
+                        taken += [item for item in old if item[0] in wanted]
+                        setattr(rank, name, deque(item for item in old if item[0] not in wanted))
+            if len(taken) > before:
+                line.ranks = [rank for rank in line.ranks if len(rank)]
+                self._count(line, before - len(taken))
+                if not line.ranks:
+                    self._leave(line)
+        session.left_queue += len(taken)
+        return taken
+
+    def drop(self, session: Session) -> None:
+        """Nothing of it waits any more."""
+        for line in list(session.lines.values()):
+            self._count(line, -sum(map(len, line.ranks)))
+            for rank in line.ranks:
+                rank.queue.clear()
+                rank.careful.clear()
+            line.ranks.clear()
+            self._leave(line)
+        session.left_queue = session.submitted
+
+    def _count(self, line: Line, more: int) -> None:
+        self.queued += more
+        if line.worker:
+            self._pinned_count += more
+
+    def _enrol(self, line: Line) -> None:
+        """A line has work."""
+        if line.in_rota:
+            return
+        line.in_rota = True
+        if not line.worker:
+            self._rota.append(line)
+            return
+        self._pinned.setdefault(line.worker, deque()).append(line)
+        if line.worker in self._named:
+            self._call(self._named[line.worker])
+
+    def _leave(self, line: Line) -> None:
+        """A line has none any more."""
+        if line.in_rota:
+            (self._pinned[line.worker] if line.worker else self._rota).remove(line)
+            self._left(line)
+
+    def _left(self, line: Line) -> None:
+        """It stands in its rota no more."""
+        line.in_rota = False
+        worker = line.worker
+        if worker:
+            del line.session.lines[worker]
+            if not self._pinned[worker]:
+                del self._pinned[worker]
+                if worker in self._named:
+                    self._called.pop(self._named[worker], None)
+
+    # -- who takes it ---------------------------------------------------------------------------------------------
+
+    def came(self, hands: Hands) -> None:
+        """A worker is there."""
+        self._named[hands.name] = hands
+        self.place(hands)
+
+    def went(self, hands: Hands) -> None:
+        """It will not be back; another one may come under its name."""
+        hands.reachable = False
+        self.place(hands)
+        del self._named[hands.name]
 
     def place(self, hands: Hands) -> None:
         """Keep the lists of workers, and the sums over them, true for one of them."""
@@ -77,6 +170,8 @@ class Placement:
         _set(self._idle, hands, usable and count < slots)
         _set(self._roomy, hands, usable and count < hands.window.limit)
         _set(self._changed, hands, surplus and not hands.recalled)
+        if self._pinned or self._called:
+            self._call(hands)
         hands.recall_at = math.inf
         free = slots - count if usable and count < slots else 0
         coming = len(hands.recalled) if surplus else 0
@@ -86,52 +181,67 @@ class Placement:
 
     def assign(self, now: float) -> list[Send]:
         """Hand out what waits. Called once at the end of each event."""
-        if not self.queued:
+        rota = self._rota
+        if not rota and not self._called:
             return self._recall(now)
         batches: dict[Hands, Batch] = {}
-        while self._rota and self._idle:
+        while self._called:
+            hands = next(iter(self._called))
+            self._give(hands, hands.window.limit - hands.outstanding, self._pinned[hands.name], batches, now)
+        recalls = [] if rota else self._recall(now)
+        while rota and self._idle:
             hands = next(iter(self._idle))
-            self._give(hands, hands.member.slots - hands.outstanding, batches, now)
-        while self._rota and self._roomy:
+            self._give(hands, hands.member.slots - hands.outstanding, rota, batches, now)
+        while rota and self._roomy:
             hands = next(iter(self._roomy))
-            share = max(1, self.queued // len(self._roomy))
-            self._give(hands, min(share, hands.window.limit - hands.outstanding), batches, now)
+            share = max(1, (self.queued - self._pinned_count) // len(self._roomy))
+            self._give(hands, min(share, hands.window.limit - hands.outstanding), rota, batches, now)
             if hands in self._roomy:  # to the end of the line
                 self._roomy.move_to_end(hands)
-        return [Send(hands.member.peer, message) for hands, batch in batches.items() for message in _messages(batch)]
+        effects = [
+            Send(hands.member.peer, message) for hands, batch in batches.items() for message in self._messages(batch)
+        ]
+        return effects + recalls
 
-    def _give(self, hands: Hands, count: int, batches: dict[Hands, Batch], now: float) -> None:
+    def _call(self, hands: Hands) -> None:
+        _set(self._called, hands, hands in self._roomy and hands.name in self._pinned)
+
+    def _give(self, hands: Hands, count: int, rota: deque[Line], batches: dict[Hands, Batch], now: float) -> None:
         batch = batches.get(hands)
         if batch is None:
             batch = batches[hands] = Batch()
         hands.window.given(now)
-        while count > 0 and self._rota:
-            session = self._rota[0]
-            take = min(count, max(1, count // len(self._rota)))
-            careful = min(take, len(session.careful))
-            others = min(take - careful, len(session.queue))
+        while count > 0 and rota:
+            line = rota[0]
+            rank = line.ranks[-1]
+            take = min(count, max(1, count // len(rota)))
+            careful = min(take, len(rank.careful))
+            others = min(take - careful, len(rank.queue))
             if careful:
-                self._lease(hands, session, session.careful, careful, batch.functions, batch.careful)
+                self._lease(hands, rank, rank.careful, careful, batch.functions, batch.careful)
             if others:
-                self._lease(hands, session, session.queue, others, batch.functions, batch.items)
+                self._lease(hands, rank, rank.queue, others, batch.functions, batch.items)
             count -= careful + others
-            if session.queued:
-                self._rota.rotate(-1)
+            if not rank.queue and not rank.careful:
+                line.ranks.pop()
+            if line.ranks:
+                rota.rotate(-1)
             else:
-                self._rota.popleft()
-                session.in_rota = False
+                rota.popleft()
+                self._left(line)
         self.place(hands)
 
     def _lease(
         self,
         hands: Hands,
-        session: Session,
+        rank: Rank,
         queue: deque[Item],
         count: int,
         functions: list[tuple[int, int, bytes]],
         into: list[Leased],
     ) -> None:
         """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
+        session = rank.line.session
         coordinator, known, leases = session.coordinator, hands.known, hands.leases
         number = first = self._next_lease
         checked = -1
@@ -148,13 +258,13 @@ class Placement:
                     known.add((coordinator, fn))
                     functions.append((coordinator, fn, pickled))
                 checked = fn
-            leases[number] = Lease(session, item)
+            leases[number] = Lease(session, rank, item)
             into.append((number, coordinator, attempt, fn, payload))
             number += 1
         self._next_lease = number
         session.outstanding += number - first
         session.left_queue += count
-        self.queued -= count
+        self._count(rank.line, -count)
 
     def _recall(self, now: float) -> list[Send]:
         """Somebody is idle and nothing waits: take from those who will need long for what they have not begun."""
@@ -185,29 +295,28 @@ class Placement:
                 return entry[2]
         return None
 
+    def _messages(self, batch: Batch) -> Iterator[Assign]:
+        """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
+        functions: list[tuple[int, int, bytes]] = []
+        for part in split(batch.functions):
+            if functions:
+                yield Assign(functions, [])
+            functions = part
+        for items, careful in ((batch.careful, True), (batch.items, False)):
+            if items:
+                for share in split(items):
+                    yield Assign(functions, share, careful, len(self._named))
+                    functions = []
+
     @staticmethod
     def _waits(entry: tuple[float, int, Hands]) -> bool:
         """Whether an entry of the heap is still true: its worker has not changed since."""
         return entry[2].recall_at == entry[0]
 
 
-def _messages(batch: Batch) -> Iterator[Assign]:
-    """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
-    functions: list[tuple[int, int, bytes]] = []
-    for part in split(batch.functions):
-        if functions:
-            yield Assign(functions, [])
-        functions = part
-    for items, careful in ((batch.careful, True), (batch.items, False)):
-        if items:
-            for share in split(items):
-                yield Assign(functions, share, careful)
-                functions = []
-
-
 def _spare(hands: Hands) -> list[int]:
-    """Leases that its slots will not have begun: the newest, but for one a slot."""
-    spare = [number for number, lease in hands.leases.items() if not lease.started]
+    """Leases that its slots will not have begun and others may: the newest, but for one a slot."""
+    spare = [number for number, lease in hands.leases.items() if not lease.started and not lease.rank.line.worker]
     return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
 
 

@@ -7,28 +7,80 @@ been handed out has a record of its own.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from zmqdist.core.credit import WorkWindow
 from zmqdist.core.events import Peer
 from zmqdist.core.membership import Member
-from zmqdist.messages import Item, Leased
+from zmqdist.messages import Forget, Item, Leased
+
+_priority = attrgetter("priority")
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """Waiting work of one priority in one line."""
+
+    line: Line
+    priority: int = 0
+    queue: deque[Item] = field(default_factory=deque)
+    careful: deque[Item] = field(default_factory=deque)
+    """Work that was with a worker that died before it said what it had begun; handed out one by one."""
+
+    def __len__(self) -> int:
+        return len(self.queue) + len(self.careful)
+
+
+class Line:
+    """What of one session waits for one worker, or for any of them.
+
+    Attributes:
+      worker: its name; empty for any.
+      ranks: those that have work, the highest priority last.
+    """
+
+    __slots__ = ("_plain", "in_rota", "ranks", "session", "worker")
+
+    def __init__(self, session: Session, worker: str) -> None:
+        self.session = session
+        self.worker = worker
+        self.ranks: list[Rank] = []
+        self.in_rota = False
+        self._plain = Rank(self)
+
+    def rank(self, priority: int) -> Rank:
+        """The rank of a priority, which the caller is about to put work into."""
+        ranks = self.ranks
+        at = bisect_left(ranks, priority, key=_priority) if ranks else 0
+        if at < len(ranks) and ranks[at].priority == priority:
+            return ranks[at]
+        rank = Rank(self, priority) if priority else self._plain
+        ranks.insert(at, rank)
+        return rank
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One connection of one coordinator. One that reconnects has a new session; the old one only waits for its leases."""
+    """One connection of one coordinator. One that reconnects has a new session; the old one only waits for its leases.
+
+    Work that is apart from the rounds has a session of its own over the same connection, whose generation never ends.
+    """
 
     coordinator: int
     peer: Peer
     queue_max: int
-    queue: deque[Item] = field(default_factory=deque)
-    careful: deque[Item] = field(default_factory=deque)
-    """Work that was with a worker that died before it said what it had begun; handed out one by one."""
+    lines: dict[str, Line] = field(default_factory=dict)
+    """Those that have work, by the worker's name, and always that for any worker."""
     functions: dict[int, bytes] = field(default_factory=dict)
     held: dict[tuple[int, int], tuple[Hands, int]] = field(default_factory=dict)
     """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
+    watch: bool = False
+    """It is told which workers come and go."""
+    apart: Session | None = None
+    """Of the work that is apart, once there is some."""
     outstanding: int = 0
     """Leases that may be executing."""
     generation_ended: int = -1
@@ -40,12 +92,22 @@ class Session:
     left_queue: int = 0
     progress_told: int = 0
     closed: bool = False
-    in_rota: bool = False
     finished: int = 0
 
     @property
     def queued(self) -> int:
-        return len(self.queue) + len(self.careful)
+        return self.submitted - self.left_queue
+
+    @property
+    def parts(self) -> tuple[Session, ...]:
+        """It, and that of the work apart."""
+        return (self,) if self.apart is None else (self, self.apart)
+
+    def line(self, worker: str) -> Line:
+        line = self.lines.get(worker)
+        if line is None:
+            line = self.lines[worker] = Line(self, worker)
+        return line
 
     def quiet(self, now: float) -> bool:
         """Nothing of this session can be executing."""
@@ -57,6 +119,8 @@ class Lease:
     """One handing-out of one piece of work."""
 
     session: Session
+    rank: Rank
+    """Where it waited, and waits again when it comes back."""
     item: Item
     """What it is, as it was queued."""
     started: bool = False
@@ -100,12 +164,15 @@ class Hands:
 
     member: Member
     window: WorkWindow
+    name: str
     leases: dict[int, Lease] = field(default_factory=dict)
     held: dict[int, Lease] = field(default_factory=dict)
     leftover: dict[int, int] = field(default_factory=dict)
     """Functions of an earlier dispatcher that run in threads: lease -> coordinator."""
     known: set[tuple[int, int]] = field(default_factory=set)
     recalled: set[int] = field(default_factory=set)
+    to_forget: list[Forget] = field(default_factory=list)
+    """What all were told while it was away."""
     reachable: bool = True
     done: int = 0
     free: int = 0

@@ -176,6 +176,9 @@ class SnapshotService:
 
     def _look(self, asked: Asked, life: int, address: str, has: dict[str, int]) -> None:
         version = self._version
+        if not self._snapshots.some:  # no thread for a question that each worker asks
+            self._looked(asked, life, has, {}, version)
+            return
 
         def look() -> None:
             try:

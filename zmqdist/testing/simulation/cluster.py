@@ -15,10 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
+from zmqdist.core.closures import SUBMISSION_SHIFT
 from zmqdist.core.dispatch.broker import Broker, BrokerRules
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Ticked
-from zmqdist.messages import Assign, Forget, Message, Register, Release, Taken
+from zmqdist.core.membership import Member
+from zmqdist.core.pins import PLAIN
+from zmqdist.messages import Assign, Forget, Message, Recall, Register, Release, Taken
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection
@@ -286,7 +289,7 @@ class SimCluster:
 
     # -- checks ---------------------------------------------------------------------------------------------------
 
-    def check_nothing_executes(self, coordinator: int, last_work: int) -> None:
+    def check_nothing_executes(self, coordinator: SimCoordinator, last_work: int) -> None:
         for worker in self.workers:
             apart = worker.connection is None or not worker.connection.open
             if apart and (worker.process.frozen or worker.thawed_unheard):
@@ -294,7 +297,7 @@ class SimCluster:
             if worker.was_apart and not self._can_kill:
                 continue
             for owner, work in worker.executing():
-                assert owner != coordinator or work > last_work, (
+                assert owner != coordinator.number or work > last_work or coordinator.is_apart(work), (
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
                 )
 
@@ -314,9 +317,47 @@ class SimCluster:
             if not held:
                 assert not worker.executing(), "worker P4: it registers with nothing held while something runs"
 
+    def _check_options(self, member: Member, assign: Assign) -> None:
+        """Who is given it, and what waits for the same."""
+        waiting: dict[tuple[int, str, bool], list[tuple[int, int, bool]]] = {}
+        for _, number, attempt, _, payload in assign.items:
+            coordinator = self.coordinators[number - 1]
+            work = int(payload.split(b"|")[2])
+            worker, priority, apart = coordinator.options.get(work, PLAIN)
+            assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
+            line = (number, worker, apart)
+            if line not in waiting:
+                waiting[line] = self._waiting(coordinator, worker, apart)
+            first = not attempt % (1 << SUBMISSION_SHIFT)
+            for other, other_priority, others_first in waiting[line]:
+                early = other_priority < priority or (
+                    other_priority == priority and (work < other or not (first and others_first))
+                )
+                assert early, f"dispatch P13: work {work} goes before {other}"
+
+    def _waiting(self, coordinator: SimCoordinator, worker: str, apart: bool) -> list[tuple[int, int, bool]]:
+        """What waits for the same, (work, priority, for the first time)."""
+        sessions = self.broker.dispatch.sessions.values()
+        parts = [part for s in sessions if s.coordinator == coordinator.number for part in s.parts]
+        ranks = [rank for part in parts for line in part.lines.values() for rank in line.ranks]
+        items = [(item, coordinator.options.get(item[0], PLAIN)) for rank in ranks for item in rank.queue]
+        return [
+            (item[0], options.priority, not item[1] % (1 << SUBMISSION_SHIFT))
+            for item, options in items
+            if (options.worker, options.apart) == (worker, apart)
+        ]
+
+    def _check_recall(self, connection: SimConnection, recall: Recall) -> None:
+        hands = self.broker.dispatch.hands[self.broker.membership.by_peer[connection]]
+        for lease in (hands.leases[number] for number in recall.leases):
+            coordinator = self.coordinators[lease.session.coordinator - 1]
+            assert not coordinator.options.get(lease.work, PLAIN).worker, "dispatch P12: pinned work is called back"
+
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
+        if isinstance(message, Recall):
+            self._check_recall(connection, message)
         if not isinstance(message, Assign):
             return
         for _, coordinator, _, _, payload in message.items:
@@ -326,6 +367,7 @@ class SimCluster:
             assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
             self._known[connection].add((coordinator, fn))
         member = self.broker.membership.by_peer[connection]
+        self._check_options(member, message)
         hands = self.broker.dispatch.hands[member]
         assert hands.outstanding <= hands.window.limit, "dispatch P6: more leases than the window allows"
         if message.careful:
@@ -361,6 +403,9 @@ class SimCluster:
             assert session.out == 0, "dispatch P1: something is out at the end"
             assert session.held == 0, "dispatch P9: a bulk result is held at the end"
             assert session.functions <= 3, "closures P7: functions that nobody uses are remembered"
+        members = {member.name: member.incarnation for member in self.broker.membership.members.values()}
+        for coordinator in self.coordinators:
+            assert coordinator.members == members, "dispatch P15: a coordinator knows of others than there are"
         for worker in self.workers:
             if worker.process.alive:
                 assert worker.machine.running == 0, f"worker P2: {worker.key} has work at the end"

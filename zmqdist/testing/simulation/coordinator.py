@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zmqdist.core.closures import (
     LOST,
+    UNAVAILABLE,
     BulkArrived,
     Closures,
     DispatcherDown,
@@ -27,6 +28,7 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.pins import MembersChanged, Options
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost
 from zmqdist.testing.simulation.network import SimConnection
 
@@ -42,6 +44,8 @@ class SimCoordinator:
     Attributes:
       resolved: how often each piece of work was resolved.
       kinds: what each piece of work does.
+      options: of work that has some: for one worker, before other work, apart from the rounds.
+      members: incarnations of the workers that are there, by name, as it was told.
       rounds: for each generation that has ended, the last work of it.
       kept: results that the user has, and that are with their workers: number of the run -> our connection when it came.
     """
@@ -52,11 +56,15 @@ class SimCoordinator:
         self.resolved: Counter[int] = Counter()
         self.outcomes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
+        self.options: dict[int, Options] = {}
+        self.members: dict[str, int] = {}
+        self._withdrawn: set[int] = set()
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
         self._random: Random = cluster.random
         self._left = works
+        self._strays = 0.0 if calm else 0.2
         self._weights = [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05, 0.5] if not calm else [10, 1, 0, 1, 0, 1, 0, 0, 1]
         self._tick_at: float | None = None
         self._ending = False
@@ -67,6 +75,7 @@ class SimCoordinator:
             queue_max=queue_max,
             cancel_grace_s=cluster.rules.cancel_grace_s,
             lost_limit_s=60.0,
+            recovery_limit_s=15.0,
             now=cluster.clock.now,
         )
         self._handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
@@ -110,14 +119,25 @@ class SimCoordinator:
             self._left -= count
             items = []
             keep = []
+            options = {}
             for _ in range(count):
                 work = len(self.kinds) + 1
                 self.kinds[work] = self._random.choices(KINDS, self._weights)[0]
                 items.append((work, self._fn(), f"{self.kinds[work]}|{self.number}|{work}".encode()))
                 if self.kinds[work] == "keep":
                     keep.append(work)
-            self._handle(Scheduled(items, keep))
+                if self._random.random() < 0.4:
+                    options[work] = self._options()
+            self.options.update(options)
+            self._handle(Scheduled(items, keep, options))
         self.cluster.clock.after(self._random.expovariate(8.0), self._schedule)
+
+    def _options(self) -> Options:
+        """For one of the workers, one of which may never come back; and now and then for one that never was."""
+        worker = self._random.choices(("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays))[
+            0
+        ]
+        return Options(worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3)
 
     def _fn(self) -> int:
         """One of the three that everybody uses, or one that is used once."""
@@ -132,7 +152,9 @@ class SimCoordinator:
         """The user cancels some."""
         pending = [work for work in self.kinds if not self.resolved[work]]
         if pending and not self._ending:
-            self._handle(WithdrawAsked(self._random.sample(pending, min(3, len(pending)))))
+            works = self._random.sample(pending, min(3, len(pending)))
+            self._withdrawn.update(works)
+            self._handle(WithdrawAsked(works))
 
     def raise_error(self) -> None:
         """The user calls `join`, which raises."""
@@ -153,7 +175,11 @@ class SimCoordinator:
         if at is not None and at != self._tick_at:
             self._tick_at = at
             self.cluster.clock.at(at, lambda: self._tick(at))
-        if self.machine.failed is not None and not self._ending:
+        failed = self.machine.failed
+        assert failed is None or not self.is_apart(failed), (
+            f"closures P10: the round fails by work {failed}, which is apart"
+        )
+        if failed is not None and not self._ending:
             self.cluster.clock.after(self._random.uniform(0.0, 1.0), self.raise_error)
 
     def _tick(self, at: float) -> None:
@@ -182,6 +208,8 @@ class SimCoordinator:
                     self._round_ended()
                 case RoomMade():
                     pass
+                case MembersChanged():
+                    self._note_members(effect)
 
     def _resolve(self, work: int, kind: int, payload: bytes) -> None:
         self.resolved[work] += 1
@@ -198,6 +226,21 @@ class SimCoordinator:
                 self.kept[int(run)] = self.connection
                 self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, int(run)))
 
+        if self.is_apart(work) and work not in self._withdrawn:
+            assert kind != CANCELLED, f"dispatch P14: work {work} is apart, and ends with a round"
+        if kind == UNAVAILABLE:
+            assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
+
+    def is_apart(self, work: int) -> bool:
+        return work in self.options and self.options[work].apart
+
+    def _note_members(self, changed: MembersChanged) -> None:
+        for name, incarnation, _ in changed.left:
+            assert self.members.pop(name, None) == incarnation, f"closures P12: {name} leaves who was not there"
+        for name, incarnation, _, _ in changed.joined:
+            assert name not in self.members, f"closures P12: {name} comes twice"
+            self.members[name] = incarnation
+
     def _drop(self, work: int, run: int) -> None:
         """The user has no further use for a value that its worker keeps."""
         del self.kept[run]
@@ -206,9 +249,9 @@ class SimCoordinator:
     def _round_ended(self) -> None:
         self._ending = False
         self.rounds_ended += 1
-        unresolved = [work for work in self.kinds if not self.resolved[work]]
+        unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
         assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
-        self.cluster.check_nothing_executes(self.number, len(self.kinds))
+        self.cluster.check_nothing_executes(self, len(self.kinds))
 
     def _check_charges(self, lost: StartsLost) -> None:
         for work, _, _, _, _, _ in lost.items:

@@ -1,0 +1,315 @@
+"""The queue that closures wait in, after TensorFlow's CoordinatedClosureQueueTest: its cases, one by one, on a real coordinator.
+
+There a worker takes closures out of the queue, and puts back what it could not run. Here a dispatcher hands work out: to put back is to
+end the slot process in which it runs. All with a queue of two, but for those that need a longer one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, counts, dies_first, exits, go, starts, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator, RemoteValue
+from zmqdist.coordinator.shell import Shell
+from zmqdist.core.pins import Options
+from zmqdist.wire import trusted
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    """Two workers with a slot process each."""
+    with zd.local_cluster(workers=2) as made:
+        yield made
+
+
+@pytest.fixture
+def queue(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=20.0) as made:
+        yield made
+
+
+class Other(Exception):
+    """Not the first error."""
+
+
+def fails() -> None:
+    raise ValueError("Some error.")
+
+
+def fails_when_told(folder: Path) -> None:
+    waits(folder, "fails")
+    raise ValueError("Some error.")
+
+
+def fails_when_cancelled(folder: Path) -> None:
+    """Ends some time after it was asked to, and with an error of its own."""
+    waits(folder, "other")
+    (folder / "ended-other").touch()
+    raise Other("Fake cancellation error.")
+
+
+def dies_or_counts(folder: Path, name: str, times: int) -> str:
+    dies_first(folder, name, times, exits)
+    return counts(folder, name)
+
+
+def schedules(queue: ClusterCoordinator) -> RemoteValue:
+    return queue.schedule(int)
+
+
+def in_thread(fn: Callable[[], Any]) -> tuple[threading.Thread, list[BaseException | None]]:
+    """What `fn` raised, once the thread has ended."""
+    raised: list[BaseException | None] = []
+
+    def run() -> None:
+        try:
+            fn()
+            raised.append(None)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, raised
+
+
+def enqueue(shell: Shell, work: int, fn: Callable[..., Any], options: Options) -> RemoteValue:
+    """As a coordinator does for what it needs on each worker."""
+    payload = trusted.pack_call((), {})
+    blob = shell.functions.pickled(fn)
+    with shell.lock:
+        number, name = shell.functions.number(fn, blob, work)
+        return shell.enqueue(work, number, name, payload, [], False, [], options)
+
+
+def check_usable(queue: ClusterCoordinator) -> None:
+    values = [queue.schedule(int, (str(i),)) for i in range(10)]
+    queue.join(20)
+    assert queue.fetch(values) == list(range(10))
+    assert queue.done()
+
+
+def test_basic(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """Put, taken, not done, put back, taken again, finished, done."""
+    value = queue.schedule(dies_first, (tmp_path, "x", 1, exits))
+    other = queue.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    assert not queue.done()
+    assert value.get(20) == "x"
+    assert not queue.done()
+    go(tmp_path)
+    queue.join(20)
+    assert queue.done()
+    assert other.get() == "x"
+
+
+def test_process_at_least_once(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """Each worker puts back what it takes first; each label is processed; waiting four times is fine."""
+    values = [queue.schedule(dies_or_counts, (tmp_path, str(i), 1 if i < 2 else 0)) for i in range(5)]
+    for _ in range(4):
+        queue.join(20)
+    assert queue.fetch(values) == ["0", "1", "2", "3", "4"]
+    assert all(starts(tmp_path, str(i)) for i in range(5))
+
+
+def test_notify_before_wait(queue: ClusterCoordinator) -> None:
+    value = queue.schedule(int, ("7",))
+    until(value.done)
+    queue.join(20)
+    assert queue.done()
+
+
+def test_wait_raises_the_error_after_mark_failure(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    queue.schedule(fails_when_told, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    thread, raised = in_thread(queue.join)
+    until(lambda: queue._shell.waiting)
+    go(tmp_path)
+    thread.join(20)
+    assert repr(raised) == "[ValueError('Some error.')]"
+    assert queue.done()
+
+
+ASK = {"put": schedules, "wait": ClusterCoordinator.join, "done": ClusterCoordinator.done}
+ask_each_way = pytest.mark.parametrize("ask", ASK.values(), ids=ASK.keys())
+
+
+@ask_each_way
+def test_put_wait_and_done_raise_the_error_and_cancel_what_was_not_taken(
+    queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+) -> None:
+    """testPutRaiseError, testWaitRaiseError, testDoneRaiseError."""
+    stuck = [queue.schedule(waits, (tmp_path, str(i)), worker=0) for i in range(2)]
+    bad = queue.schedule(fails, worker=1)
+    until(bad.done)
+    with pytest.raises(ValueError, match=r"Some error\."):
+        ask(queue)
+    assert queue.done()
+    for value in stuck:
+        with pytest.raises(errors.CancelledError):
+            value.fetch()
+    assert len(list(tmp_path.glob("begun-1-*"))) == 0, "it was never taken"
+    queue.join(20)
+    check_usable(queue)
+
+
+@pytest.mark.parametrize("ask", [schedules, ClusterCoordinator.join], ids=["put", "wait"])
+def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
+    queue: ClusterCoordinator, tmp_path: Path, ask: Callable[[ClusterCoordinator], Any]
+) -> None:
+    """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error is not the one that is raised."""
+    other = queue.schedule(fails_when_cancelled, (tmp_path,), worker=0)
+    until(lambda: begun(tmp_path, "other"))
+    untaken = queue.schedule(counts, (tmp_path, "untaken"), worker=0)
+    bad = queue.schedule(fails, worker=1)
+    until(bad.done)
+    with pytest.raises(ValueError, match=r"Some error\."):
+        ask(queue)
+    assert (tmp_path / "ended-other").exists(), "the second has ended before"
+    assert (queue._shell.failure, queue._shell.resolved) == (None, queue._shell.scheduled)
+    assert isinstance(bad.exception(), ValueError)
+    assert isinstance(other.exception(0), errors.CancelledError)
+    assert isinstance(untaken.exception(0), errors.CancelledError)
+    assert starts(tmp_path, "untaken") == 0
+    check_usable(queue)
+
+
+def test_state_is_restored_after_join_is_called(queue: ClusterCoordinator) -> None:
+    until(queue.schedule(fails).done)
+    with pytest.raises(ValueError, match="Some error"):
+        queue.schedule(int)
+    queue.schedule(int)
+    assert queue._shell.failure is None
+    queue.join(20)
+
+
+def test_thread_safety(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """Ten threads put a hundred into a queue of two while some are put back; the wait returns, and it is done."""
+
+    values: dict[str, RemoteValue] = {}
+
+    def put(number: int) -> None:
+        for i in range(10):
+            name = f"{number}-{i}"
+            values[name] = queue.schedule(dies_or_counts, (tmp_path, name, int(name in ("5-5", "7-7"))))
+
+    threads = [in_thread(lambda number=number: put(number)) for number in range(10)]  # type: ignore[misc]
+    for thread, raised in threads:
+        thread.join(60)
+        assert raised == [None]
+    queue.join(60)
+    assert queue.done()
+    assert {name: value.get() for name, value in values.items()} == {name: name for name in values}
+    assert len(values) == 100
+
+
+def test_put_and_get_with_tag(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """What is for one worker goes there alone, and what is apart does not count: done although it is pending."""
+    shell = queue._shell
+    here = [enqueue(shell, 1000 + i, os.getppid, Options(f"worker:{i}", 0, True)) for i in range(2)]
+    pending = enqueue(shell, 2000, os.getppid, Options("worker:7", 0, True))
+    assert len({value.get(20) for value in here}) == 2
+    pids = {queue.schedule(os.getppid, worker=1).get(20) for _ in range(3)}
+    assert pids == {here[1].get()}
+    queue.join(20)
+    assert queue.done()
+    assert not pending.done()
+
+
+def test_an_error_of_work_apart_is_its_own(queue: ClusterCoordinator) -> None:
+    value = enqueue(queue._shell, 1000, fails, Options("worker:0", 0, True))
+    assert isinstance(value.exception(20), ValueError)
+    queue.join(20)
+
+
+def test_work_apart_goes_on_while_a_round_ends(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """R-4: its cancellation is separate."""
+    value = enqueue(queue._shell, 1000, Waits(tmp_path), Options("worker:0", 0, True))
+    until(lambda: begun(tmp_path))
+    until(queue.schedule(fails, worker=1).done)
+    with pytest.raises(ValueError, match="Some error"):
+        queue.join(20)
+    assert not value.done()
+    go(tmp_path)
+    assert value.get(20) == "x"
+
+
+class Waits:
+    """`waits` without arguments."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self) -> str:
+        return waits(self.folder)
+
+
+def fill(queue: ClusterCoordinator, full: threading.Event) -> list[RemoteValue]:
+    """Put work for worker 0 until the test has seen the queue full; the worker may take many."""
+    values = []
+    while not full.is_set():
+        values.append(queue.schedule(int, worker=0))
+    return values
+
+
+def test_q2_a_full_queue_behind_a_stuck_worker_does_not_hide_an_error(
+    queue: ClusterCoordinator, tmp_path: Path
+) -> None:
+    for name in ("stuck", "bad"):
+        (tmp_path / name).mkdir()
+    stuck = queue.schedule(waits, (tmp_path / "stuck",), worker=0)
+    queue.schedule(fails_when_told, (tmp_path / "bad",), worker=1)
+    until(lambda: begun(tmp_path / "bad") and begun(tmp_path / "stuck"))
+    thread, raised = in_thread(lambda: fill(queue, threading.Event()))
+    until(lambda: queue._shell.crowded, "it waits for room")
+    go(tmp_path / "bad")
+    thread.join(20)
+    assert repr(raised) == "[ValueError('Some error.')]"
+    assert isinstance(stuck.exception(0), errors.CancelledError)
+    check_usable(queue)
+
+
+def test_q7_what_is_put_back_never_waits_for_room(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """The queue is full, and the one worker that could make room has to put back what it runs."""
+    first = queue.schedule(dies_when_told, (tmp_path,), worker=0)
+    until(lambda: begun(tmp_path))
+    full = threading.Event()
+    values: list[RemoteValue] = []
+    thread, raised = in_thread(lambda: values.extend(fill(queue, full)))
+    until(lambda: queue._shell.crowded, "it waits for room")
+    full.set()
+    go(tmp_path)
+    thread.join(20)
+    assert raised == [None]
+    queue.join(20)
+    assert first.get() == "x"
+    assert {value.get() for value in values} == {0}
+
+
+def dies_when_told(folder: Path) -> str:
+    waits(folder)
+    return dies_first(folder, "x", 1, exits)
+
+
+def test_q9_what_a_cancelled_round_returns_late_is_nobodys(queue: ClusterCoordinator, tmp_path: Path) -> None:
+    """The same function, scheduled again in the next round, gives the next round's result, and the first one ran to no end."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    late = queue.schedule(waits, (tmp_path / "1", "late"), worker=0)
+    until(lambda: begun(tmp_path / "1"))
+    until(queue.schedule(fails, worker=1).done)
+    with pytest.raises(ValueError, match="Some error"):
+        queue.join(20)
+    go(tmp_path / "1")
+    again = queue.schedule(waits, (tmp_path / "2", "again"), worker=0)
+    go(tmp_path / "2")
+    assert again.get(20) == "again"
+    assert isinstance(late.exception(0), errors.CancelledError)

@@ -1,0 +1,189 @@
+"""Work for one worker on real workers that die, leave and come back, and who is told of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, dies_first, exits, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.children import Child
+
+Start = Callable[..., Child]
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[zd.DispatchServer]:
+    with zd.DispatchServer() as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(dispatcher, cluster_lost_limit_s=30.0, cancel_grace_s=0.2) as made:
+        yield made
+
+
+def parent() -> int:
+    """The template process, of which each worker has one."""
+    return os.getppid()
+
+
+class Watcher:
+    """Notes what it is told: +name, -name."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.lives: dict[str, int] = {}
+
+    def __call__(self, joined: list[Any], left: list[Any]) -> None:
+        for name, incarnation, reason in left:
+            assert self.lives.pop(name) == incarnation
+            assert reason
+            self.heard.append(f"-{name}")
+        for name, incarnation, pid, host in joined:
+            assert pid
+            assert host
+            self.lives[name] = incarnation
+            self.heard.append(f"+{name}")
+
+
+def test_work_for_one_worker_runs_there_and_waits_for_one_that_comes_later(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start
+) -> None:
+    later = coordinator.schedule(parent, worker=1)
+    start_worker(dispatcher.address, index=0)
+    on_first = {coordinator.schedule(parent, worker=0).get(20) for _ in range(20)}
+    assert len(on_first) == 1
+    assert not later.done()
+    start_worker(dispatcher.address, index=1)
+    assert later.get(20) not in on_first
+    assert coordinator.schedule(parent, worker="worker:1").get(20) == later.get()
+
+
+def test_it_waits_for_the_next_life_of_a_worker_that_died(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
+) -> None:
+    first, _ = start_worker(dispatcher.address, index=0), start_worker(dispatcher.address, index=1)
+    watcher = Watcher()
+    coordinator._shell.watch(watcher)
+    until(lambda: len(watcher.lives) == 2)
+    assert coordinator.workers() == ["worker:0", "worker:1"]
+    values = [coordinator.schedule(waits, (tmp_path, str(i)), worker=0) for i in range(3)]
+    (before,) = until(lambda: begun(tmp_path))
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: "-worker:0" in watcher.heard)
+    assert coordinator.workers() == ["worker:1"]
+    assert coordinator.schedule(int).get(20) == 0, "others go on"
+    start_worker(dispatcher.address, index=0)
+    go(tmp_path)
+    assert coordinator.fetch(values) == ["0", "1", "2"]
+    assert watcher.heard[-2:] == ["-worker:0", "+worker:0"]
+    assert before
+
+
+def test_attempts_max_holds_for_it(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
+) -> None:
+    start_worker(dispatcher.address, index=0)
+    value = coordinator.schedule(dies_first, (tmp_path, "x", 9, exits), worker=0)
+    error = value.exception(20)
+    assert isinstance(error, errors.WorkerLost)
+    assert len(error.starts) == 3
+    with pytest.raises(errors.WorkerLost):
+        coordinator.join(20)
+
+
+def test_work_for_a_worker_that_stays_away_fails_and_names_it(
+    dispatcher: zd.DispatchServer, start_worker: Start
+) -> None:
+    start_worker(dispatcher.address, index=0)
+    with ClusterCoordinator(dispatcher, worker_recovery_timeout_s=0.1) as coordinator:
+        assert coordinator.schedule(int).get(20) == 0
+        value = coordinator.schedule(int, worker=4)
+        with pytest.raises(errors.UnavailableError, match=r"worker:4 alone, which was not there for 0\.1 s"):
+            value.get(20)
+        with pytest.raises(errors.UnavailableError, match="worker:4"):
+            coordinator.join(20)
+        assert coordinator.schedule(int).get(20) == 0
+        coordinator.join(20)
+    until(lambda: dispatcher.snapshot().queued == 0)
+
+
+def test_the_higher_priority_begins_first(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start
+) -> None:
+    values = [coordinator.schedule(os.times, priority=priority) for priority in (-1, 0, 0, 7, 7, 3)]
+    names = ["low", "first", "second", "highest", "next", "high"]
+    ended: list[str] = []
+    for name, value in zip(names, values, strict=True):
+        value.add_done_callback(lambda _, name=name: ended.append(name))
+    until(lambda: dispatcher.snapshot().queued == 6)
+    start_worker(dispatcher.address, index=0)
+    coordinator.join(20)
+    until(lambda: len(ended) == 6)
+    assert ended == ["highest", "next", "high", "first", "second", "low"]
+
+
+def test_a_worker_is_removed_and_what_is_for_it_waits_for_another_of_its_name(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
+) -> None:
+    for index in range(2):
+        start_worker(dispatcher.address, index=index)
+    until(lambda: dispatcher.num_workers == 2)
+    running = coordinator.schedule(waits, (tmp_path, "runs"), worker=1)
+    waiting = coordinator.schedule(waits, (tmp_path, "waits"), worker=1)
+    until(lambda: begun(tmp_path))
+    coordinator.remove_worker(1)
+    go(tmp_path)
+    assert running.get(20) == "runs"
+    until(lambda: coordinator.workers() == ["worker:0"])
+    assert not waiting.done()
+    start_worker(dispatcher.address, index=1)
+    assert waiting.get(20) == "waits"
+
+
+def test_a_worker_that_is_not_there_cannot_be_removed(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
+) -> None:
+    with pytest.raises(errors.NotFoundError, match="no worker worker:3 here"):
+        coordinator.remove_worker(3)
+    with pytest.raises(ValueError, match="wants the index of a worker"):
+        coordinator.remove_worker("worker")
+
+
+@pytest.mark.parametrize("worker", [-1, "ps:0", "worker", "worker:x", "worker:01", ""])
+def test_what_is_no_workers_name_is_refused(coordinator: ClusterCoordinator, worker: int | str) -> None:
+    with pytest.raises(ValueError, match="wants the index of a worker or its name"):
+        coordinator.schedule(int, worker=worker)
+    assert coordinator.done()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"worker": 1.5}, TypeError), ({"priority": "high"}, TypeError), ({"priority": 2**31}, ValueError)],
+)
+def test_options_of_another_kind_are_refused(
+    coordinator: ClusterCoordinator, options: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        coordinator.schedule(int, **options)
+    assert coordinator.done()
+
+
+def test_workers_waits_for_the_dispatcher_and_gives_up() -> None:
+    coordinator = ClusterCoordinator("127.0.0.1:1", cluster_lost_limit_s=0.05)
+    with coordinator, pytest.raises(errors.UnavailableError, match="no workers are known"):
+        coordinator.workers()
+
+
+def test_a_worker_recovery_timeout_below_zero_is_refused() -> None:
+    with pytest.raises(errors.InvalidArgumentError, match="worker_recovery_timeout_s"):
+        ClusterCoordinator("127.0.0.1:1", worker_recovery_timeout_s=-1.0)

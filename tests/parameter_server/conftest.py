@@ -1,0 +1,157 @@
+"""Fixtures of this folder: clusters of servers, in this process or as processes of their own, and what is connected to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.ports import Reserved
+from zmqdist.parameter_server.connecting import Connected, connect
+from zmqdist.server.server import Server
+
+Make = Callable[..., zd.ParameterServerStrategy]
+
+TASK = """
+import json, sys
+import zmqdist as zd
+spec, job, index, config = json.loads(sys.argv[1])
+zd.Server(spec, job, index, config=config).join()
+"""
+
+
+class Cluster:
+    """Workers and ps at ports that stay theirs.
+
+    Attributes:
+      spec: job to addresses.
+    """
+
+    def __init__(self, workers: int, ps: int, threads: bool) -> None:
+        self._threads = threads
+        self._ports: list[Reserved] = []
+        self.spec = {"worker": [self.port() for _ in range(workers)], "ps": [self.port() for _ in range(ps)]}
+        self.tasks: dict[tuple[str, int], Any] = {}
+        for job, addresses in self.spec.items():
+            for index in range(len(addresses)):
+                self.start(job, index)
+
+    def port(self) -> str:
+        """An address for one more task."""
+        self._ports.append(Reserved())
+        return self._ports[-1].address
+
+    def start(self, job: str, index: int, config: dict[str, Any] | None = None) -> None:
+        """Start a task, or start it again."""
+        config = {"worker_processes": False, **(config or {})}
+        if self._threads:
+            self.tasks[job, index] = Server(self.spec, job, index, config=config)
+            return
+        told = json.dumps([self.spec, job, index, config])
+        self.tasks[job, index] = subprocess.Popen([sys.executable, "-c", TASK, told], start_new_session=True)
+
+    def add(self, index: int) -> str:
+        """Start one more worker, which no other task knows of. Returns its address."""
+        address = self.port()
+        self.spec = {**self.spec, "worker": {**dict(enumerate(self.spec["worker"])), index: address}}  # type: ignore[dict-item]
+        self.start("worker", index)
+        return address
+
+    def kill(self, job: str, index: int) -> None:
+        """End a task without a word."""
+        task = self.tasks.pop((job, index))
+        if isinstance(task, Server):
+            task.stop(0.0)
+        else:
+            task.kill()
+            task.wait(10.0)
+
+    def close(self) -> None:
+        """End all."""
+        for job, index in list(self.tasks):
+            self.kill(job, index)
+        for port in self._ports:
+            port.close()
+
+
+@pytest.fixture
+def cluster(own_secrets: None) -> Iterator[Callable[..., Cluster]]:
+    """cluster(workers, ps, threads=True): servers in this process, or processes of their own; functions run in threads of theirs."""
+    made: list[Cluster] = []
+
+    def make(workers: int, ps: int, threads: bool = True) -> Cluster:
+        made.append(Cluster(workers, ps, threads))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def connected() -> Iterator[Callable[..., Connected]]:
+    """connected(source, ...): as `connect`; closed at the end."""
+    made: list[Connected] = []
+
+    def make(*args: Any, **options: Any) -> Connected:
+        made.append(connect(*args, **{"connect_timeout_s": 60.0, **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# -- clusters that the tests of a module share, and strategies on them, which are closed after each test
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[zd.local_cluster]:
+    """Two workers and three parameter servers, as threads of this process."""
+    with zd.local_cluster(workers=2, ps=3, processes=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[zd.local_cluster]:
+    """Two workers and two parameter servers, each a process."""
+    with zd.local_cluster(workers=2, ps=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def made(threads: zd.local_cluster) -> Iterator[Make]:
+    """made(**options): a strategy on the threads; `cluster=` takes another one."""
+    strategies: list[zd.ParameterServerStrategy] = []
+
+    def make(partitioner: Any = None, cluster: Any = threads, **options: Any) -> zd.ParameterServerStrategy:
+        strategies.append(zd.ParameterServerStrategy(cluster, partitioner, **options))
+        return strategies[-1]
+
+    yield make
+    for strategy in strategies:
+        strategy.close()
+
+
+@pytest.fixture
+def strategy(made: Make) -> zd.ParameterServerStrategy:
+    """One on the threads."""
+    return made()
+
+
+@pytest.fixture
+def coordinator(strategy: zd.ParameterServerStrategy) -> ClusterCoordinator:
+    """Of `strategy`."""
+    return ClusterCoordinator(strategy)
+
+
+@pytest.fixture(params=["threads", "processes"])
+def anywhere(request: pytest.FixtureRequest, made: Make) -> zd.ParameterServerStrategy:
+    """A strategy on threads, and one on processes."""
+    return made(cluster=request.getfixturevalue(request.param))

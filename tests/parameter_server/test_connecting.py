@@ -1,0 +1,272 @@
+"""A program finds the tasks of its cluster, whoever has started them, and knows how they are."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.launch.launched import eventually
+from tests.parameter_server.conftest import Cluster
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator.utils import start_server
+from zmqdist.parameter_server import inviting
+from zmqdist.parameter_server.connecting import Connected, connect
+
+Clusters = Callable[..., Cluster]
+Connect = Callable[..., Connected]
+
+
+def whose(_: int = 0) -> int:
+    return os.getpid()
+
+
+def slow() -> int:
+    threading.Event().wait(0.02)
+    return os.getpid()
+
+
+def run(connected: Connected, count: int = 1) -> list[Any]:
+    with ClusterCoordinator(connected) as coordinator:
+        values = [coordinator.schedule(whose) for _ in range(count)]
+        coordinator.join(30)
+        return coordinator.fetch(values)
+
+
+@pytest.mark.parametrize("how", ["resolver", "spec", "dict"])
+def test_servers_that_know_nothing_of_the_program_run_its_functions(
+    cluster: Clusters, connected: Connect, how: str
+) -> None:
+    jobs = cluster(2, 2).spec
+    spec = zd.ClusterSpec(jobs)
+    source = {"resolver": zd.resolvers.SimpleClusterResolver(spec), "spec": spec, "dict": jobs}[how]
+    found = connected(source)
+    assert found.ps == jobs["ps"]
+    assert found.workers == dict(enumerate(jobs["worker"]))
+    assert found.task_states() == [None] * 4
+    assert run(found, 4) == [os.getpid()] * 4
+
+
+def test_the_config_of_a_server_says_how_many_functions_and_whether_in_processes(
+    cluster: Clusters, connected: Connect
+) -> None:
+    servers = cluster(2, 1)
+    for index, config in enumerate(({"slots": 2}, {"worker_processes": True})):
+        servers.kill("worker", index)
+        servers.start("worker", index, config)
+    found = connected(servers.spec, slots=3)
+    with ClusterCoordinator(found) as coordinator:
+        eventually(
+            lambda: len(set(coordinator.fetch([coordinator.schedule(slow) for _ in range(8)]))) > 1,
+            "a slot is a process",
+        )
+    rows = found._ask("status")["workers"]
+    assert {row["name"]: row["slots"] for row in rows} == {"worker:0": 2, "worker:1": 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"slots": 0}, r"config\['slots'\] is 0, wants 1 to 4096"),
+        ({"slots": True}, r"config\['slots'\] is True"),
+        ({"worker_processes": 1}, r"config\['worker_processes'\] is 1, wants True or False"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=told):
+        zd.Server({"worker": ["localhost:0"]}, config=config)
+
+
+def test_evaluators_and_a_chief_that_are_not_there_are_not_waited_for(cluster: Clusters, connected: Connect) -> None:
+    servers = cluster(1, 1)
+    others = {"chief": [servers.port()], "evaluator": [servers.port()]}
+    found = connected({**servers.spec, **others})
+    assert found.target.partition(":")[2].rpartition(":")[2] == others["chief"][0].rpartition(":")[2]
+    assert run(found) == [os.getpid()]
+
+
+def test_the_chiefs_address_may_be_in_use(cluster: Clusters, connected: Connect) -> None:
+    servers = cluster(1, 1)
+    spec = {**servers.spec, "chief": [servers.port()]}
+    with zd.Server(spec, "chief", 0):
+        assert run(connected(spec)) == [os.getpid()]
+
+
+def test_several_strategies_on_one_cluster_in_one_program(cluster: Clusters, connected: Connect) -> None:
+    """S-5."""
+    servers = cluster(1, 1)
+    first, second = connected(servers.spec), connected(servers.spec)
+    assert run(first) == run(second)
+    first.close()
+    assert run(second) == [os.getpid()]
+
+
+def test_who_did_not_answer_is_named_with_what_is_there_instead(cluster: Clusters) -> None:
+    """S-3."""
+    servers = cluster(2, 2)
+    servers.kill("worker", 1)
+    servers.kill("ps", 0)
+    with pytest.raises(errors.UnavailableError) as caught:
+        connect(servers.spec, connect_timeout_s=2.0)
+    told = caught.value.message
+    assert told.startswith("not all tasks of the cluster answered within 2 s: ")
+    absent = (("worker:1", servers.spec["worker"][1]), ("ps:0", servers.spec["ps"][0]))
+    for name, address in absent:
+        port = address.rpartition(":")[2]
+        assert f"{name} at {address}: 127.0.0.1 is up, and nobody listens on port {port}" in told
+    assert "worker:0" not in told
+    assert "ps:1" not in told
+
+
+def test_tasks_may_start_after_the_program(cluster: Clusters, connected: Connect) -> None:
+    servers = cluster(1, 1)
+    servers.kill("worker", 0)
+    servers.kill("ps", 0)
+    found: list[Connected] = []
+    waiting = threading.Thread(target=lambda: found.append(connected(servers.spec)))
+    waiting.start()
+    servers.start("ps", 0)
+    servers.start("worker", 0)
+    waiting.join(30)
+    assert run(found[0]) == [os.getpid()]
+
+
+def test_addresses_that_are_mixed_up_are_told(cluster: Clusters) -> None:
+    servers = cluster(1, 2)
+    workers, ps = servers.spec["worker"], servers.spec["ps"]
+    with pytest.raises(errors.FailedPreconditionError, match=r"worker:0 at .*: ps:0 at .* runs no functions"):
+        connect({"worker": [ps[0]], "ps": [ps[1]]}, connect_timeout_s=20)
+    with pytest.raises(errors.InvalidArgumentError, match=f"at {ps[1]} is ps:1, and the cluster says ps:0"):
+        connect({"worker": workers, "ps": [ps[1]]}, connect_timeout_s=20)
+
+
+def test_a_secret_that_is_refused_ends_the_wait(
+    cluster: Clusters, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = cluster(1, 1)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    with pytest.raises(errors.UnauthenticatedError):
+        connect(servers.spec, connect_timeout_s=20)
+
+
+def test_a_cluster_of_one_process_is_connected_as_it_is() -> None:
+    with zd.local_cluster(workers=2, ps=2, processes=False) as local:
+        found = connect(local)
+        assert (found.target, found.ps, list(found.workers)) == (local.target, local.ps, [0, 1])
+        assert found.task_states() == [None] * 4
+        assert run(found) == [os.getpid()]
+        with pytest.raises(ValueError, match="a local_cluster starts its workers itself"):
+            found.add_worker("127.0.0.1:1")
+        found.close()
+        assert run(local) == [os.getpid()]  # type: ignore[arg-type]
+
+
+OTHER = """
+import json, sys
+from zmqdist.parameter_server.connecting import connect
+connected = connect(json.loads(sys.argv[1]))
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died(
+    cluster: Clusters, connected: Connect, monkeypatch: pytest.MonkeyPatch, child: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """P-5: a coordinator that was started again begins clean on the same servers."""
+    servers = cluster(1, 1, threads=False)
+    first = child(OTHER, json.dumps(servers.spec))
+    assert first.stdout is not None
+    assert first.stdout.readline() == "connected\n"
+    with monkeypatch.context() as hasty:
+        hasty.setattr(inviting, "INVITE_PATIENCE_S", 0.3)
+        with pytest.raises(errors.AlreadyExistsError) as caught:
+            connected(servers.spec)
+    told = f"worker:0 at {servers.spec['worker'][0]} works for another program, whose dispatcher is at 127.0.0.1:"
+    assert told in caught.value.message
+    first.send_signal(signal.SIGKILL)
+    first.wait(10)
+    found = connected(servers.spec)
+    assert run(found) == [servers.tasks["worker", 0].pid]
+    assert found.task_states() == [None, None]
+
+
+def test_a_program_at_the_address_of_one_that_has_died_takes_over_what_came_by_itself(
+    cluster: Clusters, connected: Connect, child: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """The chief's address: the worker of the former program finds a dispatcher there again."""
+    servers = cluster(1, 1, threads=False)
+    spec = {**servers.spec, "chief": [servers.port()]}
+    first = child(OTHER, json.dumps(spec))
+    assert first.stdout is not None
+    assert first.stdout.readline() == "connected\n"
+    first.send_signal(signal.SIGKILL)
+    first.wait(10)
+    port = int(spec["chief"][0].rpartition(":")[2])
+    with zd.DispatchServer(zd.data.service.DispatcherConfig(port=port)) as there:
+        assert there.wait_for(lambda present: ("worker", 0) in present, 20), "it comes by itself"
+    found, another = connected(spec), connected(spec)
+    assert found.target.endswith(f":{port}")
+    assert run(found) == run(another) == [servers.tasks["worker", 0].pid]
+
+
+def test_a_program_that_closes_leaves_the_servers_to_the_next(
+    cluster: Clusters, connected: Connect, child: Callable[..., subprocess.Popen[str]]
+) -> None:
+    servers = cluster(1, 1, threads=False)
+    first = child(OTHER, json.dumps(servers.spec))
+    assert first.stdout is not None
+    assert first.stdout.readline() == "connected\n"
+    first.communicate("")  # it ends without a close of its own
+    assert run(connected(servers.spec)) == [servers.tasks["worker", 0].pid]
+
+
+def test_what_is_dropped_lets_go_by_itself(cluster: Clusters) -> None:
+    servers = cluster(1, 1)
+    found = connect(servers.spec, connect_timeout_s=30)
+    assert found.task_states() == [None, None]
+    del found
+    gc.collect()
+    eventually(lambda: not any("inviting" in each.name for each in threading.enumerate()), "its thread ends", 5.0)
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_shutdown_cluster_ends_all_servers(cluster: Clusters, threads: bool) -> None:
+    """CC-6."""
+    servers = cluster(2, 2, threads)
+    found = connect(servers.spec, connect_timeout_s=60)
+    found.close(shutdown_cluster=True)
+    for task in servers.tasks.values():
+        assert task.join(10) if threads else task.wait(10) == 0
+    with pytest.raises(errors.FailedPreconditionError, match="this cluster was closed"):
+        found._ask("status")
+
+
+def test_start_server_serves_until_somebody_ends_it(cluster: Clusters) -> None:
+    """X-5."""
+    servers = cluster(1, 1)
+    servers.kill("ps", 0)
+    resolver = zd.resolvers.SimpleClusterResolver(zd.ClusterSpec(servers.spec), task_type="ps", task_id=0)
+    serving = threading.Thread(target=start_server, args=(resolver, "zmq"))
+    serving.start()
+    found = connect(servers.spec, connect_timeout_s=30)
+    assert serving.is_alive()
+    found.close(shutdown_cluster=True)
+    serving.join(10)
+    assert not serving.is_alive()
+
+
+@pytest.mark.parametrize("job", ["chief", "evaluator", None])
+def test_start_server_is_for_workers_and_ps(job: str | None) -> None:
+    spec = zd.ClusterSpec({"worker": ["w:1"], "ps": ["p:1"], "chief": ["c:1"]})
+    with pytest.raises(ValueError, match=f"Unexpected task_type to start a server: {job}"):
+        start_server(zd.resolvers.SimpleClusterResolver(spec, task_type=job, task_id=0), "zmq")

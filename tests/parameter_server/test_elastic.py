@@ -1,0 +1,215 @@
+"""Tasks that come, go, die and come back while a program runs: contract 10.6 (elastic_test.py) and 10.7 (get_task_states_test.py)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zmqdist as zd
+from tests.launch.launched import eventually
+from tests.parameter_server.conftest import Cluster
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.parameter_server.connecting import Connected, connect
+
+Clusters = Callable[..., Cluster]
+Connect = Callable[..., Connected]
+
+both = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
+
+
+class Counter:
+    """Counts in a folder: one file for each run of a step, which a worker that is killed cannot lose."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.release = folder / "release"
+
+    def step(self) -> None:
+        from uuid import uuid4
+
+        (self.folder / f"run-{uuid4()}").touch()
+
+    def endless(self) -> None:
+        self.step()
+        while not self.release.exists() and not zd.cancelled():
+            threading.Event().wait(0.01)
+
+    @property
+    def count(self) -> int:
+        return len(list(self.folder.glob("run-*")))
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Counter:
+    return Counter(tmp_path)
+
+
+def is_back(found: Connected) -> None:
+    eventually(lambda: not any(found.task_states()), "all tasks are there", 30.0)
+
+
+@both
+def test_worker_addition_between_functions(
+    cluster: Clusters, connected: Connect, counter: Counter, threads: bool
+) -> None:
+    servers = cluster(1, 1, threads)
+    found = connected(servers.spec)
+    with ClusterCoordinator(found) as coordinator:
+        for _ in range(2):
+            coordinator.schedule(counter.step)
+        coordinator.join(30)
+        assert found.add_worker(servers.add(1)) == 1
+        is_back(found)
+        assert list(found.workers) == [0, 1]
+        for _ in range(2):
+            coordinator.schedule(counter.step)
+        coordinator.join(30)
+    assert counter.count == 4
+
+
+@both
+def test_worker_addition_midst_function(cluster: Clusters, connected: Connect, counter: Counter, threads: bool) -> None:
+    servers = cluster(1, 1, threads)
+    found = connected(servers.spec)
+    with ClusterCoordinator(found) as coordinator:
+        for _ in range(4):
+            coordinator.schedule(counter.endless)
+        eventually(lambda: counter.count == 1, "one runs")
+        assert not coordinator.done()
+        found.add_worker(servers.add(1))
+        eventually(lambda: counter.count == 2, "the new worker runs one, too", 30.0)
+        counter.release.touch()
+        coordinator.join(30)
+    assert counter.count == 4
+
+
+@both
+def test_worker_restore_with_same_name(cluster: Clusters, connected: Connect, counter: Counter, threads: bool) -> None:
+    servers = cluster(1, 1, threads)
+    found = connected(servers.spec)
+    with ClusterCoordinator(found) as coordinator:
+        for _ in range(2):
+            coordinator.schedule(counter.step)
+        coordinator.join(30)
+        servers.kill("worker", 0)
+        for _ in range(2):
+            coordinator.schedule(counter.step)
+        servers.start("worker", 0)
+        coordinator.join(60)
+    assert counter.count == 4
+
+
+@both
+def test_worker_restore_with_another_name(
+    cluster: Clusters, connected: Connect, counter: Counter, threads: bool
+) -> None:
+    servers = cluster(1, 1, threads)
+    found = connected(servers.spec)
+    with ClusterCoordinator(found) as coordinator:
+        for _ in range(2):
+            coordinator.schedule(counter.step)
+        coordinator.join(30)
+        servers.kill("worker", 0)
+        for _ in range(2):
+            coordinator.schedule(counter.step)
+        assert found.add_worker(servers.add(1)) == 1
+        found.remove_worker(0)
+        coordinator.join(60)
+    assert list(found.workers) == [1]
+    assert found.task_states() == [None, None]
+    assert counter.count == 4
+
+
+def test_a_worker_comes_back_at_another_address_under_its_index(cluster: Clusters, connected: Connect) -> None:
+    servers = cluster(2, 1)
+    found = connected(servers.spec)
+    servers.kill("worker", 1)
+    assert found.add_worker(servers.add(1), index=1) == 1
+    is_back(found)
+    assert list(found.workers) == [0, 1]
+
+
+def test_of_two_dead_workers_the_first_that_is_back_works_at_once(
+    cluster: Clusters, connected: Connect, counter: Counter
+) -> None:
+    """F-3."""
+    servers = cluster(2, 1, threads=False)
+    found = connected(servers.spec)
+    with ClusterCoordinator(found) as coordinator:
+        servers.kill("worker", 0)
+        servers.kill("worker", 1)
+        coordinator.schedule(counter.step)
+        servers.start("worker", 1)
+        coordinator.join(60)
+    assert counter.count == 1
+    assert [state is None for state in found.task_states()] == [False, True, True]
+
+
+def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_server(
+    cluster: Clusters, connected: Connect
+) -> None:
+    servers = cluster(2, 1)
+    found = connected(servers.spec)
+    found.remove_worker(1)
+    eventually(lambda: len(found._ask("status")["workers"]) == 1, "it leaves")
+    assert found.task_states() == [None, None]
+    with pytest.raises(ValueError, match=r"there is no worker 1 in this cluster; it has \[0\]"):
+        found.remove_worker(1)
+    assert servers.tasks["worker", 0].check_alive("worker:1")
+    assert found.add_worker(servers.spec["worker"][1]) in (1, 2)
+    is_back(found)
+
+
+@pytest.mark.parametrize(("address", "index"), [("nowhere", None), ("127.0.0.1:1", -1)])
+def test_a_worker_that_cannot_be_is_refused(
+    cluster: Clusters, connected: Connect, address: str, index: int | None
+) -> None:
+    found = connected(cluster(1, 1).spec)
+    with pytest.raises((errors.InvalidArgumentError, ValueError)):
+        found.add_worker(address, index)
+    assert list(found.workers) == [0]
+
+
+def test_states_of_tasks_that_are_all_healthy(cluster: Clusters, connected: Connect) -> None:
+    assert connected(cluster(2, 2).spec).task_states() == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("job", "index", "place", "threads"),
+    [("worker", 0, 0, True), ("worker", 0, 0, False), ("ps", 0, 2, True), ("ps", 0, 2, False), ("ps", 1, 3, True)],
+)
+def test_the_state_of_a_task_that_was_preempted_names_it_until_it_is_back(
+    cluster: Clusters, connected: Connect, job: str, index: int, place: int, threads: bool
+) -> None:
+    """Also of ps 0, which nothing else depends on."""
+    servers = cluster(2, 2, threads)
+    found = connected(servers.spec)
+    servers.kill(job, index)
+    eventually(lambda: found.task_states()[place] is not None, "the loss is seen")
+    states = found.task_states()
+    lost = states.pop(place)
+    assert isinstance(lost, errors.UnavailableError)
+    assert f"/job:{job}/replica:0/task:{index}" in lost.message
+    assert states == [None] * 3
+    servers.start(job, index)
+    is_back(found)
+
+
+def test_a_local_cluster_tells_of_its_tasks_in_the_same_way() -> None:
+    with zd.local_cluster(workers=2, ps=2) as local:
+        found = connect(local)
+        assert found.task_states() == [None] * 4
+        local.kill_ps(1)
+        local.kill_worker(0)
+        eventually(lambda: found.task_states()[0] is not None, "the loss is seen")
+        assert [state is None for state in found.task_states()] == [False, True, True, False]
+        local.restart_ps(1)
+        local.restart_worker(0)
+        assert found.task_states() == [None] * 4
+        assert found.add_worker() == 2
+        assert found.task_states() == [None] * 5
+        found.close()

@@ -1,0 +1,49 @@
+"""Which clusters can have a strategy with parameter servers: refused before anybody is contacted, in TensorFlow's words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from zmqdist.cluster.spec import ClusterSpec
+
+JOBS: Final = ("chief", "worker", "evaluator", "ps")
+"""What the jobs of such a cluster are called."""
+
+
+def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int | None = None) -> None:
+    """Refuse a cluster that cannot be connected to.
+
+    Args:
+      task_type, task_id: what the coordinator itself is in it; None or "" where it is outside.
+
+    Raises:
+      ValueError: no task at all; a job of another name; no worker or no ps; ps whose numbers have gaps; more than one chief or evaluator;
+        or the coordinator's own task is not in the cluster.
+    """
+    if not spec:
+        raise ValueError("Cluster spec must be non-empty: a strategy with parameter servers needs workers and ps")
+    if strange := [job for job in spec.jobs if job not in JOBS]:
+        raise ValueError(
+            f"Disallowed task type found in cluster spec: {', '.join(map(repr, strange))}. Allowed types are {', '.join(JOBS)}"
+        )
+    if task_type and task_type not in JOBS:
+        raise ValueError(f"Unrecognized task_type: {task_type}, valid task types are: {', '.join(JOBS)}")
+    if task_type and task_type not in spec.jobs and task_type != "evaluator":
+        raise ValueError(f"`task_type` {task_type!r} not found in cluster_spec; it has {', '.join(spec.jobs)}")
+    for job in ("chief", "evaluator"):
+        if _count(spec, job) > 1:
+            raise ValueError(f"There must be at most one {job!r} job.")
+    if task_type in spec.jobs and task_id is not None and task_id not in spec.task_indices(str(task_type)):
+        raise ValueError(
+            f"The `task_id` {task_id} exceeds the maximum id of {task_type}: it has {spec.task_indices(str(task_type))}"
+        )
+    for job in ("ps", "worker"):
+        if not _count(spec, job):
+            raise ValueError(f"There must be at least one {job}.")
+    indices = spec.task_indices("ps")
+    if indices != list(range(len(indices))):
+        raise ValueError(f"The ps must have the numbers 0 to {len(indices) - 1} without gaps, not {indices}")
+
+
+def _count(spec: ClusterSpec, job: str) -> int:
+    return spec.num_tasks(job) if job in spec.jobs else 0
