@@ -205,7 +205,7 @@ class Variable:
             step = self.taken[name] = self.taken.get(name, 0) + 1
             self.storage.changed()
             if isinstance(checked, tuple):
-                indices, rows = checked if self.storage.unique(checked[0]) else summed_rows(*checked)
+                indices, rows = self.storage.summed(*checked)
                 optimizer.update_rows(self.storage.value, indices, rows, slots, step)
             else:
                 optimizer.update(self.storage.value, checked, slots, step)
