@@ -133,3 +133,13 @@ def test_without_check_types_only_the_shape_counts() -> None:
 def test_wrong_arguments_are_explained(call: Any, error: type[Exception], told: str) -> None:
     with pytest.raises(error, match=told):
         call()
+
+
+def test_what_is_made_of_several_things_is_one_leaf_unless_they_are_asked_for() -> None:
+    class Pair:
+        def _nest_components(self) -> list[int]:
+            return [2, 3]
+
+    pair = Pair()
+    assert nest.flatten([1, pair]) == [1, pair]
+    assert nest.flatten([1, {"a": pair}, None], expand_composites=True) == [1, 2, 3, None]

@@ -12,6 +12,7 @@ from zmqdist._version import __version__
 
 if TYPE_CHECKING:
     from zmqdist import (
+        checkpoint,
         cluster,
         collectives,
         coordinator,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         errors,
         nest,
         optimizers,
+        partitioners,
         random,
         resolvers,
         rpc,
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.local_cluster import local_cluster
     from zmqdist.net.arrays import empty, empty_like, freeze
+    from zmqdist.parameter_server.caching import cache_variable_reads
+    from zmqdist.parameter_server.sharded import ShardedVariable
+    from zmqdist.parameter_server.strategy import ParameterServerStrategy
+    from zmqdist.parameter_server.variable import Variable
     from zmqdist.running import cancelled
     from zmqdist.server.connect import check_alive, connect_to_cluster, connect_to_host
     from zmqdist.server.server import Server
@@ -45,11 +51,15 @@ _WHERE = {
     "Executor": "zmqdist.coordinator.executor",
     "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
+    "ParameterServerStrategy": "zmqdist.parameter_server.strategy",
     "Server": "zmqdist.server.server",
     "ServerDef": "zmqdist.cluster",
     "Session": "zmqdist.server.session",
+    "ShardedVariable": "zmqdist.parameter_server.sharded",
     "TensorSpec": "zmqdist.specs",
+    "Variable": "zmqdist.parameter_server.variable",
     "WorkerServer": "zmqdist.dispatch.worker",
+    "cache_variable_reads": "zmqdist.parameter_server.caching",
     "cancelled": "zmqdist.running",
     "check_alive": "zmqdist.server.connect",
     "connect_to_cluster": "zmqdist.server.connect",
@@ -61,6 +71,7 @@ _WHERE = {
     "local_cluster": "zmqdist.launch.local_cluster",
 }
 _MODULES = (
+    "checkpoint",
     "cluster",
     "collectives",
     "coordinator",
@@ -68,6 +79,7 @@ _MODULES = (
     "errors",
     "nest",
     "optimizers",
+    "partitioners",
     "random",
     "resolvers",
     "rpc",
@@ -98,14 +110,19 @@ __all__ = [
     "Executor",
     "IndexedSlices",
     "JobDef",
+    "ParameterServerStrategy",
     "Server",
     "ServerDef",
     "Session",
+    "ShardedVariable",
     "TensorSpec",
+    "Variable",
     "WorkerServer",
     "__version__",
+    "cache_variable_reads",
     "cancelled",
     "check_alive",
+    "checkpoint",
     "cluster",
     "collectives",
     "connect_to_cluster",
@@ -120,6 +137,7 @@ __all__ = [
     "local_cluster",
     "nest",
     "optimizers",
+    "partitioners",
     "random",
     "resolvers",
     "rpc",

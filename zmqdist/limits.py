@@ -172,6 +172,9 @@ LEASE_S: Final = 10.0
 RECONNECT_GRACE_S: Final = 1.0
 """A worker whose connection went has this long to come back under the same incarnation."""
 
+FAILURES_TOLD: Final = 100
+"""Errors of one round that are told beside the first: each costs its memory, and a time to unpickle it."""
+
 CANCEL_GRACE_S: Final = 5.0
 """A running function that was asked to end has this long; then its slot process is cut off."""
 
@@ -294,6 +297,17 @@ COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
 
 COLLECTIVE_WIDTH: Final = 3
 """Pieces of a ring that a member has under way at a time: one is reduced while another travels."""
+
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+CHECKPOINT_SHARDS_AT_ONCE: Final = 4
+"""Shards that are read, written or checked at a time, in memory each: enough to keep a disk and several parameter servers busy."""
+
+CHECKPOINT_POLL_S: Final = 0.5
+"""Who waits for a new checkpoint looks for it this often."""
+
+RECOVERY_LOOK_S: Final = 0.25
+"""A parameter server whose variables are to be brought back is asked this often whether it has lost them: a small question."""
 
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
 

@@ -45,6 +45,8 @@ CANCELLED = 3
 """It was withdrawn before it ended; the payload is empty."""
 KEPT = 4
 """As BULK, for a value that stays with its worker. Only inside a process and between a slot and its worker: messages say BULK."""
+INPUT_LOST = 5
+"""It was not run: one of its inputs is not where it was kept. The payload is what dispatch/kept.py `encode_loss` makes."""
 
 
 ALL_NUMBERS = -1

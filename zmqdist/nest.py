@@ -24,12 +24,17 @@ def is_nested(structure: Structure) -> bool:
     return isinstance(structure, (list, tuple, dict))
 
 
-def flatten(structure: Structure) -> list[Any]:
+def flatten(structure: Structure, expand_composites: bool = False) -> list[Any]:
     """The leaves, from left to right; a leaf alone gives a list of one.
+
+    Args:
+      expand_composites: a leaf that is made of several things of one kind, such as a ShardedVariable of its shards, gives those instead.
 
     Raises:
       TypeError: a dict has keys that cannot be sorted.
     """
+    if expand_composites:
+        return [part for leaf in flatten(structure) for part in _components(leaf)]
     if not isinstance(structure, (list, tuple, dict)):
         return [structure]
     leaves: list[Any] = []
@@ -84,6 +89,11 @@ def assert_same_structure(nest1: Structure, nest2: Structure, check_types: bool 
       ValueError: another number of items, other keys, or a container where the other has a leaf.
     """
     _compare(nest1, nest2, check_types, "")
+
+
+def _components(leaf: Any) -> list[Any]:
+    components = getattr(leaf, "_nest_components", None)
+    return [leaf] if components is None else list(components())
 
 
 def _children(structure: Structure, path: str) -> Iterator[tuple[str, Any]]:

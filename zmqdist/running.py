@@ -107,3 +107,9 @@ def building(what: str) -> Iterator[None]:
 def being_built() -> str | None:
     """What is being built in the present thread, as `building` was told; None for nothing."""
     return getattr(_here, "building", None)
+
+
+def inherit() -> Callable[[], None]:
+    """For threads that a function starts: called in one of them, what this function may ask is true there, too."""
+    state = dict(_here.__dict__)
+    return lambda: _here.__dict__.update(state)

@@ -83,7 +83,7 @@ def test_nothing_is_left_in_any_table_when_the_results_are_taken(
     in_processes.join(20)
     assert in_processes.fetch(values) == list(range(WORKS))
     shell = in_processes._shell
-    assert not any((shell._values, shell._kept, shell._outbox, shell._cancels, shell._held))
+    assert not any((shell._values, shell._kept, shell.outbox, shell._cancels, shell.held_by_work))
     assert (shell._machine.unfinished, shell._machine.queued) == (0, 0)
 
     def is_empty() -> bool:

@@ -161,8 +161,8 @@ def test_a_function_that_fails_keeps_nothing(near: ClusterCoordinator) -> None:
         value.fetch(20)
     with pytest.raises(ValueError, match="invalid literal"):
         near.join(20)
-    with pytest.raises(ValueError, match=r"when it has no value: its function failed or was cancelled"):
-        near.schedule(total, (value,))
+    with pytest.raises(errors.ClosureInputError, match="invalid literal"):
+        near.schedule(total, (value,)).fetch(20)
 
 
 def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
@@ -171,24 +171,6 @@ def test_a_kept_value_outlives_its_round(near: ClusterCoordinator) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         near.join(20)
     assert near.schedule(total, (value,)).fetch(20) == 0
-
-
-# -- what cannot be given ------------------------------------------------------------------------------------------------
-
-
-def test_one_that_has_not_ended_cannot_be_given(near: ClusterCoordinator, tmp_path: Path) -> None:
-    value = near.schedule(waits, (tmp_path,), keep=True)
-    with pytest.raises(ValueError, match=r"before it has ended: wait for it, or fetch\(\) it first"):
-        near.schedule(len, (value,))
-    go(tmp_path)
-    assert value.fetch(20) == "x"
-    assert near.schedule(len, (value,)).fetch(20) == 1
-
-
-def test_one_of_another_coordinator_cannot_be_given(near: ClusterCoordinator, threads: zd.local_cluster) -> None:
-    value = kept(near, small)
-    with ClusterCoordinator(threads) as other, pytest.raises(ValueError, match="functions of its own coordinator"):
-        other.schedule(len, (value,))
 
 
 # -- the end of a value --------------------------------------------------------------------------------------------------

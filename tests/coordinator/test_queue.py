@@ -168,8 +168,8 @@ def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
     """testWaitRaiseErrorAfterCancelClosure, testPutRaiseErrorAfterCancelClosure: the second error is not the one that is raised."""
     other = queue.schedule(fails_when_cancelled, (tmp_path,), worker=0)
     until(lambda: begun(tmp_path, "other"))
-    bad = queue.schedule(fails, worker=1)
     untaken = queue.schedule(counts, (tmp_path, "untaken"), worker=0)
+    bad = queue.schedule(fails, worker=1)
     until(bad.done)
     with pytest.raises(ValueError, match=r"Some error\."):
         ask(queue)

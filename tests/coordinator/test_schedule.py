@@ -146,24 +146,6 @@ def test_what_cannot_be_scheduled_is_told_at_once_and_changes_nothing(
     assert in_threads.schedule(int).get(20) == 0
 
 
-GIVEN: list[Any] = [
-    lambda value: (int, (value,), None),
-    lambda value: (int, ([{"a": (value,)}],), None),
-    lambda value: (int, None, {"x": value}),
-    lambda value: (lambda: value, None, None),
-    lambda value: (functools.partial(int, value), None, None),
-]
-
-
-@pytest.mark.parametrize("given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"])
-def test_a_remote_value_that_was_not_kept_cannot_be_an_argument(in_threads: ClusterCoordinator, given: Any) -> None:
-    value = in_threads.schedule(int)
-    value.get(20)
-    with pytest.raises(ValueError, match=r"a RemoteValue cannot be an argument .* fetch\(\) it first, or .* keep=True"):
-        in_threads.schedule(*given(value))
-    in_threads.join(20)
-
-
 def test_a_coordinator_cannot_be_captured(in_threads: ClusterCoordinator) -> None:
     with pytest.raises(errors.InvalidArgumentError, match="a ClusterCoordinator stays in its process"):
         in_threads.schedule(lambda: in_threads.schedule(int))

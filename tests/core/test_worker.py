@@ -37,6 +37,7 @@ from zmqdist.core.worker_events import (
     DispatcherUp,
     Effect,
     Exit,
+    ForgetFunctions,
     Give,
     Interrupt,
     Kill,
@@ -49,10 +50,12 @@ from zmqdist.core.worker_events import (
 )
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
+    ALL_NUMBERS,
     CANCELLED,
     Assign,
     Beat,
     CutOff,
+    Forget,
     Goodbye,
     Recall,
     Refused,
@@ -411,6 +414,13 @@ def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
     assign(worker, 2)
     assert assign(worker, 3, careful=True) == []
     assert finish(worker, 2) == [started(3), say(Beat()), outcome(2)]
+
+
+def test_what_is_forgotten_everywhere_is_forgotten_by_all_slots_that_have_started() -> None:
+    worker = make(slots=2)
+    do(worker, SlotReady(1), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    forget = Forget(1, [40, ALL_NUMBERS], everywhere=True)
+    assert hear(worker, forget) == [ForgetFunctions(1, [(1, ALL_NUMBERS), (1, 40)])]
 
 
 # -- P8: a start delay --------------------------------------------------------------------------------------------------

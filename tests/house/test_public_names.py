@@ -17,14 +17,19 @@ PINNED: dict[str, frozenset[str]] = {
             "Executor",
             "IndexedSlices",
             "JobDef",
+            "ParameterServerStrategy",
             "Server",
             "ServerDef",
             "Session",
+            "ShardedVariable",
             "TensorSpec",
+            "Variable",
             "WorkerServer",
             "__version__",
+            "cache_variable_reads",
             "cancelled",
             "check_alive",
+            "checkpoint",
             "cluster",
             "collectives",
             "connect_to_cluster",
@@ -39,11 +44,28 @@ PINNED: dict[str, frozenset[str]] = {
             "local_cluster",
             "nest",
             "optimizers",
+            "partitioners",
             "random",
             "resolvers",
             "rpc",
             "testing",
         }
+    ),
+    "zmqdist.checkpoint": frozenset(
+        {
+            "Checkpoint",
+            "CheckpointManager",
+            "Recovered",
+            "Recovery",
+            "checkpoints_iterator",
+            "latest_checkpoint",
+            "load",
+            "restore",
+            "save",
+        }
+    ),
+    "zmqdist.partitioners": frozenset(
+        {"FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"}
     ),
     "zmqdist.coordinator": frozenset(
         {
@@ -51,6 +73,7 @@ PINNED: dict[str, frozenset[str]] = {
             "PerWorkerValue",
             "PerWorkerValues",
             "RemoteValue",
+            "RemoteValueStatus",
             "experimental_get_current_worker_index",
             "get_current_worker_index",
             "get_num_workers",

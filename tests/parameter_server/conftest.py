@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+import zmqdist as zd
+from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.ports import Reserved
 from zmqdist.parameter_server.connecting import Connected, connect
 from zmqdist.server.server import Server
+
+Make = Callable[..., zd.ParameterServerStrategy]
 
 TASK = """
 import json, sys
@@ -20,11 +24,6 @@ import zmqdist as zd
 spec, job, index, config = json.loads(sys.argv[1])
 zd.Server(spec, job, index, config=config).join()
 """
-
-
-@pytest.fixture(autouse=True)
-def _own_secrets(own_secrets: None) -> None:
-    """All tests of this folder."""
 
 
 class Cluster:
@@ -82,7 +81,7 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster() -> Iterator[Callable[..., Cluster]]:
+def cluster(own_secrets: None) -> Iterator[Callable[..., Cluster]]:
     """cluster(workers, ps, threads=True): servers in this process, or processes of their own; functions run in threads of theirs."""
     made: list[Cluster] = []
 
@@ -107,3 +106,52 @@ def connected() -> Iterator[Callable[..., Connected]]:
     yield make
     for each in made:
         each.close()
+
+
+# -- clusters that the tests of a module share, and strategies on them, which are closed after each test
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[zd.local_cluster]:
+    """Two workers and three parameter servers, as threads of this process."""
+    with zd.local_cluster(workers=2, ps=3, processes=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[zd.local_cluster]:
+    """Two workers and two parameter servers, each a process."""
+    with zd.local_cluster(workers=2, ps=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def made(threads: zd.local_cluster) -> Iterator[Make]:
+    """made(**options): a strategy on the threads; `cluster=` takes another one."""
+    strategies: list[zd.ParameterServerStrategy] = []
+
+    def make(partitioner: Any = None, cluster: Any = threads, **options: Any) -> zd.ParameterServerStrategy:
+        strategies.append(zd.ParameterServerStrategy(cluster, partitioner, **options))
+        return strategies[-1]
+
+    yield make
+    for strategy in strategies:
+        strategy.close()
+
+
+@pytest.fixture
+def strategy(made: Make) -> zd.ParameterServerStrategy:
+    """One on the threads."""
+    return made()
+
+
+@pytest.fixture
+def coordinator(strategy: zd.ParameterServerStrategy) -> ClusterCoordinator:
+    """Of `strategy`."""
+    return ClusterCoordinator(strategy)
+
+
+@pytest.fixture(params=["threads", "processes"])
+def anywhere(request: pytest.FixtureRequest, made: Make) -> zd.ParameterServerStrategy:
+    """A strategy on threads, and one on processes."""
+    return made(cluster=request.getfixturevalue(request.param))

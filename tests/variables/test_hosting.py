@@ -102,6 +102,13 @@ def test_rows_come_in_the_order_that_was_asked_for(client: PsClient, make: Make)
     assert client.rows([(first, [])]).get_value()[0].shape == (0, 2)
 
 
+def test_a_range_of_rows_is_asked_for_by_its_bounds(client: PsClient, make: Make) -> None:
+    ref = make(np.arange(100_000))
+    for rows in (range(10, 13), range(0, 100_000, 33_333), range(5, 5), range(99_999, 100_000)):
+        (found,) = client.rows([(ref, rows)]).get_value()
+        assert found.tolist() == list(rows)
+
+
 @pytest.mark.parametrize("dtype", ["f4", "i4"])
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "min", "max", "update"])
 def test_sparse_updates_are_those_of_numpy_one_after_the_other(
@@ -170,7 +177,15 @@ def test_what_does_not_fit_names_the_variable_and_changes_nothing(
 
 def test_rows_out_of_range_name_the_variable(client: PsClient, make: Make) -> None:
     ref, scalar = make([1, 2]), make(1)
-    for wanted, text in (((ref, [2]), "index 2"), ((ref, [[0]]), "one dimension"), ((scalar, [0]), "is a scalar")):
+    for wanted, text in (
+        ((ref, [2]), "index 2"),
+        ((ref, [[0]]), "one dimension"),
+        ((scalar, [0]), "is a scalar"),
+        ((ref, range(1, 3)), "rows 0 to 1"),
+        ((ref, range(-1, 1)), "rows 0 to 1"),
+        ((ref, range(1, -1, -1)), "rows 0 to 1"),
+        ((scalar, range(1)), "is a scalar"),
+    ):
         with pytest.raises(InvalidArgumentError, match="variable 'w' on ps:0.*" + text):
             client.rows([wanted]).get_value()
 
@@ -275,6 +290,18 @@ def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(client: Ps
     assert outcomes[0].value is not None
     assert outcomes[1].value is not None
     assert outcomes[0].value.tolist() == outcomes[1].value.tolist()
+
+
+def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    adam = Adam(0.1)
+    one(client, ref, c.apply(ref, adam, [1, -1]))
+    ((version, value, slots),) = client.saved([ref]).get_value()
+    client.drop([ref]).get_value()
+    client.create(ref, value, (version, slots)).get_value()
+    ((found, again, beside),) = client.saved([ref]).get_value()
+    assert (found, again.tolist()) == (version, value.tolist())
+    assert {name: slot.tolist() for name, slot in beside.items()} == {name: s.tolist() for name, s in slots.items()}
 
 
 def test_optimizers_want_floats(client: PsClient, make: Make) -> None:

@@ -2,7 +2,7 @@
 
 from zmqdist.coordinator.coordinator import ClusterCoordinator
 from zmqdist.coordinator.per_worker import PerWorkerValues
-from zmqdist.coordinator.values import RemoteValue
+from zmqdist.coordinator.values import RemoteValue, RemoteValueStatus
 from zmqdist.running import get_current_worker_index, get_num_workers
 
 PerWorkerValue = PerWorkerValues
@@ -13,6 +13,7 @@ __all__ = [
     "PerWorkerValue",
     "PerWorkerValues",
     "RemoteValue",
+    "RemoteValueStatus",
     "experimental_get_current_worker_index",
     "get_current_worker_index",
     "get_num_workers",

@@ -13,6 +13,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -20,7 +21,9 @@ from operator import index
 from typing import Any
 
 from zmqdist import errors, limits, nest
+from zmqdist.coordinator import metrics
 from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
+from zmqdist.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.coordinator.resources import Resources
 from zmqdist.coordinator.shell import Shell
 from zmqdist.coordinator.target import resolve
@@ -41,16 +44,16 @@ class ClusterCoordinator:
     """Schedules functions on the workers of a dispatcher.
 
     Args:
-      target: a DispatchServer, a `local_cluster`, "host:port", "zmq://host:port"; None takes the cluster that `zmqdist launch` has put
-        into the environment.
+      target: a ParameterServerStrategy, of which there is one coordinator; a DispatchServer, a `local_cluster`, "host:port",
+        "zmq://host:port"; None takes the cluster that `zmqdist launch` has put into the environment.
       queue_max: pieces of work that may wait for a worker; then `schedule` blocks. None: what the cluster's file says, or 2**20.
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
       worker_recovery_timeout_s: how long a worker may be missing, while others are there, before work for it alone fails.
 
-    The constructor does not wait for the dispatcher. Close it, or use it in a with-statement. Any thread may use it; it cannot be
-    used after a fork.
+    The constructor does not wait for the dispatcher. Close it, or use it in a with-statement; one that nobody has any more, nor a value of
+    it that is still to come or is kept, is closed by the garbage collector. Any thread may use it; it cannot be used after a fork.
 
     Raises:
       ValueError: `target` is none of these.
@@ -60,6 +63,13 @@ class ClusterCoordinator:
 
     _rounds = True
     """Whether a failure ends the round."""
+
+    def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
+        allocate = getattr(type(target), "_allocate_coordinator", None)
+        if allocate is None or cls is not ClusterCoordinator:
+            return object.__new__(cls)
+        made: ClusterCoordinator = allocate(target)  # a strategy has one, of a class of its own
+        return made
 
     def __init__(
         self,
@@ -85,7 +95,7 @@ class ClusterCoordinator:
         self._turn = threading.Lock()
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
-        self._scheduled_on = target  # a server stops when nobody refers to it any more
+        self._failed: list[Callable[[], BaseException]] = []
         self._shell = Shell(
             found,
             queue_max=queue_max,
@@ -94,6 +104,9 @@ class ClusterCoordinator:
             recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
         )
+        self._scheduled_on = target
+        self._alive = _Alive(target)
+        weakref.finalize(self._alive, _give_up, self._shell).atexit = False
         self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
@@ -107,11 +120,17 @@ class ClusterCoordinator:
         worker: int | str | None = None,
         priority: int = 0,
         keep: bool = False,
+        retries: int = 0,
+        timeout: float | None = None,
+        lineage: bool = False,
     ) -> RemoteValue:
-        """Run `fn(*args, **kwargs)` once on some worker; returns at once, unless the queue is full.
+        """Run `fn(*args, **kwargs)` once on some worker; returns its result to come at once, unless the queue is full.
 
         Arguments, and what the function captures, are as they are now: they may be changed as soon as this returns. The function
-        runs at least once, its result is accepted once: it runs again when its worker dies. It is not run again when it raises.
+        runs at least once, its result is accepted once: it runs again when its worker dies.
+
+        RemoteValues of this coordinator may be among the arguments at any depth, or captured, whether they have ended or not: the function
+        runs when they have, and gets their values, private to that run; or it fails with ClosureInputError when one of them has none.
 
         Args:
           fn: any callable that can be pickled; lambdas and closures can. Functions of importable modules go by name.
@@ -119,55 +138,68 @@ class ClusterCoordinator:
           kwargs: keyword arguments.
           worker: only this one runs it, 1 or "worker:1": before all work that any may run, and as soon as that one is there.
           priority: of what waits the higher goes first, and of one priority the oldest; what was handed out already is not overtaken.
-          keep: leave what it returns with its worker, for other functions to use. A RemoteValue that was kept and has ended may be among
-            `args` and `kwargs`, at any depth: the function gets its value, private to that run, straight from the worker that has it,
-            or fails with UnavailableError when that is lost.
-
-        Returns:
-          The result to come.
+          keep: leave what it returns with its worker, for other functions to use: they get it straight from there, or fail with
+            UnavailableError when it is lost.
+          retries: run it again when it raises, so often at most, with the same arguments. The deaths of its workers are counted apart.
+          timeout: seconds from now; when it has not ended then it is taken back or cut off, and ends with DeadlineExceededError.
+          lineage: as `keep`, and when the value is lost it is made again for whoever needs it, and its inputs that have a lineage, too.
 
         Raises:
-          Exception: an earlier function of this round failed: this is its error, raised once; nothing of the round runs any more,
-            and what was unfinished is cancelled. Nothing was scheduled by this call.
+          Exception: an earlier function of this round failed: its error, as `join` raises it; nothing was scheduled by this call.
           TypeError: `fn` is not callable, or `args` not iterable.
-          ValueError: `worker` is no worker's name; or `priority` has more than 32 bits; or a RemoteValue that was not kept, has not ended,
-            has failed, or is another coordinator's is among the arguments.
+          ValueError: `worker` is no worker's name; `priority` has more than 32 bits; `retries` or `timeout` is out of range; or a
+            RemoteValue of another coordinator is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
           FailedPreconditionError: the coordinator has been closed.
         """
         if not callable(fn):
             raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
         options = PLAIN if worker is None and not priority else _options(worker, priority)
+        wishes = NONE if not retries and timeout is None and not lineage else Wishes.checked(retries, timeout, lineage)
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
         with self._turn:
             shell = self._shell
             if shell.failure is not None:
                 self._end_round()
-            shell.packing = get_ident()
+            payload, bulks, blob, given, inputs = self._pack(fn, positional, keywords)
+            plan: Plan | None = None
             try:
-                packed = trusted.pack_call(positional, keywords)
-                blob = shell.functions.pickled(fn)
-            except errors.InvalidArgumentError as error:
-                raise unwrapped(error) from error.__cause__
-            finally:
-                shell.packing = None
-                given = shell.given
-                if given:
-                    shell.given = []
-            payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-            if keep:
-                payload = KEEP + payload
-            try:
+                if inputs or wishes is not NONE:
+                    plan = Plan(payload, bulks, inputs, given, keep or lineage, wishes, options)
+                    plan.take(shell.held)
+                elif keep:
+                    payload = KEEP + payload
                 with shell.lock:
                     if shell.room <= 0 or shell.closed:  # which is also so after a fork
                         self._wait_for_room()
                     work = next(self._works)
                     number, name = shell.functions.number(fn, blob, work)
-                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options)
+                    if plan is not None:
+                        return shell.plans.enqueue(plan, work, number, name, self._alive)
+                    return shell.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
             except BaseException:
                 shell.drop(bulks)
                 raise
+
+    def _pack(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bytes, list[int], bytes, list[Any], dict[int, RemoteValue]]:
+        """The arguments, what is held for them, the function, and what was met in all that: see the shell. With the turn."""
+        shell = self._shell
+        shell.packing = get_ident()
+        try:
+            packed = trusted.pack_call(args, kwargs)
+            blob = shell.functions.pickled(fn)
+        except errors.InvalidArgumentError as error:
+            raise unwrapped(error) from error.__cause__
+        finally:
+            shell.packing = None
+            given, inputs = shell.given, shell.inputs
+            if given or inputs:
+                shell.given, shell.inputs = [], {}
+        payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
+        return payload, bulks, blob, given, inputs
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""
@@ -177,9 +209,9 @@ class ClusterCoordinator:
         """Wait until everything that was scheduled has ended.
 
         Raises:
-          Exception: the first error of a function; raised once. Nothing that was scheduled is executing any more: what had not
-            begun was dropped, what ran was told to end and cut off after `cancel_grace_s` (where slots are threads: waited for), and
-            their RemoteValues raise CancelledError. The coordinator can be used on.
+          Exception: the first error of a function; raised once, with all errors of the round as its `failures`. Nothing that was
+            scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s`
+            (where slots are threads: waited for), and their RemoteValues raise CancelledError. The coordinator can be used on.
           DeadlineExceededError: not all have ended after `timeout` seconds. They go on.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
@@ -192,19 +224,38 @@ class ClusterCoordinator:
             shell = self._shell
             with shell.lock:
                 self._check_open()
-                self._wait_until(lambda: shell.resolved == shell.scheduled or shell.failure is not None, until, timeout)
+                self._wait_until(self._has_ended, until, timeout)
                 failed = shell.failure is not None
             if failed:
                 self._end_round()
         finally:
             self._turn.release()
 
-    def done(self) -> bool:
-        """Whether everything that was scheduled has ended. Does not wait, but after an error: raises it as `join` does."""
+    def done(self, timeout: float | None = None) -> bool:
+        """Whether everything that was scheduled has ended. After an error: raises it as `join` does, and waits for that.
+
+        Args:
+          timeout: wait at most so many seconds for the end; None does not wait.
+        """
         self._check_open()
-        if self._shell.failure is not None:
+        shell = self._shell
+        if timeout is not None:
+            with shell.lock:
+                try:
+                    self._wait_until(self._has_ended, time.monotonic() + timeout, timeout)
+                except errors.DeadlineExceededError:
+                    return False
+        if shell.failure is not None:
             self._end_round()
-        return self._shell.resolved == self._shell.scheduled
+        return shell.resolved == shell.scheduled
+
+    @property
+    def failures(self) -> list[BaseException]:
+        """The errors of the round that was ended last, oldest first, at most 100; the first is the one that was raised.
+
+        The same list is the attribute `failures` of that one, where it takes attributes. They are fresh copies.
+        """
+        return [fail() for fail in self._failed]
 
     def fetch(self, val: Any) -> Any:
         """The structure `val` (lists, tuples, dicts) with each RemoteValue in it replaced by its result; the rest as it is.
@@ -255,9 +306,15 @@ class ClusterCoordinator:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
         """
         job, _, number = _worker_name(worker).rpartition(":")
+        self._ask("drain", job, int(number), float(grace_s))
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """What the dispatcher answers to a call."""
         address = self._shell.address
-        with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
-            client.call("drain", (job, int(number), float(grace_s)), timeout_in_ms=ASK_MS).get_value()
+        with closing(
+            ZmqClient(address, "", True, ASK_MS, security=self.credentials.client(address, "submit"))
+        ) as client:
+            return getattr(client, f"{method}_blocking")(*args)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -305,6 +362,17 @@ class ClusterCoordinator:
         self._check_open()
         return per_worker_dataset(self._resources, dataset_fn, shard)
 
+    def metrics(self) -> dict[str, Any]:
+        """What was counted: each figure of `zmqdist.coordinator.metrics`, by its name, and under "workers" what the dispatcher counts of
+        each, by their names, as `zmqdist status` shows it: functions "done", "rate" of them in a second, "running", "idle_s", ...
+
+        Raises:
+          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
+        """
+        rows = self._ask("status")["workers"]
+        told = {name: metrics.get_metric_summary(name) for name in metrics.names()}
+        return {**told, "workers": {row["name"]: row for row in rows}}
+
     @property
     def target(self) -> str:
         """The dispatcher, as "zmq://host:port"."""
@@ -322,11 +390,7 @@ class ClusterCoordinator:
         """
         if self._shell.pid != os.getpid():
             return
-        with self._shell.lock:
-            if self._shell.closed:
-                return
-            self._shell.closed = True
-        self._shell.close()
+        self._shell.give_up()
 
     def __enter__(self) -> ClusterCoordinator:
         return self
@@ -357,6 +421,9 @@ class ClusterCoordinator:
                 finally:
                     shell.lock.acquire()
 
+    def _has_ended(self) -> bool:
+        return self._shell.resolved == self._shell.scheduled or self._shell.failure is not None
+
     def _wait_until(self, ready: Callable[[], bool], until: float | None, timeout: float | None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""
         shell = self._shell
@@ -385,8 +452,14 @@ class ClusterCoordinator:
             self._wait_until(lambda: shell.rounds_ended > before or shell.closed, None, None)
             if shell.failure is not fail:
                 return  # another thread has raised it
-            shell.failure = None
-        raise fail()
+            failed = self._failed = shell.failures
+            shell.failure, shell.failures = None, []
+        error = fail()
+        try:
+            error.failures = [each() for each in failed]  # type: ignore[attr-defined]
+        except Exception:  # it takes no attributes
+            log.debug("a %s cannot be told the other failures", type(error).__name__)
+        raise error
 
     def _check_open(self) -> None:
         if self._shell.closed:
@@ -395,6 +468,21 @@ class ClusterCoordinator:
             raise errors.FailedPreconditionError(
                 None, None, "this ClusterCoordinator was made before a fork: make a new one in the child process"
             )
+
+
+class _Alive:
+    """Of the coordinator, and of its values that have not ended or are kept: its threads end when nobody has one of them any more."""
+
+    __slots__ = ("__weakref__", "_target")
+
+    def __init__(self, target: Any) -> None:
+        self._target = target  # a server stops when nobody refers to it any more
+
+
+def _give_up(shell: Shell) -> None:
+    """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
+    if shell.pid == os.getpid():
+        shell.in_loop(shell.give_up)
 
 
 def _options(worker: int | str | None, priority: int) -> Options:

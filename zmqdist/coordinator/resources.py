@@ -178,13 +178,13 @@ class Resources:
         """
         shell = self.shell
         with self._turn:
-            shell.packing = get_ident()
+            shell.packing, shell.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
-                shell.packing = None
+                shell.packing, shell.by_reference = None, False
                 uses, shell.given = shell.given, []
         return Definition(self, name, packed, uses)
 

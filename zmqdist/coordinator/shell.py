@@ -15,13 +15,16 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
-from zmqdist import errors
+from zmqdist import errors, limits
+from zmqdist.coordinator import metrics
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
+from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
 from zmqdist.coordinator.watchdog import WatchDog
+from zmqdist.core import graph
 from zmqdist.core.closures import (
     DISPATCHER,
     LOST,
@@ -37,7 +40,6 @@ from zmqdist.core.closures import (
     Fetch,
     ForgetAsked,
     FunctionsDefined,
-    FunctionsDropped,
     KeptDropped,
     Resolve,
     ResolveLost,
@@ -47,6 +49,7 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.membership import SAID_GOODBYE
 from zmqdist.core.pins import PLAIN, Joined, Left, MembersChanged, Options
 from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
@@ -68,7 +71,7 @@ Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 """Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
-FAILURES = (ERROR, LOST, UNAVAILABLE)
+FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
 
 _open: WeakSet[Shell] = WeakSet()
 
@@ -89,15 +92,19 @@ class Shell:
       rounds: whether the first failure is kept for `join`.
 
     Attributes (under `lock`, but for those that only grow):
+      number: ours, by which all of the cluster knows us.
       lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
         round has ended, or the queue may have room while somebody is `crowded`.
       unpacking: a result is unpacked once.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
+      failures: the same for all of them, as many as FAILURES_TOLD.
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       packing: the thread that packs the arguments of a `schedule`; None for none.
-      given: kept values that it has met there.
+      given: what it has met there that must stay until the work has ended: resources, kept values.
+      inputs: results that it has met there, by the number of their work.
+      by_reference: what is packed is used at any time, and not with inputs of its own.
     """
 
     def __init__(
@@ -116,11 +123,13 @@ class Shell:
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
         self.unpacking = threading.RLock()
-        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = 0
-        self.room = 0
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
         self.given: list[Any] = []
+        self.inputs: dict[int, RemoteValue] = {}
+        self.by_reference = False
         self.failure: Callable[[], BaseException] | None = None
+        self.failures: list[Callable[[], BaseException]] = []
         self.closed = False
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
@@ -129,22 +138,21 @@ class Shell:
         """The packed error with which the dispatcher refused us: it will not be asked again."""
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
-        self._outbox: list[tuple[int, int, bytes]] = []
+        self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
         self._options: dict[int, Options] = {}
         """Of what is in the outbox."""
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels: deque[int] = deque()
-        self._dropped: deque[int] = deque()
-        self._forgotten: deque[int] = deque()
+        self._cancels, self._dropped, self._forgotten = deque[int](), deque[int](), deque[int]()
         self._watchers: list[Watcher] = []
-        self._held: dict[int, list[int]] = {}
+        self.held_by_work: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}
+        self.plans = Plans(self)
         self._draining = False
         self._due: float | None = None
-        self._memory = MemoryKeeper()
+        self._memory, self._executions = MemoryKeeper(), metrics.Executions()
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
@@ -158,11 +166,6 @@ class Shell:
         _open.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
-
-    @property
-    def number(self) -> int:
-        """Ours, by which all of the cluster knows us."""
-        return self._machine.coordinator
 
     def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
@@ -183,23 +186,25 @@ class Shell:
         keep: bool,
         given: list[Any],
         options: Options = PLAIN,
+        alive: object = None,
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.
 
         Args:
           keep: its value stays with its worker.
-          given: values that it uses, which stay with theirs until it has ended.
+          given: what it uses, which stays until it has ended.
           options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
             error is only its RemoteValue's, and the end of a round leaves it alone.
+          alive: lives until somebody gives up this connection.
         """
         if bulks:
-            self._held[work] = [*self._held.get(work, ()), *bulks]
+            self.held_by_work[work] = [*self.held_by_work.get(work, ()), *bulks]
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
         if given:
             self._given[work] = given
-        value = RemoteValue(self, work, name)
+        value = RemoteValue(self, work, name, alive)
         self._values[work] = ref(value)
         if options is not PLAIN:
             self._options[work] = options
@@ -207,13 +212,24 @@ class Shell:
             self._apart.add(work)
             self._apart_outbox.append((work, number, payload))
         else:
-            self._outbox.append((work, number, payload))
+            self.outbox.append((work, number, payload))
             self.scheduled += 1
             self.room -= 1
+        self._announce(work)
+        return value
+
+    def expect(self, work: int, value: RemoteValue) -> None:
+        """The plans have taken it: it is to be settled. With the lock held."""
+        self._values[work] = ref(value)
+        self.scheduled += 1
+        self.room -= 1
+        self._announce(work)
+
+    def _announce(self, work: int) -> None:
+        self._executions.begin(work)
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
-        return value
 
     def fetch_kept(self, encoded: bytes, name: str) -> Any:
         """Raises as `dispatch.kept.fetch`, and FailedPreconditionError after a fork."""
@@ -249,8 +265,9 @@ class Shell:
         return self._machine.pins.members if self._machine.pins.told else None
 
     def has_room(self) -> bool:
-        """Whether the queue takes one more. With the lock held."""
-        self.room = self.queue_max - self._machine.queued - len(self._outbox)
+        """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
+        queued = self._machine.queued + len(self.outbox)
+        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
         return self.room > 0
 
     @property
@@ -262,7 +279,7 @@ class Shell:
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come."""
-        self._loop.call_soon(self._handle, EndAsked())
+        self._loop.call_soon(self._end_round)
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
@@ -276,8 +293,12 @@ class Shell:
     def call_back(self, calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]]) -> None:
         self._callbacks.put(calls)
 
-    def close(self) -> None:
-        """Leave the dispatcher; everything that has not ended is cancelled. Once."""
+    def give_up(self) -> None:
+        """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
         try:
             self._loop.run(self._say_goodbye, timeout_s=5.0)
         except errors.OpError:
@@ -294,6 +315,7 @@ class Shell:
                 value._settle(CANCELLED, b"")
                 calls += [(fn, value) for fn in value._callbacks or ()]
             self.resolved = self.scheduled
+            self.plans.close()
             self.changed.notify_all()
         self.call_back(calls)
         self._kept.clear()
@@ -303,14 +325,14 @@ class Shell:
     def _hold(self, work: int, parts: list[Any]) -> bytes:
         """For a large function: the same, until that piece of work has ended."""
         payload, bulks = self.held(parts)
-        self._held.setdefault(work, []).extend(bulks)
+        self.held_by_work.setdefault(work, []).extend(bulks)
         return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
     def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float, recovery_limit_s: float) -> None:
         loop, credentials = self._loop, target.credentials
-        incarnation = secrets.randbits(62) | 1
+        incarnation = self.number = secrets.randbits(62) | 1
         name = f"coordinator {socket.gethostname()}:{self.pid}"
         host = own_host(self.address)
         router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
@@ -318,7 +340,12 @@ class Shell:
         self._store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
         self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(credentials, self.address, self._fetched, self._not_fetched)
+        self._fetching = Fetching(
+            credentials,
+            self.address,
+            lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
+        )
         self._machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
@@ -355,24 +382,25 @@ class Shell:
         """The dispatcher does not take us, for good: everything fails with its reason."""
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
-        code = error.error_code
-        payload = trusted.pack_error(errors.from_code(code, text))
+        payload = trusted.pack_error(errors.from_code(error.error_code, text))
         if not self._machine.enlisted:
             self._refusal = payload
         with self.lock:
-            self.failure = self.failure or _Failure(ERROR, payload, "")
+            self._fail_round(_Failure(ERROR, payload, ""))
             self.changed.notify_all()
         self._drain()
         self._fail(list(self._values), payload)
 
     def _fail(self, works: list[int], payload: bytes) -> None:
         """These end with an error of our own; the machine is not asked and only has to forget them."""
-        self._settle([(work, ERROR, payload) for work in works])
+        self.settle([(work, ERROR, payload) for work in works])
+        self.plans.clear()
         self._handle(WithdrawAsked(works))
 
     def _drain(self) -> None:
         with self.lock:
-            outbox, self._outbox = self._outbox, []
+            outbox, self.outbox = self.outbox, []
+            planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
             options = None
             if self._options:
@@ -380,20 +408,30 @@ class Shell:
                 outbox += self._apart_outbox
                 self._apart_outbox = []
             defined, dropped = self.functions.take()
+            works = [*(item[0] for item in outbox), *(plan.work for plan in planned)] if self._refusal else []
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
+        if planned:
+            outbox = self.plans.begin_all(planned, outbox, staying, options)
+            self._go_on()
         if outbox:
             self._handle(Scheduled(outbox, staying, options))
-            if self._refusal is not None:
-                self._fail([work for work, _, _ in outbox], self._refusal)
+        if works and self._refusal is not None:
+            self._fail(works, self._refusal)
         if dropped:
-            self._handle(FunctionsDropped(dropped))
+            self.decide(graph.FunctionsUnused(dropped))
 
     def _cancel(self) -> None:
         self._drain()
         if works := _emptied(self._cancels):
+            if self.plans:
+                self.decide(graph.CancelAsked(works))
             self._handle(WithdrawAsked(works))
+
+    def _end_round(self) -> None:
+        self.decide(graph.RoundEnding())
+        self._handle(EndAsked())
 
     def _forget(self) -> None:
         if numbers := _emptied(self._forgotten):
@@ -401,18 +439,38 @@ class Shell:
 
     def _let_go(self) -> None:
         if works := _emptied(self._dropped):
+            self.plans.let_go(works)
             self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
         self._perform(self._machine.handle(event, now))
+        if self.plans.events:
+            self._go_on()
         due = self._machine.deadline
+        if self.plans and (planned := self.plans.graph.deadline) is not None:
+            due = planned if due is None else min(due, planned)
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
 
+    def decide(self, event: graph.Event) -> None:
+        """An event for the plans."""
+        self.plans.handle(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell the machine what the plans have decided."""
+        for event in self.plans.take():
+            self._handle(event)
+        if self.crowded:  # what the plans have is counted here, and not in the machine
+            with self.lock:
+                self.changed.notify_all()
+
     def _tick(self) -> None:
         self._due = None
+        if self.plans:
+            self.decide(Ticked())
         self._handle(Ticked())
 
     def _perform(self, effects: list[Effect]) -> None:
@@ -421,12 +479,13 @@ class Shell:
                 case Send(_, message):
                     self._dealer.send(message)  # while down: everything is submitted again when it is up
                 case Resolve(items):
-                    self._settle(items)
+                    self.settle(self.plans.ended(items) if self.plans else items)
                 case ResolveLost(work, starts):
-                    self._settle([(work, LOST, starts)])
+                    self.settle(self.plans.ended([(work, LOST, starts)]))
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
                 case RoundEnded():
+                    self.plans.handle(graph.RoundOver())
                     with self.lock:
                         self.rounds_ended += 1
                         self.changed.notify_all()
@@ -434,33 +493,35 @@ class Shell:
                     with self.lock:
                         self.changed.notify_all()
                 case MembersChanged(joined, left):
+                    metrics.count("worker_failures", sum(reason != SAID_GOODBYE for _, _, reason in left))
                     with self.lock:
                         self.changed.notify_all()  # whoever waits to hear of them for the first time
                     for watcher in self._watchers:
                         watcher(joined, left)
 
-    def _settle(self, items: list[Any]) -> None:
+    def settle(self, items: list[Any]) -> None:
+        """These have ended, as the user sees it: (work, kind, payload)."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         given: list[list[Any]] = []
         with self.lock:
             values, before = self._values, len(self._values)
             apart, aside = self._apart, 0
             for work, kind, payload in items:
-                if kind and kind == KEPT:
+                if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
-                if self._held and work in self._held:
-                    self._store.free(self._held.pop(work))
+                if self.held_by_work and work in self.held_by_work:
+                    self._store.free(self.held_by_work.pop(work))
                 if self._given and work in self._given:
                     given.append(self._given.pop(work))
                 value = reference()
                 if apart and work in apart:
                     apart.discard(work)
                     aside += 1
-                elif kind and self._rounds and kind in FAILURES and self.failure is None:
-                    self.failure = _Failure(kind, payload, "a scheduled function" if value is None else value._name)
+                elif kind and self._rounds and kind in FAILURES:
+                    self._fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
                 if value is None:
                     continue
                 value._settle(kind, payload)
@@ -472,30 +533,29 @@ class Shell:
                 self._values = {}  # a dict keeps the room that it once needed
             if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
                 self.changed.notify_all()
+        self._executions.end(items)
         self._memory.look(len(self._values), lambda: True)
         if calls:
             self.call_back(calls)
 
+    def _fail_round(self, failed: _Failure) -> None:
+        """With the lock held."""
+        self.failure = self.failure or failed
+        if len(self.failures) < limits.FAILURES_TOLD:
+            self.failures.append(failed)
+
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        held = self._values.get(work)
+        held = self._values.get(self.plans.user_of(work))
         # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
         parts = self._fetching.ask(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
-    def _fetched(self, work: int, attempt: int, parts: Any) -> None:
-        """In a fetching thread."""
-        self.in_loop(self._handle, BulkArrived(work, attempt, parts))
-
-    def _not_fetched(self, work: int, attempt: int, problem: str) -> None:
-        """In a fetching thread."""
-        self.in_loop(self._handle, BulkUnreachable(work, attempt, problem))
-
     def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
-        """Call `fn` in the loop; not any more once that has ended. From any thread."""
+        """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
         try:
             self._loop.call_soon(fn, *args)
         except errors.FailedPreconditionError:  # closed
@@ -509,6 +569,16 @@ class Shell:
 def _emptied(works: deque[int]) -> list[int]:
     """What stands in a queue that other threads and finalizers append to meanwhile."""
     return [works.popleft() for _ in range(len(works))]
+
+
+def _queued(shell: Shell) -> int:
+    return 0 if shell.closed else shell._machine.queued + len(shell.outbox)
+
+
+metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(_open)))
+metrics.GAUGES["inflight_closures"] = lambda: sum(
+    each.scheduled - each.resolved - _queued(each) for each in list(_open)
+)
 
 
 class _Failure:

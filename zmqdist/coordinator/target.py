@@ -11,7 +11,10 @@ from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 
-ACCEPTED = 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", or nothing in a program that `zmqdist launch` started'
+ACCEPTED = (
+    'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", '
+    "or nothing in a program that `zmqdist launch` started"
+)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ anything but the end of the work.
 from __future__ import annotations
 
 import enum
+import operator
 import os
 import queue
 import threading
@@ -15,8 +16,12 @@ from _thread import allocate_lock, get_ident
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from zmqdist import errors
+from zmqdist.coordinator import metrics
 from zmqdist.core.closures import LOST, UNAVAILABLE
+from zmqdist.core.graph import INPUT_FAILED, TIMED_OUT
 from zmqdist.dispatch import kept
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.wire import trusted
@@ -41,15 +46,30 @@ class RemoteValue:
     Ready means for good: the result is on this machine, and no worker's death can take it away. All methods may be called from
     any thread. Dropping a RemoteValue does not cancel its function, but its result is not kept.
 
+    It may be an argument of other functions of the same coordinator, at any depth, or captured by them, also before it has ended: the
+    function waits for it, and gets a value that is private to that run.
+
     One of `schedule(..., keep=True)` is ready when its value is with the worker, which holds it until the RemoteValue has been collected.
-    It may be an argument of other functions of the same coordinator, and only `get` brings it here. Until then it is lost with its
-    worker, with the dispatcher, and with the coordinator's connection to that.
+    Only `get` brings it here; functions get it straight from that worker. Until then it is lost with its worker, with the dispatcher,
+    and with the coordinator's connection to that; one of `schedule(..., lineage=True)` is then made again.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_kind", "_name", "_owner", "_payload", "_value", "_waiters", "_work")
+    __slots__ = (
+        "__weakref__",
+        "_alive",
+        "_callbacks",
+        "_kind",
+        "_name",
+        "_owner",
+        "_payload",
+        "_value",
+        "_waiters",
+        "_work",
+    )
 
-    def __init__(self, owner: Shell, work: int, name: str) -> None:
+    def __init__(self, owner: Shell, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
+        self._alive = alive  # the coordinator is not given up while somebody waits
         self._work = work
         self._name = name
         self._kind: int | None = None
@@ -63,24 +83,25 @@ class RemoteValue:
         return f"<RemoteValue of {self._name}: {state}>"
 
     def __reduce__(self) -> Any:
-        """As an argument of a scheduled function, or captured by one: where it is unpickled it is fetched from its worker."""
+        """As an argument of a scheduled function, or captured by one: its value is put there where that is unpickled."""
         if self._owner.packing != get_ident():
             raise RemoteValueGiven(
                 "a RemoteValue can only be given to functions of its own coordinator: fetch() it first"
             )
+        if not self._owner.by_reference:
+            self._owner.inputs[self._work] = self
+            return kept.taken, (self._work, self._name)
         if self._kind != KEPT:
             raise RemoteValueGiven(
-                f"a RemoteValue cannot be an argument of a scheduled function {self._why_not_given()}"
+                "only a RemoteValue of keep=True that has ended can be given to all workers: fetch() it first"
             )
         self._owner.given.append(self._payload)
         return kept.value, (self._payload.encoded, self._name)
 
-    def _why_not_given(self) -> str:
-        if self._kind is None:
-            return "before it has ended: wait for it, or fetch() it first"
-        if self._kind == VALUE:
-            return "when its value is here: fetch() it first, or schedule its function with keep=True"
-        return "when it has no value: its function failed or was cancelled, exception() tells"
+    @property
+    def status(self) -> RemoteValueStatus:
+        """READY as soon as it has ended, also with an error. ABORTED is only for what belongs to a worker that was lost."""
+        return RemoteValueStatus.NOT_READY if self._kind is None else RemoteValueStatus.READY
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -93,9 +114,11 @@ class RemoteValue:
             answer any more after some 20 s.
 
         Raises:
-          DeadlineExceededError (a TimeoutError): not ended within `timeout`. It goes on, ask again.
+          DeadlineExceededError (a TimeoutError): not ended within `timeout`. It goes on, ask again. Or the `timeout` of its `schedule` has
+            passed: then `done` is true.
           CancelledError: it was cancelled, or its round ended by another function's error; schedule it again.
           WorkerLost: every process that started it died.
+          ClosureInputError: one of its inputs has no value; `original_exception` says why.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`; or it was kept by its worker and is lost.
           Exception: what the function raised, of its own class where that can be pickled, with the remote traceback as
             its cause; a fresh copy each time. It is never WorkerLost only because a worker died once: then it ran again.
@@ -103,27 +126,48 @@ class RemoteValue:
         if self._kind is None:
             self._wait(timeout)
         if self._kind != VALUE:
-            return self._get_kept()
+            return self._get_kept(timeout)
         if self._value is _NOTHING:
             with self._owner.unpacking:
                 if self._value is _NOTHING:
-                    self._value = _unpack(self._payload)
+                    with metrics.monitored_timer("remote_value_fetch"):
+                        self._value = _unpack(self._payload)
                     self._payload = None
         return self._value
 
-    def _get_kept(self) -> Any:
-        if self._kind != KEPT:
-            raise self._error()
-        if self._value is _NOTHING:
-            value = self._owner.fetch_kept(self._payload.encoded, self._name)
+    def _get_kept(self, timeout: float | None) -> Any:
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._value is _NOTHING:
+            held = self._payload
+            if not isinstance(held, Kept):
+                raise self._error()
+            try:
+                with metrics.monitored_timer("remote_value_fetch"):
+                    value = self._owner.fetch_kept(held.encoded, self._name)
+            except errors.UnavailableError:
+                if not held.lineage or not self._remade(held, until, timeout):
+                    raise
+                continue
             with self._owner.unpacking:
                 if self._value is _NOTHING:  # else another thread was faster
                     self._value = value
         return self._value
 
+    def _remade(self, lost: Kept, until: float | None, timeout: float | None) -> bool:
+        """Wait until a lost value was made again, or has failed; False where the coordinator has been closed."""
+        waiter = allocate_lock()
+        waiter.acquire()
+        if not self._owner.plans.make_again(self, lost, waiter):
+            return False
+        if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
+            self._give_up(waiter)
+            problem = f"{self._name}, whose value was lost, has not been made again after {timeout:g} s"
+            raise errors.DeadlineExceededError(None, None, problem)
+        return self._payload is not lost
+
     def fetch(self, timeout: float | None = None) -> Any:
-        """As `get`; the name that TensorFlow's users know for it."""
-        return self.get(timeout)
+        """As `get`, with what has a method `numpy()`, as the tensors of other libraries, turned into arrays, in lists, tuples, dicts."""
+        return _as_numpy(self.get(timeout))
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way. Does not wait."""
@@ -189,10 +233,20 @@ class RemoteValue:
     def _settle(self, kind: int, payload: Any) -> None:
         self._payload = payload
         self._kind = kind
+        if kind != KEPT:
+            self._alive = None
         if self._waiters is not None:
-            waiters, self._waiters = self._waiters, None
-            for waiter in waiters:
-                waiter.release()
+            self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            waiter.release()
+
+    def _packed(self) -> Any:
+        """The value as it is now, for whoever has it as an input. Raises InvalidArgumentError where it was changed and cannot be packed."""
+        with self._owner.unpacking:
+            return self._payload if self._value is _NOTHING else trusted.pack(self._value)
 
     def _wait(self, timeout: float | None) -> None:
         if self._kind is not None:
@@ -228,18 +282,21 @@ class Kept:
     """A value that its worker keeps until this object has been collected.
 
     Attributes:
+      work: the number of the work, or of the attempt, that made it.
       encoded: the reference to it.
+      lineage: it is made again when it is lost.
     """
 
-    __slots__ = ("_owner", "_work", "encoded")
+    __slots__ = ("_owner", "encoded", "lineage", "work")
 
-    def __init__(self, owner: Shell, work: int, encoded: bytes) -> None:
+    def __init__(self, owner: Shell, work: int, encoded: bytes, lineage: bool = False) -> None:
         self._owner = owner
-        self._work = work
+        self.work = work
         self.encoded = encoded
+        self.lineage = lineage
 
     def __del__(self) -> None:
-        self._owner.let_go(self._work)
+        self._owner.let_go(self.work)
 
 
 class RemoteValueGiven(ValueError):
@@ -264,11 +321,34 @@ def failure(kind: int | None, payload: Any, name: str) -> BaseException:
         return errors.WorkerLost(name, payload)
     if kind == UNAVAILABLE:
         return errors.UnavailableError(None, None, f"{name}: {payload.decode()}")
+    if kind == INPUT_FAILED:
+        return errors.ClosureInputError(payload._error())
+    if kind == TIMED_OUT:
+        return errors.DeadlineExceededError(None, None, f"{name} has not ended {payload:g} s after it was scheduled")
     assert kind == CANCELLED, kind
     text = (
         f"{name} was cancelled, by cancel() or because its round ended with another function's error: schedule it again"
     )
     return errors.CancelledError(None, None, text)
+
+
+def _as_numpy(value: Any) -> Any:
+    """The same object where there is nothing to turn."""
+    cls = type(value)
+    if cls in trusted.ATOMS or cls is np.ndarray or isinstance(value, type):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_as_numpy(item) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        if cls is list or cls is tuple:
+            return cls(items)
+        return cls(*items) if hasattr(value, "_fields") else value
+    if cls is dict:
+        mapped = {key: _as_numpy(item) for key, item in value.items()}
+        return value if all(map(operator.is_, mapped.values(), value.values())) else mapped
+    numpy = getattr(value, "numpy", None)
+    return numpy() if callable(numpy) else value
 
 
 def _unpack(payload: Any) -> Any:

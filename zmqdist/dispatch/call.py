@@ -1,17 +1,19 @@
 """Run one scheduled function: unpickle, call, pickle. The only place where user code of scheduled work runs.
 
 An outcome is (kind, payload): VALUE with the packed result, ERROR with the packed exception, BULK with a list of parts, KEPT with the same,
-however small, where the result is to stay with the worker. Nothing that user code does gets out of here as an exception.
+however small, where the result is to stay with the worker, INPUT_LOST where it could not begin. Nothing that user code does gets out of
+here as an exception.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from zmqdist.dispatch.references import KEEP, Reference, decode_reference, is_reference
+from zmqdist.dispatch import kept
+from zmqdist.dispatch.references import INPUTS, KEEP, Reference, decode_reference, is_reference
 from zmqdist.dispatch.resources import Resources
 from zmqdist.errors import InternalError
-from zmqdist.messages import BULK, ERROR, KEPT, VALUE
+from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.wire import trusted
 
 
@@ -80,12 +82,16 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     if keep:
         payload = payload[1:]
     try:
+        if payload[:1] == INPUTS:
+            payload = kept.take_from(payload[1:], functions.fetched)
         function = functions.get(coordinator, fn)
         if is_reference(payload):
             args, kwargs = trusted.unpack_parts(functions.fetched(payload))
         else:
             args, kwargs = trusted.unpack(payload)
         packed = trusted.pack(function(*args, **kwargs))
+    except kept.InputLost as lost:
+        return INPUT_LOST, kept.encode_loss(lost)
     except Exception as error:
         return ERROR, trusted.pack_error(error)
     except BaseException as error:

@@ -1,7 +1,8 @@
 """What travels in place of a payload that is too large for a message: where its parts are.
 
-A reference starts with a byte that neither a pickle nor MessagePack starts with. The payload of work whose result is to stay with its
-worker has one byte more, in front of all.
+A reference starts with a byte that neither a pickle nor MessagePack starts with. Work whose arguments are made of results of other work
+has these before its arguments, after a byte of their own. The payload of work whose result is to stay with its worker has one byte more,
+in front of all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from zmqdist.limits import ARRAY_BYTES_MAX, FRAMES_MAX
 
 MARK = b"\xc1"
 KEEP = b"\xc2"
+INPUTS = b"\xc3"
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Memory: TypeAlias = tuple[int, int, int, int]
@@ -50,6 +52,10 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
 
 _DECODER = msgspec.msgpack.Decoder(Reference)
+_ENCODER = msgspec.msgpack.Encoder()
+_INPUTS: msgspec.msgpack.Decoder[tuple[list[tuple[int, bytes]], bytes]] = msgspec.msgpack.Decoder(
+    tuple[list[tuple[int, bytes]], bytes]
+)
 
 
 def is_reference(payload: bytes) -> bool:
@@ -70,3 +76,17 @@ def decode_reference(payload: bytes) -> Reference:
     if any(size < 0 for size in sizes) or sum(sizes) > ARRAY_BYTES_MAX or not 0 < len(reference.parts) <= FRAMES_MAX:
         raise WireError(reference.address, f"a payload of parts of {sizes[:8]} bytes")
     return reference
+
+
+def encode_inputs(inputs: dict[int, bytes], packed: bytes) -> bytes:
+    """What follows the mark INPUTS: results by the number of their work, each packed or a reference, and the packed arguments."""
+    return _ENCODER.encode((list(inputs.items()), packed))
+
+
+def decode_inputs(payload: bytes) -> tuple[dict[int, bytes], bytes]:
+    """Raises WireError for what is none."""
+    try:
+        inputs, packed = _INPUTS.decode(payload)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise WireError("?", f"damaged inputs of a payload: {error}") from None
+    return dict(inputs), packed

@@ -14,12 +14,10 @@ Not here: what users have (parameter_server), what happens at the ps (host.py).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -28,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import running
 from zmqdist.errors import (
     AbortedError,
     CancelledError,
@@ -46,11 +45,15 @@ from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.about import ABOUT
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec, convert
+from zmqdist.variables.functions import UpdateFunctions
 from zmqdist.variables.host import PREFIX
 from zmqdist.wire import trusted
 
 KNOCK_S: Final = 1.0
 """So long the kernel of a ps has to take or refuse a connection, before the first question tells."""
+
+KNOCK_AGAIN_S: Final = 0.25
+"""Between two such looks, while a first answer is waited for."""
 
 AGAIN_S: Final = 0.05
 """Between two looks whether a lost ps is back; where that is waited for at all."""
@@ -186,38 +189,12 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
     return array
 
 
-class _Functions:
-    """Functions of users, pickled once: what one captures is as it was when it was used first."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._digests: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
-        self._blobs: dict[bytes, bytes] = {}
-
-    def digest(self, fn: Any) -> bytes:
-        """Raises InvalidArgumentError: it cannot be pickled, or called."""
-        if not callable(fn):
-            raise InvalidArgumentError(None, None, f"an update is an optimizer or a function, not {fn!r}")
-        try:
-            known = self._digests.get(fn)
-        except TypeError:  # it cannot be hashed, or referred to weakly
-            return self._pickled(fn)
-        if known is None:
-            known = self._digests[fn] = self._pickled(fn)
-        return known
-
-    def _pickled(self, fn: Any) -> bytes:
-        blob = trusted.pack_function(fn)
-        digest = hashlib.blake2b(blob, digest_size=16).digest()
-        with self._lock:
-            self._blobs[digest] = blob
-        return digest
-
-    def blob(self, digest: bytes) -> bytes:
-        return self._blobs[digest]
+def rows_wanted(ref: Ref, rows: Any) -> Any:
+    """Rows as they travel, a range by its bounds: its numbers would weigh more than narrow rows do. Raises as `rows_of`."""
+    return (rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows_of(ref, rows)
 
 
-_functions: Final = _Functions()
+_functions: Final = UpdateFunctions()
 
 
 # -- what was started -------------------------------------------------------------------------------------------------
@@ -395,16 +372,17 @@ class PsClient:
         """Drop its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
 
-    def create(self, ref: Ref, initial: Any) -> Started:
+    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any]] | None = None) -> Started:
         """Make a variable, unless it is there.
 
         Args:
           initial: an array; a TensorSpec, for zeros; or what `initializer` gave.
+          earlier: version and slots, as `saved` gave them, of one that was lost and is to go on from there.
 
         Returns:
           What its value is the TensorSpec of.
         """
-        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial)
+        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
     def drop(self, refs: Sequence[Ref]) -> Started:
         """Forget variables of one session."""
@@ -418,9 +396,9 @@ class PsClient:
         return self._start(_what(refs), "read", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def rows(self, wanted: Sequence[tuple[Ref, Any]], due: float = inf) -> Started:
-        """Rows at indices, in their order, of several variables. Value: a list of arrays."""
+        """Rows at indices, in their order, or of a range that ascends, of several variables. Value: a list of arrays."""
         refs = [ref for ref, _ in wanted]
-        args = refs[0].session, [(ref.number, rows_of(ref, indices)) for ref, indices in wanted]
+        args = refs[0].session, [(ref.number, rows_wanted(ref, rows)) for ref, rows in wanted]
         return self._start(_what(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
@@ -518,15 +496,26 @@ class PsClient:
         with self._reaching:
             if self.reached:
                 return
-            _knock(self.address)
             began = time.monotonic()
             try:
-                asking.start(self._rpc, ABOUT, due=until).get_value()
+                self._hear(until)
             except DeadlineExceededError:
                 told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
                 raise UnavailableError(None, None, told) from None
             self._sent.clear()
             self.reached = True
+
+    def _hear(self, until: float) -> None:
+        """Wait for any answer; a process that ends meanwhile may be seen by its port alone."""
+        _knock(self.address)
+        started, ended = asking.start(self._rpc, ABOUT, due=until), threading.Event()
+        started.add_done_callback(lambda _: ended.set())
+        try:
+            while not ended.wait(KNOCK_AGAIN_S):
+                _knock(self.address)
+            started.get_value()
+        finally:
+            started.cancel()
 
     def forget_sent(self, functions: Sequence[bytes]) -> None:
         """The ps may not have these any more."""
@@ -567,6 +556,8 @@ def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple
 # -- one for each ps of a process -------------------------------------------------------------------------------------
 
 _clients: dict[str, PsClient] = {}
+_credentials: dict[str, Credentials] = {}
+"""As they were given last."""
 _lock = threading.Lock()
 
 
@@ -581,8 +572,22 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
         with _lock:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
-                client = _clients[address] = PsClient(address, credentials or Credentials.of_environment())
+                known = credentials or _credentials.get(address)
+                if known is None:  # a handle has come here with a function
+                    role = "worker" if running.scheduled() else "submit"
+                    client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
+                else:
+                    client = _clients[address] = PsClient(address, known)
+                    _credentials[address] = known
     return client
+
+
+def let_go(address: str) -> None:
+    """Close the client of a ps, if there is one; who asks for it later gets a new one."""
+    with _lock:
+        client = _clients.pop(address, None)
+    if client is not None:
+        client.close()
 
 
 def _forked() -> None:

@@ -39,7 +39,6 @@ from zmqdist.rpc.service import Asked, RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.variables.hosted import Sum, Variable
 from zmqdist.wire import trusted
-from zmqdist.wire.arrays import is_frozen
 
 PREFIX: Final = "zmqdist.ps."
 ROLES: Final = frozenset({"worker", "submit"})
@@ -48,8 +47,8 @@ ROLES: Final = frozenset({"worker", "submit"})
 _BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
 """Changes that can be made with the mean of several: the last thing in them is a gradient."""
 
-Outcome = tuple[Any, ...]
-"""Of one variable: its version, whether the update has changed it, and its value where that was asked for."""
+_Waiting = tuple[Asked, list[Variable], bool]
+"""A question, what it is about, and whether it wants values."""
 
 
 _Effect = Callable[[], None]
@@ -86,11 +85,11 @@ class _Update:
         self.session = session
         self.key = key
         self.asked = asked
-        self.joined: list[tuple[Asked, list[Variable], bool]] = []
+        self.joined: list[_Waiting] = []
         self.want = want
         self.variables = variables
         self.changes = changes
-        self.outcomes: dict[int, Outcome] = {}
+        self.outcomes: dict[int, tuple[int, bool]] = {}
         self.over = False
 
 
@@ -162,10 +161,11 @@ class Host:
 
     # -- variables ------------------------------------------------------------------------------------------------------
 
-    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any) -> None:
+    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
         """Make a variable, unless it is there.
 
         `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
+        `earlier`: of one that was lost, and goes on from there: its version, and what `saved` has told of its slots.
 
         Answers the spec.
         """
@@ -173,11 +173,14 @@ class Host:
         if number in found.variables:
             asked.answer(_spec(found.variables[number]))
         else:
-            self._service.submit(self._make, asked, found, number, f"variable {name!r} on {self._name}", name, initial)
+            self._service.submit(self._make, asked, found, number, name, initial, earlier)
 
-    def _make(self, asked: Asked, session: _Session, number: int, label: str, name: str, initial: Any) -> None:
+    def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
+        label = f"variable {name!r} on {self._name}"
         try:
             made = Variable(label, name, _initial(label, initial))
+            if earlier is not None:
+                made.resume(*earlier)
         except BaseException as error:
             asked.fail(error)
         else:
@@ -217,12 +220,12 @@ class Host:
         self._under_locks(asked, variables, 0, lambda: [(each.version, each.read()) for each in variables])
 
     def _rows(self, asked: Asked, session: int, wanted: list[Any]) -> None:
-        """Rows of several variables; `wanted` has (number, indices) of each. Answers a list of arrays."""
+        """Rows of several variables; `wanted` has (number, indices or a range) of each. Answers a list of arrays."""
         variables = self._variables(session, [number for number, _ in wanted])
         nbytes = sum(
-            len(indices) * each.storage.row_bytes
+            each.storage.row_bytes * (len(indices) if isinstance(indices, np.ndarray) else each.storage.shape[0])
             for each, (_, indices) in zip(variables, wanted, strict=True)
-            if isinstance(indices, np.ndarray)
+            if each.storage.shape
         )
 
         def read() -> Any:
@@ -291,8 +294,7 @@ class Host:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
                     stack.enter_context(each.lock)
-                value = fn()
-            asked.answer(value)
+                asked.answer(fn())  # which copies what it must: the next one may write
         except BaseException as error:
             asked.fail(error)
 
@@ -355,7 +357,8 @@ class Host:
         try:
             if len(taken) < len(variables):
                 return False
-            kept, told = _carried_out(variables, changes, want, self._function_of)
+            kept = _carried_out(variables, changes, self._function_of)
+            asked.answer(_with_values(kept, variables) if want else kept)
         except BaseException:
             self._log.fail(client, sequence)
             raise
@@ -363,7 +366,6 @@ class Host:
             for each in taken:
                 each.lock.release()
         self._log.end(client, sequence, kept)
-        asked.answer(told)
         return True
 
     def _is_first(self, update: _Update) -> bool:
@@ -407,19 +409,19 @@ class Host:
         try:
             if step >= 0:
                 return self._push(update, step, wanted)
-            kept, told = _carried_out(update.variables, update.changes, update.want, self._function_of)
+            kept = _carried_out(update.variables, update.changes, self._function_of)
         except BaseException as error:
             return [partial(self._fail, update, error)]
-        return [partial(self._finish, update, kept, told)]
+        update.asked.answer(_with_values(kept, update.variables) if update.want else kept)
+        return [partial(self._finish, update, kept, update.joined)]
 
-    def _finish(self, update: _Update, kept: tuple[Any, ...], told: tuple[Any, ...]) -> None:
+    def _finish(self, update: _Update, kept: tuple[Any, ...], waiting: list[_Waiting]) -> None:
         """In the loop: it was carried out."""
         self._over(update)
         self._log.end(*update.id, kept)
         if update.key:
             update.session.keys.end(update.key, kept)
-        update.asked.answer(told)
-        for asked, variables, want in update.joined:
+        for asked, variables, want in waiting:
             self._answer_again(asked, variables, kept, want)
 
     def _fail(self, update: _Update, error: BaseException) -> None:
@@ -444,12 +446,7 @@ class Host:
         if kept is None or not want:
             asked.answer(kept)
             return
-        outcomes = list(zip(kept[::2], kept[1::2], variables, strict=True))
-
-        def read() -> tuple[Any, ...]:
-            return tuple(item for version, has, each in outcomes for item in (version, has, each.read()))
-
-        self._under_locks(asked, variables, 0, read)
+        self._under_locks(asked, variables, 0, lambda: _with_values(kept, variables))
 
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
@@ -479,7 +476,7 @@ class Host:
         variable, change = update.variables[index], update.changes[index]
         pushed = variable.steps.push(step, (update, index), wanted)
         if pushed.verdict == LATE:
-            return [partial(self._settle, [(update, index)], _outcome(variable, False, update.want), None)]
+            return [partial(self._settle, [(update, index)], (variable.version, False), None)]
         total = variable.sums.setdefault(step, Sum())
         total.add(gradient)
         if pushed.verdict != APPLIED:
@@ -491,14 +488,12 @@ class Host:
             variable.commit(variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of))
         except BaseException as failed:
             error = failed
-        tickets: Any = (*pushed.applied, *pushed.late)
-        want = any(ticket[0].want for ticket in tickets)
         return [
-            partial(self._settle, pushed.applied, _outcome(variable, True, want), error),
-            partial(self._settle, pushed.late, _outcome(variable, False, want), None),
+            partial(self._settle, pushed.applied, (variable.version, True), error),
+            partial(self._settle, pushed.late, (variable.version, False), None),
         ]
 
-    def _settle(self, tickets: Sequence[Any], outcome: Outcome, error: BaseException | None) -> None:
+    def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
         """In the loop: the step of these updates has ended for one variable."""
         for update, index in tickets:
             if error is not None:
@@ -506,9 +501,8 @@ class Host:
                 continue
             update.outcomes[index] = outcome
             if len(update.outcomes) == len(update.variables) and not update.over:
-                outcomes = [update.outcomes[number] for number in range(len(update.variables))]
-                kept = tuple(item for each in outcomes for item in each[:2])
-                self._finish(update, kept, tuple(item for each in outcomes for item in each[: 2 + update.want]))
+                kept = tuple(item for number in range(len(update.variables)) for item in update.outcomes[number])
+                self._finish(update, kept, [(update.asked, update.variables, update.want), *update.joined])
 
 
 def _is_small(variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]]) -> bool:
@@ -522,30 +516,26 @@ def _is_small(variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]])
 
 
 def _carried_out(
-    variables: Sequence[Variable],
-    changes: Sequence[tuple[Any, ...]],
-    want: bool,
-    function: Callable[[bytes], tuple[str, Any]],
-) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Make changes, under the locks. What is remembered of it, and what is answered; raises as `Variable.prepare`."""
+    variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]], function: Callable[[bytes], tuple[str, Any]]
+) -> tuple[Any, ...]:
+    """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `Variable.prepare`."""
     commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
-    told: list[Any] = []
     kept: list[Any] = []
     for each, commit in zip(variables, commits, strict=True):
         changed = each.commit(commit)
         kept += (each.version, changed)
-        if want:
-            told += (each.version, changed, each.read())
-    return tuple(kept), tuple(told if want else kept)
+    return tuple(kept)
+
+
+def _with_values(kept: Sequence[Any], variables: Sequence[Variable]) -> tuple[Any, ...]:
+    """The same with the present values, under the locks."""
+    outcomes = zip(kept[::2], kept[1::2], variables, strict=True)
+    return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
 
 
 def _holder(peer: Peer) -> int:
     """Which client that is: the same one when it has connected again."""
     return 0 if peer.hello is None else peer.hello.incarnation
-
-
-def _outcome(variable: Variable, changed: bool, want: bool) -> Outcome:
-    return (variable.version, changed, variable.read()) if want else (variable.version, changed)
 
 
 def _spec(variable: Variable) -> TensorSpec:
@@ -557,8 +547,7 @@ def _initial(label: str, initial: Any) -> Any:
     if isinstance(initial, TensorSpec):
         return np.zeros(initial.shape, initial.dtype)
     if not isinstance(initial, tuple):
-        array = np.asarray(initial)
-        return array if is_frozen(array) and array.flags.c_contiguous else np.array(array, order="C")
+        return np.array(initial, order="C")
     blob, spec, named = initial
     fn = trusted.unpack(blob)
     try:

@@ -33,7 +33,6 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import INLINE_BYTES_MAX, PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import Optimizer, summed_rows
 from zmqdist.variables.storage import SCATTERS, Storage
-from zmqdist.wire.arrays import is_frozen
 
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
@@ -65,7 +64,7 @@ class Variable:
         self.lock = threading.Lock()
         self.storage = Storage(value)
         self.version = 1
-        self.slots: dict[str, dict[str, Storage]] = {}
+        self.slots: dict[str, dict[str, Array]] = {}
         self.taken: dict[str, int] = {}
         self.steps = Steps(PS_STEPS_OPEN_MAX)
         self.sums: dict[int, Sum] = {}
@@ -88,23 +87,31 @@ class Variable:
     # -- reading --------------------------------------------------------------------------------------------------------
 
     def read(self) -> Array:
-        """The value, which never changes again."""
+        """The value, to be sent before the lock is let go."""
         self.bytes_out += self.storage.nbytes
         return self.storage.read()
 
     def rows(self, indices: Any) -> Array:
-        """Some rows, the caller's own. Raises InvalidArgumentError."""
-        found = self.storage.gather(self._indices(indices))
+        """Some rows, the caller's own: at indices, or of a range as (start, stop, step). Raises InvalidArgumentError."""
+        if isinstance(indices, (tuple, list)):
+            found = self.storage.run(self._range(*indices))
+        else:
+            found = self.storage.gather(self._indices(indices))
         self.bytes_out += found.nbytes
         return found
 
     def saved(self) -> dict[str, Array]:
-        """Slots and numbers of steps, as "Adam/m" and "Adam/step"; they never change again."""
+        """Slots and numbers of steps, as "Adam/m" and "Adam/step"; as `read`."""
         told = {}
         for kind, slots in self.slots.items():
-            told.update({f"{kind}/{name}": slot.read() for name, slot in slots.items()})
+            told.update({f"{kind}/{name}": slot for name, slot in slots.items()})
             told[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
         return told
+
+    def resume(self, version: int, saved: dict[str, Array]) -> None:
+        """Go on from where another life of this variable was: its version, and what its `saved` has told. For a new one."""
+        self.slots, self.taken = _read_saved(saved)
+        self.version = int(version)
 
     # -- changing -------------------------------------------------------------------------------------------------------
 
@@ -160,9 +167,8 @@ class Variable:
         array = self._value(value)
 
         def commit() -> bool:
-            out = self.storage.other()
-            ufunc(self.storage.value, array, out=out)
-            self.storage.put(out)
+            ufunc(self.storage.value, array, out=self.storage.value)
+            self.storage.changed()
             return True
 
         return commit
@@ -192,19 +198,17 @@ class Variable:
         checked = self.gradient(gradient)
         slots = self.slots.get(name)
         if slots is None:
-            slots = {slot: Storage(array) for slot, array in optimizer.slots(self.storage.value).items()}
+            slots = optimizer.slots(self.storage.value)
 
         def commit() -> bool:
             self.slots[name] = slots
             step = self.taken[name] = self.taken.get(name, 0) + 1
-            arrays = {slot: storage.writable() for slot, storage in slots.items()}
+            self.storage.changed()
             if isinstance(checked, tuple):
-                indices, rows = checked if self.storage.unique(checked[0]) else summed_rows(*checked)
-                optimizer.update_rows(self.storage.writable(), indices, rows, arrays, step)
+                indices, rows = self.storage.summed(*checked)
+                optimizer.update_rows(self.storage.value, indices, rows, slots, step)
             else:
-                out = self.storage.other()
-                optimizer.update(self.storage.value, checked, arrays, step, out=out)
-                self.storage.put(out)
+                optimizer.update(self.storage.value, checked, slots, step)
             return True
 
         return commit
@@ -213,7 +217,7 @@ class Variable:
         checked = self.gradient(gradient)
         given = IndexedSlices(checked[1], checked[0], self.storage.shape) if isinstance(checked, tuple) else checked
         value = self.storage.value.copy()
-        slots = {slot: storage.value.copy() for slot, storage in self.slots.get(name, {}).items()}
+        slots = {slot: array.copy() for slot, array in self.slots.get(name, {}).items()}
         step = self.taken.get(name, 0) + 1
         try:
             returned = fn(value, given, slots, step)
@@ -221,13 +225,14 @@ class Variable:
             told = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
             raise UnknownError(None, None, told) from error
         made = value if returned is None else self._made(name, returned)
-        stores = {str(slot): Storage(np.array(array)) for slot, array in slots.items()}
-        if any(store.dtype.hasobject for store in stores.values()):
+        kept = {str(slot): np.array(array) for slot, array in slots.items()}
+        if any(array.dtype.hasobject for array in kept.values()):
             raise self.wrong(f"update function {name} left a slot that is no array of numbers or text")
 
         def commit() -> bool:
-            self.storage.put(made)
-            self.slots[name], self.taken[name] = stores, step
+            self.storage.value = made
+            self.storage.changed()
+            self.slots[name], self.taken[name] = kept, step
             return True
 
         return commit
@@ -241,15 +246,7 @@ class Variable:
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)
-        slots: dict[str, dict[str, Storage]] = {}
-        taken: dict[str, int] = {}
-        for path, slot in dict(saved).items():
-            kind, _, name = path.rpartition("/")
-            if name == STEP:
-                taken[kind] = int(slot)
-                slots.setdefault(kind, {})
-            else:
-                slots.setdefault(kind, {})[name] = Storage(slot if is_frozen(slot) else np.array(slot))
+        slots, taken = _read_saved(saved)
 
         def commit() -> bool:
             self.storage.assign(array)
@@ -295,6 +292,14 @@ class Variable:
                 raise self.wrong(f"index {bad} is out of range: it has rows 0 to {self.storage.shape[0] - 1}")
         return indices.astype(np.intp, copy=False)
 
+    def _range(self, *bounds: Any) -> range:
+        if not self.storage.shape:
+            raise self.wrong("it is a scalar and has no rows")
+        start, stop, step = bounds if all(type(bound) is int for bound in bounds) and len(bounds) == 3 else (0, 0, 0)
+        if not 0 <= start <= stop <= self.storage.shape[0] or step < 1:
+            raise self.wrong(f"there is no range {bounds} of rows: it has rows 0 to {self.storage.shape[0] - 1}")
+        return range(start, stop, step)
+
     def _rows(self, indices: Any, rows: Any) -> tuple[Array, Array]:
         checked, array = self._indices(indices), np.asarray(rows)
         wanted = (len(checked), *self.storage.shape[1:])
@@ -311,6 +316,20 @@ class Variable:
     def _check_floats(self, name: str) -> None:
         if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:  # "V": bfloat16, say
             raise self.wrong(f"{name} wants a variable of floats, and this is {self.storage.dtype}")
+
+
+def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
+    """What `Variable.saved` has told: slots, in memory of their own, and numbers of steps."""
+    slots: dict[str, dict[str, Array]] = {}
+    taken: dict[str, int] = {}
+    for path, slot in dict(saved).items():
+        kind, _, name = path.rpartition("/")
+        if name == STEP:
+            taken[kind] = int(slot)
+            slots.setdefault(kind, {})
+        else:
+            slots.setdefault(kind, {})[name] = np.array(slot, order="C")
+    return slots, taken
 
 
 def _nothing() -> bool:

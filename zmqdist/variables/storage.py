@@ -1,9 +1,9 @@
-"""The memory of a hosted array: who reads it keeps what was read, whatever is written afterwards.
+"""The memory of a hosted value.
 
 Rules
-    What `read` gave out is never written again. So a dense update goes into other memory when somebody may have read the present one, and a
-    sparse one begins with a copy; both write in place when nobody has.
-    Large values are read as frozen memory: the reader's process maps it, and no byte is copied however large it is.
+    It is written in place, always: its pages are warm, and an update of a large value needs no second one. So whoever reads it whole
+    sends or copies it before the lock is let go.
+    A large value that is read again and again without a change gets a frozen copy, which costs its readers nothing.
     One thread at a time: the owner has a lock.
 
 Not here: versions, what updates mean, whether their arguments are right (hosted.py).
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
-from zmqdist.net.arrays import empty, freeze
-from zmqdist.optimizers import summed_rows
+from zmqdist.net.arrays import freeze
 from zmqdist.wire.arrays import is_frozen
 
 Array = NDArray[Any]
@@ -35,98 +34,104 @@ SCATTERS: Final = {
 """Sparse updates by name. A row that is named twice is updated twice, in order; the last one wins for "update"."""
 
 
+FROZEN_FROM: Final = 3
+"""The read without a change before it that freezes a large value: new memory costs as much as some copies into warm memory."""
+
+
 class Storage:
     """One array in memory of its own.
 
     Attributes:
+      value: the array, for the owner; `changed` is called after writing to it.
       shape, dtype, nbytes: of the array; they never change.
       row_bytes: of one row; of the whole for a scalar.
     """
 
-    __slots__ = ("_marks", "_read", "_value", "dtype", "nbytes", "row_bytes", "shape")
+    __slots__ = ("_frozen", "_marks", "_reads", "dtype", "nbytes", "row_bytes", "shape", "value")
 
     def __init__(self, value: Array) -> None:
-        """Args: value: nobody else has it, or it is frozen."""
+        """Args: value: writable, contiguous, and nobody else has it."""
         self.shape = value.shape
         self.dtype = value.dtype
         self.nbytes = value.nbytes
         self.row_bytes = value.nbytes // max(1, value.shape[0]) if value.shape else value.nbytes
-        self._value = value
-        self._read = is_frozen(value)
+        self.value = value
+        self._reads = 0
+        self._frozen: Array | None = None
         self._marks: NDArray[np.int32] | None = None
 
-    @property
-    def value(self) -> Array:
-        """The present value, for the owner, who does not write to it."""
-        return self._value
-
     def read(self) -> Array:
-        """The present value, for anybody and for ever."""
-        self._read = True
+        """The present value, to be sent or copied before anything is written. It may be frozen, and sending it cost nothing."""
+        if self._frozen is not None:
+            return self._frozen
         if self.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN:
-            self._value = freeze(self._value)
-        return self._value
+            self._reads += 1
+            if self._reads >= FROZEN_FROM:
+                self._frozen = freeze(self.value)
+                return self._frozen
+        return self.value
 
-    def other(self) -> Array:
-        """Where the next value may be computed: the present memory if nobody has read it, else other memory."""
-        return self._fresh() if self._read else self._value
-
-    def put(self, value: Array) -> None:
-        """Have a value that nobody else has (`other` gave it), or that is frozen."""
-        self._value = value
-        self._read = is_frozen(value)
-
-    def writable(self) -> Array:
-        """The present value in memory that may be written to: copied if somebody has read it."""
-        if self._read:
-            copy = self._fresh()
-            np.copyto(copy, self._value)
-            self.put(copy)
-        return self._value
+    def changed(self) -> None:
+        """The value is about to be written to, or was."""
+        self._reads = 0
+        self._frozen = None
 
     def assign(self, value: Array) -> None:
-        """A copy of another array; a frozen one is taken as it is."""
-        if is_frozen(value) and value.flags.c_contiguous:
-            self.put(value)
-            return
-        target = self.other()
-        np.copyto(target, value)
-        self.put(target)
+        """A copy of another array. A frozen one is also what is read from now on."""
+        np.copyto(self.value, value)
+        self.changed()
+        if self.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN and is_frozen(value) and value.flags.c_contiguous:
+            self._frozen = value
 
     def gather(self, indices: Array) -> Array:
         """Rows, in an array that the caller has alone."""
         out = np.empty((len(indices), *self.shape[1:]), self.dtype)
-        np.take(self._value, indices, axis=0, out=out, mode="clip")  # they are known to fit: so "clip" needs no buffer
+        np.take(self.value, indices, axis=0, out=out, mode="clip")  # they are known to fit: so "clip" needs no buffer
         return out
+
+    def run(self, rows: range) -> Array:
+        """Rows that ascend, in an array that the caller has alone."""
+        found: Array = self.value[rows.start : rows.stop : rows.step].copy()
+        return found
 
     def scatter(self, op: str, indices: Array, rows: Array) -> None:
         """Update some rows; indices are right, and `rows` has the dtype and shape that belong to them."""
-        target = self.writable()
+        self.changed()
+        target = self.value
         ufunc = SCATTERS[op]
         if ufunc is None:
             target[indices] = rows
             return
-        if not self.unique(indices):
-            if op not in ("add", "sub"):
-                _at_each(ufunc, target, indices, rows)
-                return
-            indices, rows = summed_rows(indices, rows)
+        if op in ("add", "sub"):
+            indices, rows = self.summed(indices, rows)
+        elif not self._owned(indices)[1]:
+            _at_each(ufunc, target, indices, rows)
+            return
         touched = target[indices]
         _into(ufunc, touched, rows)
         target[indices] = touched
 
-    def unique(self, indices: Array) -> bool:
-        """Whether no row is named twice. One pass, by marks that need not be cleared: each index must find its own one again."""
-        if len(indices) < 2:
-            return True
+    def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
+        """The same update with each row named once: what belongs to the same one is added up."""
+        owners, unique = self._owned(indices)
+        if unique:
+            return indices, rows
+        is_owner = owners == np.arange(len(indices), dtype=np.int32)
+        total = rows.copy()
+        np.add.at(total, owners[~is_owner], rows[~is_owner])
+        return indices[is_owner], total[is_owner]
+
+    def _owned(self, indices: Array) -> tuple[Array, bool]:
+        """For each index the last place in `indices` with the same one, and whether each has its own place.
+
+        By marks at the rows, which need not be cleared: only those that were just written are read.
+        """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
-        numbers = np.arange(len(indices), dtype=np.int32)
-        self._marks[indices] = numbers
-        return bool((self._marks[indices] == numbers).all())
-
-    def _fresh(self) -> Array:
-        return empty(self.shape, self.dtype)
+        places = np.arange(len(indices), dtype=np.int32)
+        self._marks[indices] = places
+        owners = self._marks[indices]
+        return owners, bool((owners == places).all())
 
 
 def _into(ufunc: Any, target: Array, rows: Array) -> None:

@@ -1,0 +1,220 @@
+"""Results as arguments of other functions: before they have ended, when they are here, when their worker keeps them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.limits import INLINE_BYTES_MAX
+
+pytestmark = pytest.mark.timeout(60)
+
+MIB = 2**20
+
+
+def add(a: Any, b: Any = 1) -> Any:
+    return a + b
+
+
+def fails(text: str = "no such row", *_: Any) -> None:
+    raise KeyError(text)
+
+
+def large() -> np.ndarray[Any, Any]:
+    return np.ones(MIB, np.uint8)
+
+
+def changes(array: np.ndarray[Any, Any]) -> int:
+    array += 1
+    return int(array.sum(dtype=np.int64))
+
+
+GIVEN: list[Any] = [
+    lambda value: (add, (value,), None),
+    lambda value: (lambda given: given[0]["a"][0] + 1, ([{"a": (value,)}],), None),
+    lambda value: (add, None, {"a": value}),
+    lambda value: (lambda: value + 1, None, None),  # type: ignore[operator]
+    lambda value: (functools.partial(add, value), None, None),
+]
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["here", "kept"])
+@pytest.mark.parametrize("given", GIVEN, ids=["argument", "nested", "keyword", "captured", "partial"])
+def test_a_result_can_be_given_at_any_depth_before_and_after_it_has_ended(
+    coordinator: ClusterCoordinator, given: Any, keep: bool, tmp_path: Path
+) -> None:
+    value = coordinator.schedule(lambda: len(waits(tmp_path, "12345")), keep=keep)
+    before = coordinator.schedule(*given(value))
+    go(tmp_path)
+    assert before.fetch(20) == 6
+    assert coordinator.schedule(*given(value)).fetch(20) == 6
+    assert value.fetch(20) == 5
+    assert coordinator.schedule(*given(value)).fetch(20) == 6
+
+
+def test_a_captured_result_is_another_one_in_another_function_of_the_same_code(coordinator: ClusterCoordinator) -> None:
+    def adds(value: Any) -> Any:
+        return lambda: value + 1
+
+    values = coordinator.map(add, [1, 2])
+    assert coordinator.fetch([coordinator.schedule(adds(value)) for value in values]) == [3, 4]
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["here", "kept"])
+@pytest.mark.parametrize("pending", [True, False], ids=["before", "after"])
+def test_a_large_result_is_private_to_each_function_that_has_it(
+    coordinator: ClusterCoordinator, keep: bool, pending: bool
+) -> None:
+    value = coordinator.schedule(large, keep=keep)
+    if not pending:
+        assert value.exception(20) is None
+    assert coordinator.fetch([coordinator.schedule(changes, (value,)) for _ in range(4)]) == [2 * MIB] * 4
+    mine = value.get(20)
+    assert mine.sum(dtype=np.int64) == MIB
+    until(lambda: len(coordinator._shell._store) == 0)
+
+
+def test_a_result_that_was_taken_and_changed_is_given_as_it_is_then(in_threads: ClusterCoordinator) -> None:
+    value = in_threads.schedule(dict, (), {"a": 1})
+    value.get(20)["b"] = 2
+    given = in_threads.schedule(dict, (value,))
+    value.get()["c"] = 3
+    assert given.fetch(20) == {"a": 1, "b": 2}
+
+
+def test_many_inputs_are_too_large_for_a_message_together(coordinator: ClusterCoordinator) -> None:
+    size = INLINE_BYTES_MAX // 4
+    values = [coordinator.schedule(bytes, (size,)) for _ in range(8)]
+    assert coordinator.schedule(lambda given: sum(map(len, given)), (values,)).fetch(20) == 8 * size
+    until(lambda: len(coordinator._shell._store) == 0)
+
+
+def test_a_chain_runs_in_its_order(coordinator: ClusterCoordinator) -> None:
+    value = coordinator.schedule(int)
+    for _ in range(100):
+        value = coordinator.schedule(add, (value,))
+    assert value.fetch(20) == 100
+    coordinator.join(20)
+    assert not coordinator._shell.plans
+    assert not coordinator._shell._values
+
+
+def test_an_input_lives_as_long_as_somebody_waits_for_it_and_no_longer(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = in_threads.schedule(waits, (tmp_path,))
+    gone = weakref.ref(first)
+    second = in_threads.schedule(len, (first,))
+    del first
+    gc.collect()
+    assert gone() is not None
+    go(tmp_path)
+    assert second.fetch(20) == 1
+    until(lambda: gone() is None)
+
+
+def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(threads: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(threads, queue_max=2) as coordinator:
+        first = coordinator.schedule(waits, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        for _ in range(2):
+            coordinator.schedule(len, (first,))
+        with coordinator._shell.lock:
+            assert not coordinator._shell.has_room()
+        go(tmp_path)
+        coordinator.join(20)
+        assert coordinator._shell.has_room()
+        assert coordinator.fetch([coordinator.schedule(len, (first,)) for _ in range(20)]) == [1] * 20
+
+
+# -- inputs without a value ------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(coordinator: ClusterCoordinator) -> None:
+    first = coordinator.schedule(fails)
+    second = coordinator.schedule(add, (first,))
+    third = coordinator.schedule(add, (1, second))
+    for value in (second, third):
+        with pytest.raises(errors.ClosureInputError, match=r"Input has an error.*no such row") as told:
+            value.fetch(20)
+        assert isinstance(told.value.original_exception, KeyError)
+        assert "in fails" in str(told.value.original_exception.__cause__)
+    with pytest.raises(KeyError):
+        coordinator.join(20)
+    coordinator.join(0)
+
+
+def test_an_input_that_had_failed_before_is_an_error_of_the_next_round(in_threads: ClusterCoordinator) -> None:
+    first = in_threads.schedule(fails)
+    with pytest.raises(KeyError):
+        in_threads.join(20)
+    second = in_threads.schedule(add, (first,))
+    with pytest.raises(errors.ClosureInputError):
+        in_threads.join(20)
+    with pytest.raises(errors.ClosureInputError):
+        second.fetch()
+
+
+def test_who_needs_what_was_cancelled_is_told_so_and_others_go_on(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first, other = in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(waits, (tmp_path,))
+    second = in_threads.schedule(len, (first,))
+    third = in_threads.schedule(len, (other,))
+    assert first.cancel()
+    with pytest.raises(errors.ClosureInputError) as told:
+        second.fetch(20)
+    assert isinstance(told.value.original_exception, errors.CancelledError)
+    go(tmp_path)
+    assert third.fetch(20) == 1
+
+
+def test_who_waits_for_an_input_can_be_cancelled_alone(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
+    first = in_threads.schedule(waits, (tmp_path,))
+    second = in_threads.schedule(len, (first,))
+    assert second.cancel()
+    with pytest.raises(errors.CancelledError):
+        second.fetch(20)
+    go(tmp_path)
+    assert first.fetch(20) == "x"
+    in_threads.join(20)
+
+
+def test_a_round_that_ends_cancels_who_waits_for_an_input(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
+    first = in_processes.schedule(waits, (tmp_path,))
+    second = in_processes.schedule(len, (first,))
+    until(lambda: begun(tmp_path))
+    in_processes.schedule(fails)
+    with pytest.raises(KeyError):
+        in_processes.join(20)
+    for value in (first, second):
+        with pytest.raises(errors.CancelledError):
+            value.fetch(0)
+    go(tmp_path)
+    assert in_processes.schedule(len, ("x",)).fetch(20) == 1
+
+
+def test_a_value_of_another_coordinator_cannot_be_given(in_threads: ClusterCoordinator, threads: Any) -> None:
+    value = in_threads.schedule(int)
+    with ClusterCoordinator(threads) as other, pytest.raises(ValueError, match="functions of its own coordinator"):
+        other.schedule(len, (value,))
+    in_threads.join(20)
+
+
+def test_the_end_of_the_coordinator_ends_who_waits(threads: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(threads, cancel_grace_s=0.0) as coordinator:
+        values = [coordinator.schedule(waits, (tmp_path,))]
+        values.append(coordinator.schedule(len, (values[0],)))
+    for value in values:
+        with pytest.raises(errors.CancelledError):
+            value.fetch(0)

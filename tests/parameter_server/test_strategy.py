@@ -1,0 +1,427 @@
+"""Strategies: scopes, where variables go, one coordinator, stubs on workers."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.parameter_server import (
+    get_replica_context,
+    get_strategy,
+    in_cross_replica_context,
+    variable_creator_scope,
+)
+from zmqdist.parameter_server.coordinating import CoordinatorStub
+from zmqdist.parameter_server.strategy import StrategyStub
+from zmqdist.wire import trusted
+
+pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
+
+PS = "/job:ps/replica:0/task:{}/device:CPU:0"
+CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
+
+
+# -- the program of the beginning ----------------------------------------------------------------------------------------------
+
+
+def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(anywhere: zd.ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(anywhere)
+    with anywhere.scope():
+        v1 = zd.Variable(0.0)
+        v2 = zd.Variable(1.0)
+
+    def step() -> Any:
+        v1.assign_add(0.1)
+        v2.assign_sub(0.2)
+        return v1.read_value() / v2.numpy()
+
+    assert coordinator.schedule(step).fetch() == pytest.approx(0.125)
+    assert anywhere.extended._variable_count == 2
+    assert v1.numpy() == pytest.approx(0.1)
+    assert v2.numpy() == pytest.approx(0.8)
+
+
+def test_additions_of_many_scheduled_functions_are_all_counted_once(anywhere: zd.ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(anywhere)
+    coordinator.join()
+    with anywhere.scope():
+        v = zd.Variable(0)
+
+    def add() -> None:
+        v.assign_add(2)
+
+    results = [coordinator.schedule(add) for _ in range(5)]
+    coordinator.join()
+    assert v.numpy() == 10
+    for _ in range(5):
+        coordinator.schedule(add)
+    for _ in range(3):
+        coordinator.join()
+    assert coordinator.done()
+    assert v.numpy() == 20
+    assert [result.fetch() for result in results] == [None] * 5
+
+
+# -- where variables go ----------------------------------------------------------------------------------------------------
+
+
+def test_variables_go_round_the_servers_and_those_outside_stay_here(strategy: zd.ParameterServerStrategy) -> None:
+    outside = zd.Variable(0.0)
+    with strategy.scope():
+        inside = [zd.Variable(0.0) for _ in range(4)]
+    assert outside.device == CHIEF
+    assert [each.device for each in inside] == [PS.format(index) for index in (0, 1, 2, 0)]
+    assert [each.task for each in inside] == ["ps:0", "ps:1", "ps:2", "ps:0"]
+    assert outside.task is None
+    assert [(each.name, each.ps) for each in strategy.placement] == [
+        ("Variable", 0),
+        ("Variable_1", 1),
+        ("Variable_2", 2),
+        ("Variable_3", 0),
+    ]
+
+
+def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counted(made: Any) -> None:
+    strategy = made(lambda shape, dtype: [2] + [1] * (len(shape) - 1))
+    with strategy.scope():
+        first = zd.Variable(0.0)
+        second = zd.Variable(0.0)
+        with strategy.extended.colocate_vars_with(second):
+            beside = zd.Variable(np.zeros((4, 2)))
+        third = zd.Variable(0.0)
+    assert [each.task for each in (first, second, beside, third)] == ["ps:0", "ps:1", "ps:1", "ps:2"]
+    assert strategy.extended._variable_count == 3
+
+
+def test_colocating_with_another_strategys_variable_is_refused(made: Any) -> None:
+    one, two = made(), made()
+    with one.scope():
+        variable = zd.Variable(0.0)
+    with pytest.raises(ValueError, match="no variable of this strategy"):
+        two.extended.colocate_vars_with(variable)
+
+
+def test_a_creator_outside_the_scope_decides_where_a_variable_goes_and_one_inside_does_not(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
+    def to_second(next_creator: Any, **kwargs: Any) -> Any:
+        kwargs["device"] = "/job:ps/task:1"
+        return next_creator(**kwargs)
+
+    def here(next_creator: Any, **kwargs: Any) -> Any:
+        kwargs["device"] = CHIEF
+        return next_creator(**kwargs)
+
+    with strategy.scope(), variable_creator_scope(to_second):
+        assert zd.Variable(0.0).device == PS.format(0)
+    with variable_creator_scope(here), strategy.scope():
+        assert zd.Variable(0.0).device == CHIEF
+
+
+def test_a_creator_sees_and_changes_what_a_variable_is_made_of(strategy: zd.ParameterServerStrategy) -> None:
+    names = []
+
+    def named(next_creator: Any, **kwargs: Any) -> Any:
+        names.append(kwargs["name"])
+        kwargs["trainable"] = False
+        return next_creator(**kwargs)
+
+    with strategy.scope(), variable_creator_scope(named):
+        made = zd.Variable(1.0, name="w")
+    assert names == ["w"]
+    assert made.trainable is False
+
+
+def test_least_bytes_fills_the_emptiest_server(made: Any) -> None:
+    strategy = made(placement="least_bytes")
+    with strategy.scope():
+        tasks = [zd.Variable(np.zeros(size)).task for size in (100, 10, 10, 10, 200, 1)]
+    assert tasks == ["ps:0", "ps:1", "ps:2", "ps:1", "ps:2", "ps:1"]
+
+
+def test_a_function_may_place_variables_and_is_told_the_loads(made: Any) -> None:
+    seen = []
+
+    def place(name: str, shape: tuple[int, ...], dtype: Any, loads: Any) -> int:
+        seen.append((name, shape, dtype, tuple(loads)))
+        return 2
+
+    strategy = made(placement=place)
+    with strategy.scope():
+        zd.Variable(np.zeros(4, "f4"), name="a")
+        assert zd.Variable(np.zeros((1, 2), "f8"), name="b").task == "ps:2"
+    assert seen == [("a", (4,), np.dtype("f4"), (0, 0, 0)), ("b", (1, 2), np.dtype("f8"), (0, 0, 16))]
+
+
+@pytest.mark.parametrize("index", [3, -1, "0", None])
+def test_a_placement_that_names_no_server_is_refused(made: Any, index: Any) -> None:
+    with made(placement=lambda *_: index).scope(), pytest.raises(ValueError, match=r"placement gave .* below 3"):
+        zd.Variable(0.0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"replicas_per_worker": 0},
+        {"placement": "somewhere"},
+        {"aggregate": "always"},
+        {"workers_per_step": 2},
+        {"aggregate": "sync", "workers_per_step": 0},
+        {"partitioner": 3},
+    ],
+)
+def test_options_that_cannot_be_are_refused(made: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"not|wants"):
+        made(**options)
+
+
+def test_a_name_that_is_taken_gets_a_number(made: Any) -> None:
+    one, two = made(), made()
+    with one.scope():
+        assert [zd.Variable(0.0, name="w").name for _ in range(3)] == ["w", "w_1", "w_2"]
+    with two.scope():
+        assert zd.Variable(0.0, name="w").name == "w"
+
+
+# -- scopes and contexts --------------------------------------------------------------------------------------------------
+
+
+def test_strategies_on_one_cluster_have_variables_and_counters_of_their_own(made: Any) -> None:
+    strategies = [made() for _ in range(3)]
+    variables = []
+    for number, strategy in enumerate(strategies):
+        with strategy.scope():
+            variables.append(zd.Variable(number))
+    assert [each.task for each in variables] == ["ps:0"] * 3
+    assert [int(each) for each in variables] == [0, 1, 2]
+    strategies[1].close()
+    assert [int(variables[0]), int(variables[2])] == [0, 2]
+    with pytest.raises(errors.UnavailableError):
+        variables[1].numpy()
+
+
+def test_scopes_of_one_strategy_nest_and_those_of_two_do_not(made: Any) -> None:
+    one, two = made(), made()
+    with one.scope(), one.scope():
+        with pytest.raises(RuntimeError, match="mixed"), two.scope():
+            pass
+        assert get_strategy() is one
+    with two.scope():
+        assert get_strategy() is two
+    assert get_strategy() is None
+
+
+def test_scheduling_inside_another_strategys_scope_is_refused(made: Any) -> None:
+    one, two = made(), made()
+    coordinator = ClusterCoordinator(one)
+    with two.scope(), pytest.raises(RuntimeError, match="mixed"):
+        coordinator.schedule(int)
+    with one.scope():
+        assert coordinator.schedule(int).fetch() == 0
+    assert coordinator.schedule(int).fetch() == 0
+
+
+def test_a_scope_is_the_cross_replica_context_and_run_the_replica_context(
+    strategy: zd.ParameterServerStrategy,
+) -> None:
+    assert not in_cross_replica_context()
+    alone = get_replica_context()
+    assert alone is not None
+    assert alone.strategy is None
+
+    def replica() -> tuple[Any, bool]:
+        return get_replica_context(), in_cross_replica_context()
+
+    with strategy.scope():
+        assert in_cross_replica_context()
+        assert get_replica_context() is None
+        context, cross = strategy.run(replica)
+    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync, cross) == (0, 1, False)
+    assert context.strategy is strategy
+
+
+# -- one coordinator ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) -> None:
+    with strategy.scope():
+        pass
+    first = ClusterCoordinator(strategy)
+    cluster = first._shell
+    assert ClusterCoordinator(strategy) is first
+    assert first._shell is cluster
+    assert first.strategy is strategy
+
+
+def test_threads_that_make_the_coordinator_at_once_get_the_same(strategy: zd.ParameterServerStrategy) -> None:
+    found: list[Any] = []
+    begin = threading.Barrier(8)
+
+    def make() -> None:
+        begin.wait()
+        found.append(ClusterCoordinator(strategy))
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(each) for each in found}) == 1
+    assert found[0].schedule(int).fetch() == 0
+
+
+def test_after_its_coordinator_was_closed_a_strategy_gets_another(strategy: zd.ParameterServerStrategy) -> None:
+    first = ClusterCoordinator(strategy)
+    first.close()
+    second = ClusterCoordinator(strategy)
+    assert second is not first
+    assert second.schedule(int).fetch() == 0
+
+
+def test_options_that_are_refused_leave_no_coordinator_behind(strategy: zd.ParameterServerStrategy) -> None:
+    with pytest.raises(ValueError, match="queue_max"):
+        ClusterCoordinator(strategy, queue_max=0)
+    assert ClusterCoordinator(strategy).schedule(int).fetch() == 0
+
+
+@pytest.mark.parametrize("other", [3, object(), {"worker": ["localhost:1"]}])
+def test_a_coordinator_of_something_else_is_refused(other: Any) -> None:
+    with pytest.raises(ValueError, match="ParameterServerStrategy"):
+        ClusterCoordinator(other)
+
+
+# -- on workers ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces(anywhere: zd.ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(anywhere)
+
+    def step() -> Any:
+        results = anywhere.run(lambda a, b: a + b, args=(1,), kwargs={"b": 2})
+        total = anywhere.reduce("sum", results, axis=None)
+        told = anywhere.num_replicas_in_sync, anywhere.extended._num_workers, anywhere.extended._num_ps
+        return (
+            type(anywhere).__name__,
+            total,
+            anywhere.gather(results, axis=0),
+            told,
+            anywhere.experimental_local_results(3),
+        )
+
+    kind, total, gathered, told, local = coordinator.schedule(step).fetch()
+    extended = anywhere.extended
+    assert (kind, total, gathered) == ("StrategyStub", 3, 3)
+    assert told == (1, extended._num_workers, extended._num_ps)
+    assert local == (3,)
+
+
+def test_a_coordinator_arrives_on_a_worker_as_a_stub_that_refuses_to_schedule(
+    strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator
+) -> None:
+    def step() -> Any:
+        assert isinstance(coordinator.strategy, StrategyStub)
+        coordinator.schedule(int)
+
+    with pytest.raises(RuntimeError, match="this is a worker"):
+        coordinator.schedule(step).fetch()
+    with pytest.raises(RuntimeError, match="this is a worker"):
+        coordinator.join()
+    assert isinstance(trusted.unpack(trusted.pack(coordinator)), CoordinatorStub)
+
+
+def test_methods_of_objects_that_hold_everything_can_be_scheduled(anywhere: zd.ParameterServerStrategy) -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.strategy = anywhere
+            self.coordinator = ClusterCoordinator(anywhere)
+            with anywhere.scope():
+                self.weights = zd.Variable(np.zeros(3))
+
+        def step(self, x: Any) -> Any:
+            def replica() -> Any:
+                self.weights.assign_add(x)
+                return self.weights.numpy().sum()
+
+            return self.strategy.reduce("SUM", self.strategy.run(replica), axis=None)
+
+    model = Model()
+    assert model.coordinator.schedule(model.step, (np.ones(3),)).fetch() == 3.0
+    assert model.weights.numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+def test_a_variable_cannot_be_made_in_a_scheduled_function(anywhere: zd.ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(anywhere)
+
+    def inside() -> None:
+        with anywhere.scope():
+            zd.Variable(0.0)
+
+    def outside() -> None:
+        zd.Variable(0.0)
+
+    for fn in (inside, outside):
+        with pytest.raises(RuntimeError, match="cannot be made in a scheduled function"):
+            coordinator.schedule(fn).fetch()
+        with pytest.raises(RuntimeError):
+            coordinator.join()
+
+
+# -- run and reduce outside scheduled functions --------------------------------------------------------------------------------
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> int:
+    told = [record for record in caplog.records if "without ClusterCoordinator.schedule" in record.getMessage()]
+    caplog.clear()
+    return len(told)
+
+
+def test_run_and_reduce_outside_scheduled_functions_warn_each_time(
+    anywhere: zd.ParameterServerStrategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = ClusterCoordinator(anywhere)
+    caplog.set_level(logging.WARNING, "zmqdist.parameter_server")
+
+    def step() -> Any:
+        value = anywhere.run(lambda: ((2, 0),))
+        return anywhere.reduce("SUM", value, axis=None)
+
+    assert step() == ((2, 0),)
+    assert _warnings(caplog) == 2
+    assert coordinator.schedule(step).fetch() == ((2, 0),)
+    assert _warnings(caplog) == 0
+    step()
+    assert _warnings(caplog) == 2
+    anywhere.extended._allow_run_without_coordinator = True
+    step()
+    assert _warnings(caplog) == 0
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_reduce_needs_an_axis_and_an_operation_that_exists(strategy: zd.ParameterServerStrategy, axis: Any) -> None:
+    with pytest.raises(TypeError):
+        strategy.reduce("SUM", 1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="SUM"):
+        strategy.reduce("MAX", 1, axis=axis)
+    assert strategy.reduce("SUM", None, axis=None) is None
+    assert strategy.reduce("mean", np.array([[1.0, 3.0]]), axis=1).tolist() == [2.0]
+    assert strategy.reduce("SUM", np.array([[1.0, 3.0]]), axis=(0, 1)) == 4.0
+
+
+def test_a_strategy_tells_its_resolver_and_its_devices(strategy: zd.ParameterServerStrategy, threads: Any) -> None:
+    assert strategy.cluster_resolver is threads
+    assert strategy.extended._num_workers == 2
+    assert strategy.extended._num_ps == 3
+    assert strategy.extended.worker_devices == (
+        "/job:worker/replica:0/task:0/device:CPU:0",
+        "/job:worker/replica:0/task:1/device:CPU:0",
+    )
+    assert strategy.num_replicas_in_sync == 1
+    with pytest.raises(TypeError):
+        zd.ParameterServerStrategy()  # type: ignore[call-arg]

@@ -1,0 +1,93 @@
+"""How the replicas' values become one: sums, means, and the names for them that TensorFlow uses."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zmqdist.indexed_slices import IndexedSlices
+
+
+class ReduceOp(enum.Enum):
+    """What `strategy.reduce` does; its names are accepted, too, in any case."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @classmethod
+    def of(cls, op: Any) -> ReduceOp:
+        """Raises ValueError for anything else."""
+        if isinstance(op, cls):
+            return op
+        try:
+            return cls[str(getattr(op, "name", op)).upper()]
+        except KeyError:
+            raise ValueError(f'reduce_op is "SUM" or "MEAN", not {op!r}') from None
+
+
+class VariableAggregation(str, enum.Enum):
+    """How a variable takes the values that several replicas assign to it."""
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+
+class VariableSynchronization(str, enum.Enum):
+    """When copies of a variable are brought together; there is one copy here, so it is kept and does nothing."""
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+def checked_aggregation(value: Any) -> VariableAggregation:
+    """Of a name in any case, a member, or None. Raises ValueError."""
+    return _member(VariableAggregation, "aggregation", value, VariableAggregation.NONE)
+
+
+def checked_synchronization(value: Any) -> VariableSynchronization:
+    """Of a name in any case, a member, or None. Raises ValueError."""
+    return _member(VariableSynchronization, "synchronization", value, VariableSynchronization.AUTO)
+
+
+Mode = TypeVar("Mode", VariableAggregation, VariableSynchronization)
+
+
+def _member(cls: type[Mode], what: str, value: Any, default: Mode) -> Mode:
+    if value is None:
+        return default
+    if isinstance(value, cls):
+        return value
+    name = getattr(value, "name", value)  # also a member of another enum: TensorFlow's
+    if isinstance(name, str) and name.upper() in cls.__members__:
+        return cls[name.upper()]
+    known = ", ".join(repr(each.value) for each in cls)
+    raise ValueError(f"invalid variable {what} mode: {value!r}; wanted one of {known}")
+
+
+def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> Any:
+    """One value of those that all replicas assign. Raises ValueError for NONE.
+
+    IndexedSlices are laid one behind the other; for a mean they are divided by the number of replicas.
+    """
+    if how is VariableAggregation.NONE:
+        raise ValueError(
+            f"variable {name!r} is assigned in a replica context by {len(values)} replicas, and has no aggregation: make it "
+            'with aggregation="sum", "mean" or "only_first_replica"'
+        )
+    if how is VariableAggregation.ONLY_FIRST_REPLICA:
+        return values[0]
+    if any(isinstance(value, IndexedSlices) for value in values):
+        rows = np.concatenate([value.values for value in values])
+        if how is VariableAggregation.MEAN:
+            rows = rows / len(values)
+        return IndexedSlices(rows, np.concatenate([value.indices for value in values]), values[0].dense_shape)
+    total = values[0]
+    for value in values[1:]:
+        total = np.add(total, value)
+    return total if how is VariableAggregation.SUM else np.divide(total, len(values))
