@@ -104,6 +104,7 @@ class ClusterCoordinator:
             recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
         )
+        self._scheduled_on = target
         self._alive = _Alive(target)
         weakref.finalize(self._alive, _give_up, self._shell).atexit = False
         self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
