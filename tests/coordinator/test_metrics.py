@@ -79,7 +79,7 @@ def test_a_monitored_block_is_recorded_where_metrics_are_wanted(
     monkeypatch.setattr(metrics, "enable_metrics", False)
     with metrics.monitored_timer("server_def_update"):
         pass
-    metrics.count("worker_failures")
+    metrics.count("worker_failures", 1)
     assert metrics.get_metric_summary("server_def_update")["num"] == 1
     assert metrics.get_metric_summary("worker_failures") == 0
 
@@ -157,6 +157,6 @@ def test_a_coordinator_tells_its_own_figures_and_those_of_each_worker(coordinato
         coordinator.schedule(work.same, (1,), worker=1).fetch(20)
     told = coordinator.metrics()
     assert told["workers"]["worker:1"]["done"] == counts + 3
-    assert told["workers"]["worker:0"]["state"] == "live"
+    assert told["workers"]["worker:0"]["state"] == "alive"
     assert told["queued_closures"] == 0
     assert told["closure_execution"].keys() == {"min", "max", "num", "sum", "histogram"}

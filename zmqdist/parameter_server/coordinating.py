@@ -77,12 +77,6 @@ class CoordinatorStub:
         return CoordinatorStub, (self.strategy,)
 
 
-def coordinator_of(strategy: ParameterServerStrategy) -> ClusterCoordinator:
-    """The one of a strategy, made now if there is none. Raises RuntimeError inside another's scope."""
-    context.check_not_in_another(strategy)
-    return ClusterCoordinator(strategy)
-
-
 def allocate(strategy: ParameterServerStrategy) -> StrategyCoordinator:
     """The object for `ClusterCoordinator(strategy)`; one that was made before, and not closed."""
     with strategy._coordinating:

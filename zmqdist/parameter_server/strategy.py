@@ -22,9 +22,10 @@ import numpy as np
 
 from zmqdist import nest, running
 from zmqdist.cluster.devices import device_of
+from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.net.credentials import Credentials
-from zmqdist.parameter_server import context, distributed, replicas
+from zmqdist.parameter_server import context, distributed, per_worker_variable, replicas
 from zmqdist.parameter_server.batches import apply_all, read_all
 from zmqdist.parameter_server.connecting import connect
 from zmqdist.parameter_server.partition import Initial, offsets_of, shards_of
@@ -199,6 +200,7 @@ class ParameterServerStrategy(OnWorkers):
         self._resolver = cluster_resolver
         self._coordinator: StrategyCoordinator | None = None
         self._coordinating = threading.RLock()
+        self.recoveries: list[Any] = []  # what zmqdist.checkpoint.Recovery has brought back
         self._names: dict[str, int] = {}
         self._naming = threading.Lock()
         self._connected = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)
@@ -269,9 +271,8 @@ class ParameterServerStrategy(OnWorkers):
         Raises:
           RuntimeError: inside another strategy's scope.
         """
-        from zmqdist.parameter_server.coordinating import coordinator_of
-
-        coordinator_of(self)
+        context.check_not_in_another(self)
+        self.coordinator  # noqa: B018  it is made now
         with context.in_scope(self, self._create):
             yield self
 
@@ -292,9 +293,9 @@ class ParameterServerStrategy(OnWorkers):
 
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """The creator of the scope: says where a variable goes, and cuts it."""
-        if kwargs.pop("per_worker_variable", False):
-            raise NotImplementedError("per_worker_variable")
         name = self._unique(kwargs.get("name") or "Variable")
+        if kwargs.pop("per_worker_variable", False):
+            return per_worker_variable.create(self.coordinator, name, kwargs)
         initial = Initial.of(name, kwargs.get("initial_value"), kwargs.get("shape"), kwargs.get("dtype"))
         kwargs.update(shape=initial.shape, dtype=initial.dtype)
         beside = context.here.colocated
@@ -338,6 +339,15 @@ class ParameterServerStrategy(OnWorkers):
         with self._naming:
             count = self._names[name] = self._names.get(name, -1) + 1
         return name if count == 0 else self._unique(f"{name}_{count}")
+
+    def per_worker_resource(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What `fn(*args, **kwargs)` makes on each worker for functions that capture it; see `create_per_worker_resource`."""
+        return self.coordinator.create_per_worker_resource(fn, args, kwargs)
+
+    @property
+    def coordinator(self) -> ClusterCoordinator:
+        """Its ClusterCoordinator; made now if there is none."""
+        return ClusterCoordinator(self)
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
         """What `ClusterCoordinator(strategy)` asks for."""

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist import running
 from zmqdist.errors import (
     AbortedError,
     CancelledError,
@@ -371,16 +372,17 @@ class PsClient:
         """Drop its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
 
-    def create(self, ref: Ref, initial: Any) -> Started:
+    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any]] | None = None) -> Started:
         """Make a variable, unless it is there.
 
         Args:
           initial: an array; a TensorSpec, for zeros; or what `initializer` gave.
+          earlier: version and slots, as `saved` gave them, of one that was lost and is to go on from there.
 
         Returns:
           What its value is the TensorSpec of.
         """
-        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial)
+        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
     def drop(self, refs: Sequence[Ref]) -> Started:
         """Forget variables of one session."""
@@ -570,9 +572,13 @@ def client_of(address: str, credentials: Credentials | None = None) -> PsClient:
         with _lock:
             client = _clients.get(address)
             if client is None or (credentials is not None and credentials != client.credentials):
-                known = credentials or _credentials.get(address) or Credentials.of_environment()
-                _credentials[address] = known
-                client = _clients[address] = PsClient(address, known)
+                known = credentials or _credentials.get(address)
+                if known is None:  # a handle has come here with a function
+                    role = "worker" if running.scheduled() else "submit"
+                    client = _clients[address] = PsClient(address, Credentials.of_environment(), role)
+                else:
+                    client = _clients[address] = PsClient(address, known)
+                    _credentials[address] = known
     return client
 
 
