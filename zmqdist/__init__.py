@@ -12,6 +12,7 @@ from zmqdist._version import __version__
 
 if TYPE_CHECKING:
     from zmqdist import (
+        checkpoint,
         cluster,
         collectives,
         coordinator,
@@ -70,6 +71,7 @@ _WHERE = {
     "local_cluster": "zmqdist.launch.local_cluster",
 }
 _MODULES = (
+    "checkpoint",
     "cluster",
     "collectives",
     "coordinator",
@@ -120,6 +122,7 @@ __all__ = [
     "cache_variable_reads",
     "cancelled",
     "check_alive",
+    "checkpoint",
     "cluster",
     "collectives",
     "connect_to_cluster",

@@ -298,6 +298,17 @@ COLLECTIVE_PIECE_BYTES: Final = 4 * 2**20
 COLLECTIVE_WIDTH: Final = 3
 """Pieces of a ring that a member has under way at a time: one is reduced while another travels."""
 
+# -- checkpoints ----------------------------------------------------------------------------------------------------
+
+CHECKPOINT_SHARDS_AT_ONCE: Final = 4
+"""Shards that are read, written or checked at a time, in memory each: enough to keep a disk and several parameter servers busy."""
+
+CHECKPOINT_POLL_S: Final = 0.5
+"""Who waits for a new checkpoint looks for it this often."""
+
+RECOVERY_LOOK_S: Final = 0.25
+"""A parameter server whose variables are to be brought back is asked this often whether it has lost them: a small question."""
+
 # -- the data service: the first eight are tf.data service's defaults ------------------------------------------------
 
 GC_CHECK_S: Final = 600.0

@@ -100,12 +100,15 @@ class Optimizer:
 
     def update_rows(self, value: Array, indices: Array, rows: Array, slots: Mapping[str, Array], step: int) -> None:
         """One step for some rows of `value`, in place. No index may be there twice."""
-        touched = {name: slot[indices] for name, slot in slots.items()}
-        old = value[indices]
-        self._step(old, rows, touched, self._coefficients(step), old)
-        value[indices] = old
-        for name, slot in slots.items():
-            slot[indices] = touched[name]
+        by, count = self._coefficients(step), max(1, PIECE // max(1, value[:1].size))
+        for begin in range(0, len(indices), count):
+            some = indices[begin : begin + count]
+            touched = {name: slot.take(some, 0, mode="clip") for name, slot in slots.items()}
+            new = value.take(some, 0, mode="clip")  # all fit, and "clip" needs no buffer
+            self._step(new, rows[begin : begin + count], touched, by, new)
+            value[some] = new
+            for name, slot in slots.items():
+                slot[some] = touched[name]
 
     def _coefficients(self, step: int) -> tuple[float, ...]:
         """What depends on the step alone."""

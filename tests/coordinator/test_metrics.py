@@ -70,14 +70,16 @@ def test_gauges_and_counters_are_numbers_and_another_name_is_an_error() -> None:
         metrics.get_metric_summary("tracing")
 
 
-def test_a_monitored_block_is_recorded_where_metrics_are_wanted(recorded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_monitored_block_is_recorded_where_metrics_are_wanted(
+    recorded: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with metrics.monitored_timer("server_def_update"):
         pass
     assert metrics.get_metric_summary("server_def_update")["num"] == 1
     monkeypatch.setattr(metrics, "enable_metrics", False)
     with metrics.monitored_timer("server_def_update"):
         pass
-    metrics.count("worker_failures")
+    metrics.count("worker_failures", 1)
     assert metrics.get_metric_summary("server_def_update")["num"] == 1
     assert metrics.get_metric_summary("worker_failures") == 0
 
@@ -155,6 +157,6 @@ def test_a_coordinator_tells_its_own_figures_and_those_of_each_worker(coordinato
         coordinator.schedule(work.same, (1,), worker=1).fetch(20)
     told = coordinator.metrics()
     assert told["workers"]["worker:1"]["done"] == counts + 3
-    assert told["workers"]["worker:0"]["state"] == "live"
+    assert told["workers"]["worker:0"]["state"] == "alive"
     assert told["queued_closures"] == 0
     assert told["closure_execution"].keys() == {"min", "max", "num", "sum", "histogram"}

@@ -29,6 +29,7 @@ PINNED: dict[str, frozenset[str]] = {
             "cache_variable_reads",
             "cancelled",
             "check_alive",
+            "checkpoint",
             "cluster",
             "collectives",
             "connect_to_cluster",
@@ -48,6 +49,19 @@ PINNED: dict[str, frozenset[str]] = {
             "resolvers",
             "rpc",
             "testing",
+        }
+    ),
+    "zmqdist.checkpoint": frozenset(
+        {
+            "Checkpoint",
+            "CheckpointManager",
+            "Recovered",
+            "Recovery",
+            "checkpoints_iterator",
+            "latest_checkpoint",
+            "load",
+            "restore",
+            "save",
         }
     ),
     "zmqdist.partitioners": frozenset(

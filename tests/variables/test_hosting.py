@@ -292,6 +292,18 @@ def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(client: Ps
     assert outcomes[0].value.tolist() == outcomes[1].value.tolist()
 
 
+def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(client: PsClient, make: Make) -> None:
+    ref = make([1, 2])
+    adam = Adam(0.1)
+    one(client, ref, c.apply(ref, adam, [1, -1]))
+    ((version, value, slots),) = client.saved([ref]).get_value()
+    client.drop([ref]).get_value()
+    client.create(ref, value, (version, slots)).get_value()
+    ((found, again, beside),) = client.saved([ref]).get_value()
+    assert (found, again.tolist()) == (version, value.tolist())
+    assert {name: slot.tolist() for name, slot in beside.items()} == {name: s.tolist() for name, s in slots.items()}
+
+
 def test_optimizers_want_floats(client: PsClient, make: Make) -> None:
     ref = make([1, 2], "i4")
     with pytest.raises(InvalidArgumentError, match="Adam wants a variable of floats, and this is int32"):

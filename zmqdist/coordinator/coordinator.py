@@ -21,6 +21,7 @@ from operator import index
 from typing import Any
 
 from zmqdist import errors, limits, nest
+from zmqdist.coordinator import metrics
 from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
 from zmqdist.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.coordinator.resources import Resources
@@ -305,9 +306,15 @@ class ClusterCoordinator:
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
         """
         job, _, number = _worker_name(worker).rpartition(":")
+        self._ask("drain", job, int(number), float(grace_s))
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """What the dispatcher answers to a call."""
         address = self._shell.address
-        with closing(ZmqClient(address, security=self.credentials.client(address, "submit"))) as client:
-            client.call("drain", (job, int(number), float(grace_s)), timeout_in_ms=ASK_MS).get_value()
+        with closing(
+            ZmqClient(address, "", True, ASK_MS, security=self.credentials.client(address, "submit"))
+        ) as client:
+            return getattr(client, f"{method}_blocking")(*args)
 
     def create_per_worker_resource(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -354,6 +361,17 @@ class ClusterCoordinator:
         """
         self._check_open()
         return per_worker_dataset(self._resources, dataset_fn, shard)
+
+    def metrics(self) -> dict[str, Any]:
+        """What was counted: each figure of `zmqdist.coordinator.metrics`, by its name, and under "workers" what the dispatcher counts of
+        each, by their names, as `zmqdist status` shows it: functions "done", "rate" of them in a second, "running", "idle_s", ...
+
+        Raises:
+          UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
+        """
+        rows = self._ask("status")["workers"]
+        told = {name: metrics.get_metric_summary(name) for name in metrics.names()}
+        return {**told, "workers": {row["name"]: row for row in rows}}
 
     @property
     def target(self) -> str:

@@ -7,10 +7,12 @@ each time, and has its old number as long as the bytes are the same.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from zmqdist.coordinator import metrics
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import describe
@@ -26,6 +28,7 @@ class FunctionNumbers:
     def __init__(self, hold: Callable[[int, list[Any]], bytes]) -> None:
         self._hold = hold
         self._cache = FunctionCache()
+        self._took_s = 0.0
         self._numbers = itertools.count(1)
         self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
         self._defined: list[tuple[int, bytes]] = []
@@ -33,7 +36,12 @@ class FunctionNumbers:
 
     def pickled(self, fn: Callable[..., Any]) -> bytes:
         """The function as it is now. Raises InvalidArgumentError where it cannot be pickled."""
-        return self._cache.lookup(fn)[0]
+        if not metrics.enable_metrics:
+            return self._cache.lookup(fn)[0]
+        began = time.perf_counter()
+        blob = self._cache.lookup(fn)[0]
+        self._took_s = time.perf_counter() - began
+        return blob
 
     def number(self, fn: Callable[..., Any], blob: bytes, work: int) -> tuple[int, str]:
         """The number and the name of a function for a piece of work that is about to be handed in."""
@@ -47,6 +55,8 @@ class FunctionNumbers:
         if known is not None:
             self._kept.move_to_end(blob)
             return known
+        if metrics.enable_metrics:
+            metrics.HISTOGRAMS["function_tracing"].add(self._took_s)
         known = self._kept[blob] = (next(self._numbers), describe(fn))
         self._defined.append((known[0], blob))
         if len(self._kept) > FUNCTIONS_KEPT_MAX:

@@ -19,8 +19,8 @@ import bisect
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 enable_metrics = False
@@ -76,10 +76,15 @@ HISTOGRAMS = {
     "remote_value_fetch": Histogram(0.001, 10, 7),
     "server_def_update": Histogram(1, 10, 5),
 }
-GAUGES: dict[str, list[Callable[[], int]]] = {"queued_closures": [], "inflight_closures": []}
-"""What gives the present figure of each coordinator that is open: nobody keeps them up to date."""
+GAUGES: dict[str, Callable[[], int]] = {}
+"""What counts over the coordinators that are open, when somebody asks (shell.py): nobody keeps these figures up to date."""
 _counters = {"worker_failures": 0}
 _lock = threading.Lock()
+
+
+def names() -> list[str]:
+    """Of all metrics."""
+    return [*HISTOGRAMS, *GAUGES, *_counters]
 
 
 def get_metric_summary(name: str) -> Any:
@@ -91,12 +96,10 @@ def get_metric_summary(name: str) -> Any:
     if name in HISTOGRAMS:
         return HISTOGRAMS[name].summary()
     if name in GAUGES:
-        with _lock:
-            asked = list(GAUGES[name])
-        return sum(ask() for ask in asked)
+        return GAUGES[name]()
     if name in _counters:
         return _counters[name]
-    raise ValueError(f"no metric {name!r}; there are {', '.join([*HISTOGRAMS, *GAUGES, *_counters])}")
+    raise ValueError(f"no metric {name!r}; there are {', '.join(names())}")
 
 
 def reset() -> None:
@@ -107,36 +110,47 @@ def reset() -> None:
         _counters.update(dict.fromkeys(_counters, 0))
 
 
-def count(name: str) -> None:
-    """One more of a counter."""
+def count(name: str, more: int) -> None:
+    """So many more of a counter."""
     if enable_metrics:
         with _lock:
-            _counters[name] += 1
+            _counters[name] += more
+
+
+class Executions:
+    """When the pieces of work of one coordinator began, and how long they took. Its owner locks, or has one thread for each method."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, float] = {}
+
+    def begin(self, work: int) -> None:
+        """It was scheduled."""
+        if enable_metrics:
+            self._began[work] = time.perf_counter()
+
+    def end(self, items: Iterable[tuple[int, int, Any]]) -> None:
+        """These have ended: (work, how, with what)."""
+        if self._began:
+            now = time.perf_counter()
+            for work, _, _ in items:
+                began = self._began.pop(work, None)
+                if began is not None:
+                    HISTOGRAMS["closure_execution"].add(now - began)
+
+
+def monitored_timer(name: str, state_tracker: Callable[[], Any] | None = None) -> AbstractContextManager[None]:
+    """Record the seconds that a with-block takes in a histogram; with a `state_tracker` only if what that gives has changed by its end."""
+    return _timed(name, state_tracker) if enable_metrics else _OFF
+
+
+_OFF: AbstractContextManager[None] = nullcontext()
 
 
 @contextmanager
-def monitored_timer(name: str, state_tracker: Callable[[], Any] | None = None) -> Iterator[None]:
-    """Record the seconds that the block takes in a histogram; with a `state_tracker` only if what that gives has changed by its end."""
-    if not enable_metrics:
-        yield
-        return
+def _timed(name: str, state_tracker: Callable[[], Any] | None) -> Iterator[None]:
     before = state_tracker() if state_tracker is not None else None
     began = time.perf_counter()
     yield
     seconds = time.perf_counter() - began
     if state_tracker is None or state_tracker() != before:
         HISTOGRAMS[name].add(seconds)
-
-
-@contextmanager
-def gauges(**ask: Callable[[], int]) -> Iterator[None]:
-    """Inside, these figures count to the gauges of their names."""
-    with _lock:
-        for name, each in ask.items():
-            GAUGES[name].append(each)
-    try:
-        yield
-    finally:
-        with _lock:
-            for name, each in ask.items():
-                GAUGES[name].remove(each)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
 from zmqdist import errors, limits
+from zmqdist.coordinator import metrics
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
@@ -48,6 +49,7 @@ from zmqdist.core.closures import (
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
+from zmqdist.core.membership import SAID_GOODBYE
 from zmqdist.core.pins import PLAIN, Joined, Left, MembersChanged, Options
 from zmqdist.dispatch.memory import MemoryKeeper
 from zmqdist.dispatch.references import encode_reference
@@ -90,6 +92,7 @@ class Shell:
       rounds: whether the first failure is kept for `join`.
 
     Attributes (under `lock`, but for those that only grow):
+      number: ours, by which all of the cluster knows us.
       lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
         round has ended, or the queue may have room while somebody is `crowded`.
       unpacking: a result is unpacked once.
@@ -149,7 +152,7 @@ class Shell:
         self.plans = Plans(self)
         self._draining = False
         self._due: float | None = None
-        self._memory = MemoryKeeper()
+        self._memory, self._executions = MemoryKeeper(), metrics.Executions()
         self._callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
@@ -163,11 +166,6 @@ class Shell:
         _open.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
-
-    @property
-    def number(self) -> int:
-        """Ours, by which all of the cluster knows us."""
-        return self._machine.coordinator
 
     def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
@@ -217,7 +215,7 @@ class Shell:
             self.outbox.append((work, number, payload))
             self.scheduled += 1
             self.room -= 1
-        self._announce()
+        self._announce(work)
         return value
 
     def expect(self, work: int, value: RemoteValue) -> None:
@@ -225,9 +223,10 @@ class Shell:
         self._values[work] = ref(value)
         self.scheduled += 1
         self.room -= 1
-        self._announce()
+        self._announce(work)
 
-    def _announce(self) -> None:
+    def _announce(self, work: int) -> None:
+        self._executions.begin(work)
         if not self._draining:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
@@ -333,7 +332,7 @@ class Shell:
 
     def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float, recovery_limit_s: float) -> None:
         loop, credentials = self._loop, target.credentials
-        incarnation = secrets.randbits(62) | 1
+        incarnation = self.number = secrets.randbits(62) | 1
         name = f"coordinator {socket.gethostname()}:{self.pid}"
         host = own_host(self.address)
         router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
@@ -494,6 +493,7 @@ class Shell:
                     with self.lock:
                         self.changed.notify_all()
                 case MembersChanged(joined, left):
+                    metrics.count("worker_failures", sum(reason != SAID_GOODBYE for _, _, reason in left))
                     with self.lock:
                         self.changed.notify_all()  # whoever waits to hear of them for the first time
                     for watcher in self._watchers:
@@ -533,6 +533,7 @@ class Shell:
                 self._values = {}  # a dict keeps the room that it once needed
             if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
                 self.changed.notify_all()
+        self._executions.end(items)
         self._memory.look(len(self._values), lambda: True)
         if calls:
             self.call_back(calls)
@@ -568,6 +569,16 @@ class Shell:
 def _emptied(works: deque[int]) -> list[int]:
     """What stands in a queue that other threads and finalizers append to meanwhile."""
     return [works.popleft() for _ in range(len(works))]
+
+
+def _queued(shell: Shell) -> int:
+    return 0 if shell.closed else shell._machine.queued + len(shell.outbox)
+
+
+metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(_open)))
+metrics.GAUGES["inflight_closures"] = lambda: sum(
+    each.scheduled - each.resolved - _queued(each) for each in list(_open)
+)
 
 
 class _Failure:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zmqdist import errors
+from zmqdist.coordinator import metrics
 from zmqdist.core.closures import LOST, UNAVAILABLE
 from zmqdist.core.graph import INPUT_FAILED, TIMED_OUT
 from zmqdist.dispatch import kept
@@ -129,7 +130,8 @@ class RemoteValue:
         if self._value is _NOTHING:
             with self._owner.unpacking:
                 if self._value is _NOTHING:
-                    self._value = _unpack(self._payload)
+                    with metrics.monitored_timer("remote_value_fetch"):
+                        self._value = _unpack(self._payload)
                     self._payload = None
         return self._value
 
@@ -140,7 +142,8 @@ class RemoteValue:
             if not isinstance(held, Kept):
                 raise self._error()
             try:
-                value = self._owner.fetch_kept(held.encoded, self._name)
+                with metrics.monitored_timer("remote_value_fetch"):
+                    value = self._owner.fetch_kept(held.encoded, self._name)
             except errors.UnavailableError:
                 if not held.lineage or not self._remade(held, until, timeout):
                     raise

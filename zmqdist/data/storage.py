@@ -108,8 +108,8 @@ def _sync_folder(path: str) -> None:
         os.close(number)
 
 
-def names(folder: str) -> list[str]:
-    """What is in a folder, in order; nothing where there is no folder. Unfinished things are left out."""
+def names(folder: str, unfinished: bool = False) -> list[str]:
+    """What is in a folder, in order; nothing where there is no folder. Unfinished things are left out, unless they are asked for."""
     try:
         if "://" in folder:
             files, name = _driver(folder)
@@ -119,7 +119,7 @@ def names(folder: str) -> list[str]:
             found = os.listdir(folder)
     except FileNotFoundError:
         return []
-    return sorted(one for one in found if not one.endswith(TMP))
+    return sorted(one for one in found if unfinished or not one.endswith(TMP))
 
 
 def exists(path: str) -> bool:

@@ -63,6 +63,10 @@ class RemoteHome:
         """Rows, in an array of the caller's own."""
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
+    def saved(self) -> Pending:
+        """Version, value and slots, all of one moment; none of them changes any more."""
+        return Then(self.client.saved([self.ref]), _only)
+
     def change(self, change: Change) -> Pending:
         """An Outcome."""
         return Then(self.client.update([(self.ref, change)]), _only)
@@ -107,14 +111,20 @@ class LocalHome:
         )
 
     def read(self) -> Pending:
-        with self._hosted.lock:
+        with self._hosted.lock:  # updates are made in place
             version, value = self._hosted.version, self._hosted.read()
-        return Ready((version, value.copy() if value.flags.writeable else value))
+            return Ready((version, value.copy() if value.flags.writeable else value))
 
     def rows(self, rows: Rows) -> Pending:
         wanted = client.rows_wanted(self.ref, rows)
         with self._hosted.lock:
             return Ready(self._hosted.rows(wanted))
+
+    def saved(self) -> Pending:
+        with self._hosted.lock:
+            version, value, slots = self._hosted.version, self._hosted.read(), self._hosted.saved()
+            own = {name: slot.copy() if slot.flags.writeable else slot for name, slot in slots.items()}
+            return Ready((version, value.copy() if value.flags.writeable else value, own))
 
     def change(self, change: Change, function: Callable[..., Any] | None = None) -> Pending:
         with self._hosted.lock:

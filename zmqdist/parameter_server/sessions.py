@@ -62,6 +62,8 @@ class Session:
         self._workers_per_step = workers_per_step
         self._recovery_s = recovery_s
         self._numbers = itertools.count(1)
+        self._homes: weakref.WeakValueDictionary[int, RemoteHome] = weakref.WeakValueDictionary()
+        self._initial: weakref.WeakKeyDictionary[RemoteHome, Initial] = weakref.WeakKeyDictionary()
         clients = [client.client_of(address, credentials) for address in self.addresses]
         with _lock:
             _used.update(self.addresses)
@@ -87,14 +89,38 @@ class Session:
           UnknownError: the function that makes the first value has raised.
           PSUnavailableError: the server is gone.
         """
-        if not self._end.alive:
-            raise FailedPreconditionError(None, None, "this ParameterServerStrategy has been closed")
+        self._check_open()
         address = self.addresses[ps]
         ref = Ref(
             name, initial.shape, initial.dtype, f"ps:{ps}", address, self.number, next(self._numbers), self._recovery_s
         )
         client.client_of(address).create(ref, _told(initial)).get_value()
-        return RemoteHome(ref, self._workers_per_step, self)
+        home = self._homes[ref.number] = RemoteHome(ref, self._workers_per_step, self)
+        if self._recovery_s:
+            self._initial[home] = initial
+        return home
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise FailedPreconditionError(None, None, "this ParameterServerStrategy has been closed")
+
+    def homes(self) -> list[RemoteHome]:
+        """Of the variables that somebody still has a handle of."""
+        return list(self._homes.values())
+
+    def open_at(self, ps: int) -> bool:
+        """Have the session at a server, also at one that was started again; whether it was there.
+
+        Raises:
+          FailedPreconditionError: it was closed.
+          PSUnavailableError: the server is gone.
+        """
+        self._check_open()
+        return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
+
+    def make_again(self, home: RemoteHome) -> None:
+        """Make a variable anew, with its first value, at a server that has lost it; for strategies with `recovery_s`."""
+        client.client_of(home.ref.address).create(home.ref, _told(self._initial[home])).get_value()
 
     def close(self) -> None:
         """Have the servers drop the variables. Idempotent; does not raise."""

@@ -200,6 +200,7 @@ class ParameterServerStrategy(OnWorkers):
         self._resolver = cluster_resolver
         self._coordinator: StrategyCoordinator | None = None
         self._coordinating = threading.RLock()
+        self.recoveries: list[Any] = []  # what zmqdist.checkpoint.Recovery has brought back
         self._names: dict[str, int] = {}
         self._naming = threading.Lock()
         self._connected = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)

@@ -372,16 +372,17 @@ class PsClient:
         """Drop its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
 
-    def create(self, ref: Ref, initial: Any) -> Started:
+    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any]] | None = None) -> Started:
         """Make a variable, unless it is there.
 
         Args:
           initial: an array; a TensorSpec, for zeros; or what `initializer` gave.
+          earlier: version and slots, as `saved` gave them, of one that was lost and is to go on from there.
 
         Returns:
           What its value is the TensorSpec of.
         """
-        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial)
+        return self._start(str(ref), "create", ref.session, ref.number, ref.name, initial, earlier)
 
     def drop(self, refs: Sequence[Ref]) -> Started:
         """Forget variables of one session."""

@@ -161,10 +161,11 @@ class Host:
 
     # -- variables ------------------------------------------------------------------------------------------------------
 
-    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any) -> None:
+    def _create(self, asked: Asked, session: int, number: int, name: str, initial: Any, earlier: Any = None) -> None:
         """Make a variable, unless it is there.
 
         `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
+        `earlier`: of one that was lost, and goes on from there: its version, and what `saved` has told of its slots.
 
         Answers the spec.
         """
@@ -172,11 +173,14 @@ class Host:
         if number in found.variables:
             asked.answer(_spec(found.variables[number]))
         else:
-            self._service.submit(self._make, asked, found, number, f"variable {name!r} on {self._name}", name, initial)
+            self._service.submit(self._make, asked, found, number, name, initial, earlier)
 
-    def _make(self, asked: Asked, session: _Session, number: int, label: str, name: str, initial: Any) -> None:
+    def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
+        label = f"variable {name!r} on {self._name}"
         try:
             made = Variable(label, name, _initial(label, initial))
+            if earlier is not None:
+                made.resume(*earlier)
         except BaseException as error:
             asked.fail(error)
         else:

@@ -108,6 +108,11 @@ class Variable:
             told[f"{kind}/{STEP}"] = np.array(self.taken.get(kind, 0), np.int64)
         return told
 
+    def resume(self, version: int, saved: dict[str, Array]) -> None:
+        """Go on from where another life of this variable was: its version, and what its `saved` has told. For a new one."""
+        self.slots, self.taken = _read_saved(saved)
+        self.version = int(version)
+
     # -- changing -------------------------------------------------------------------------------------------------------
 
     def prepare(self, change: tuple[Any, ...], function: Callable[[bytes], tuple[str, Any]]) -> Commit:
@@ -200,7 +205,7 @@ class Variable:
             step = self.taken[name] = self.taken.get(name, 0) + 1
             self.storage.changed()
             if isinstance(checked, tuple):
-                indices, rows = checked if self.storage.unique(checked[0]) else summed_rows(*checked)
+                indices, rows = self.storage.summed(*checked)
                 optimizer.update_rows(self.storage.value, indices, rows, slots, step)
             else:
                 optimizer.update(self.storage.value, checked, slots, step)
@@ -241,15 +246,7 @@ class Variable:
 
     def _restore(self, value: Any, saved: Any) -> Commit:
         array = self._value(value)
-        slots: dict[str, dict[str, Array]] = {}
-        taken: dict[str, int] = {}
-        for path, slot in dict(saved).items():
-            kind, _, name = path.rpartition("/")
-            if name == STEP:
-                taken[kind] = int(slot)
-                slots.setdefault(kind, {})
-            else:
-                slots.setdefault(kind, {})[name] = np.array(slot, order="C")
+        slots, taken = _read_saved(saved)
 
         def commit() -> bool:
             self.storage.assign(array)
@@ -319,6 +316,20 @@ class Variable:
     def _check_floats(self, name: str) -> None:
         if self.storage.dtype.kind not in "fV" or self.storage.dtype.names is not None:  # "V": bfloat16, say
             raise self.wrong(f"{name} wants a variable of floats, and this is {self.storage.dtype}")
+
+
+def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
+    """What `Variable.saved` has told: slots, in memory of their own, and numbers of steps."""
+    slots: dict[str, dict[str, Array]] = {}
+    taken: dict[str, int] = {}
+    for path, slot in dict(saved).items():
+        kind, _, name = path.rpartition("/")
+        if name == STEP:
+            taken[kind] = int(slot)
+            slots.setdefault(kind, {})
+        else:
+            slots.setdefault(kind, {})[name] = np.array(slot, order="C")
+    return slots, taken
 
 
 def _nothing() -> bool:

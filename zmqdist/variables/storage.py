@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
 from zmqdist.net.arrays import freeze
-from zmqdist.optimizers import summed_rows
 from zmqdist.wire.arrays import is_frozen
 
 Array = NDArray[Any]
@@ -103,24 +102,36 @@ class Storage:
         if ufunc is None:
             target[indices] = rows
             return
-        if not self.unique(indices):
-            if op not in ("add", "sub"):
-                _at_each(ufunc, target, indices, rows)
-                return
-            indices, rows = summed_rows(indices, rows)
+        if op in ("add", "sub"):
+            indices, rows = self.summed(indices, rows)
+        elif not self._owned(indices)[1]:
+            _at_each(ufunc, target, indices, rows)
+            return
         touched = target[indices]
         _into(ufunc, touched, rows)
         target[indices] = touched
 
-    def unique(self, indices: Array) -> bool:
-        """Whether no row is named twice. One pass, by marks that need not be cleared: each index must find its own one again."""
-        if len(indices) < 2:
-            return True
+    def summed(self, indices: Array, rows: Array) -> tuple[Array, Array]:
+        """The same update with each row named once: what belongs to the same one is added up."""
+        owners, unique = self._owned(indices)
+        if unique:
+            return indices, rows
+        is_owner = owners == np.arange(len(indices), dtype=np.int32)
+        total = rows.copy()
+        np.add.at(total, owners[~is_owner], rows[~is_owner])
+        return indices[is_owner], total[is_owner]
+
+    def _owned(self, indices: Array) -> tuple[Array, bool]:
+        """For each index the last place in `indices` with the same one, and whether each has its own place.
+
+        By marks at the rows, which need not be cleared: only those that were just written are read.
+        """
         if self._marks is None:
             self._marks = np.empty(self.shape[0], np.int32)
-        numbers = np.arange(len(indices), dtype=np.int32)
-        self._marks[indices] = numbers
-        return bool((self._marks[indices] == numbers).all())
+        places = np.arange(len(indices), dtype=np.int32)
+        self._marks[indices] = places
+        owners = self._marks[indices]
+        return owners, bool((owners == places).all())
 
 
 def _into(ufunc: Any, target: Array, rows: Array) -> None:

@@ -1,0 +1,311 @@
+"""`Recovery`, with parameter servers that are killed for real, and checkpoints of variables that live there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.checkpoint.made import shards_of
+from zmqdist.checkpoint import Checkpoint, CheckpointManager, Recovery
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.errors import PSUnavailableError
+
+pytestmark = pytest.mark.shares_cluster
+
+ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
+HALVES = zd.partitioners.FixedShardsPartitioner(2)
+ADAM = zd.optimizers.Adam(0.1)
+PATIENCE_S = 60.0
+
+Make = Callable[..., zd.ParameterServerStrategy]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    """One worker and two parameter servers, each a process."""
+    with zd.local_cluster(workers=1, ps=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make(cluster: zd.local_cluster) -> Iterator[Make]:
+    """make(partitioner, **options): a strategy; closed at the end."""
+    made: list[zd.ParameterServerStrategy] = []
+
+    def make(partitioner: Any = None, recovery_s: float = PATIENCE_S, **options: Any) -> zd.ParameterServerStrategy:
+        made.append(zd.ParameterServerStrategy(cluster, partitioner, recovery_s=recovery_s, **options))
+        return made[-1]
+
+    yield make
+    for strategy in made:
+        strategy.close()
+
+
+def restarted(cluster: zd.local_cluster, ps: int) -> None:
+    cluster.kill_ps(ps)
+    cluster.restart_ps(ps)
+
+
+def states(variable: Any) -> list[dict[str, Any]]:
+    """Value, version and slots of each shard."""
+    parts = [shard.read() for shard in shards_of(variable)]
+    return [
+        {"value": part.value.tolist(), "version": part.version, **{k: v.tolist() for k, v in part.slots.items()}}
+        for part in parts
+    ]
+
+
+# -- saved from parameter servers and restored there: testCheckpoint, direct and delayed, into other shards ---------------
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 2), (3, 1)])
+@pytest.mark.parametrize("delayed", [False, True])
+def test_checkpoint_of_variables_at_parameter_servers(
+    make: Make, tmp_path: Path, before: int, after: int, delayed: bool
+) -> None:
+    fixed = zd.partitioners.FixedShardsPartitioner
+    with make(fixed(before)).scope():
+        source = zd.Variable(ROWS, name="table")
+    source.apply(ADAM, np.ones_like(ROWS))
+    path = Checkpoint(table=source).save(str(tmp_path / "c"))
+    with make(fixed(after)).scope():
+        target = zd.Variable(np.zeros_like(ROWS), name="other")
+    assert len(shards_of(target)) == after
+    if delayed:
+        checkpoint = Checkpoint().restore(path)
+        checkpoint.table = target
+    else:
+        checkpoint = Checkpoint(table=target).restore(path)
+    checkpoint.assert_consumed()
+    for each in (source, target):
+        each.apply(ADAM, np.full_like(ROWS, 0.5))  # the slots are there, too
+    assert target.numpy().tolist() == source.numpy().tolist()
+
+
+# -- recovery -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_ps_that_was_killed_gets_back_exactly_what_was_saved_and_the_program_goes_on(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make(HALVES)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        table, bias = zd.Variable(ROWS, name="table"), zd.Variable(np.float32(1), name="bias")  # ps:0 and ps:1, ps:0
+    manager = CheckpointManager(Checkpoint(model={"table": table}, bias=bias), str(tmp_path))
+    with Recovery(strategy, manager):
+        for _ in range(3):
+            table.apply(ADAM, np.ones_like(ROWS))
+        saved = states(table) + states(bias)
+        path = manager.save()
+        for _ in range(2):
+            table.apply(ADAM, np.ones_like(ROWS))
+            bias.assign_add(10)
+        later = states(table)
+        restarted(cluster, 0)
+        found = states(table) + states(bias)
+        for each, before in ((found[0], saved[0]), (found[2], saved[2])):  # those of ps:0
+            assert each.pop("version") >= before.pop("version")
+            assert each == before
+        assert found[1] == later[1]  # ps:1 was not touched
+
+        def step(table: Any, bias: Any) -> float:
+            table.apply(ADAM, np.ones_like(ROWS))
+            return float(bias.assign_add(1).numpy())
+
+        assert coordinator.schedule(step, args=(table, bias)).fetch(timeout=PATIENCE_S) == 2.0
+        [recovered] = strategy.recoveries
+    assert (recovered.task, recovered.path, recovered.lost) == ("ps:0", path, ())
+    assert sorted(recovered.restored) == ["bias", "table/part_0"]
+    assert recovered.updates_lost <= 4
+    assert str(recovered).startswith(f"ps:0 came back; restored 2 variables from {path}, ")
+    assert str(recovered).endswith(" lost")
+
+
+def test_functions_that_use_a_lost_variable_wait_on_the_worker_until_it_is_back(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make()
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        count = zd.Variable(np.int64(40), name="count")
+    manager = CheckpointManager({"count": count}, str(tmp_path))
+    manager.save()
+    count.assign_add(5)
+    with Recovery(strategy, manager):
+        cluster.kill_ps(0)
+        values = [coordinator.schedule(lambda: count.assign_add(1) and None) for _ in range(10)]
+        cluster.restart_ps(0)
+        coordinator.join(timeout=PATIENCE_S)
+        assert count.numpy() == 50
+        assert [value.fetch() for value in values] == [None] * 10
+
+
+def test_updates_that_are_lost_are_counted_by_the_versions_that_were_seen(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make()
+    with strategy.scope():
+        count = zd.Variable(np.int64(0), name="count")
+    manager = CheckpointManager({"count": count}, str(tmp_path))
+    manager.save()
+    for _ in range(7):
+        count.assign_add(1)
+    with Recovery(strategy, manager) as recovery:
+        seen = threading.Event()
+        until_seen(recovery, 0, 8, seen)
+        assert seen.wait(PATIENCE_S)
+        restarted(cluster, 0)
+        assert (count.numpy(), count.version) == (0, 8)  # a version never stands for two values
+    assert strategy.recoveries[0].updates_lost == 7
+    assert str(strategy.recoveries[0]).endswith("; 7 updates since are lost")
+
+
+def until_seen(recovery: Recovery, ps: int, version: int, seen: threading.Event) -> None:
+    """Set `seen` when the recovery knows of this version."""
+
+    class Watched(dict[int, int]):
+        def update(self, *args: Any, **kwargs: Any) -> None:
+            super().update(*args, **kwargs)
+            if version in self.values():
+                seen.set()
+
+    recovery._versions[ps] = Watched()
+
+
+class Recoveries(list[Any]):
+    """Of a strategy; `told` is set when there is one."""
+
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
+    def append(self, recovered: Any) -> None:
+        super().append(recovered)
+        self.told.set()
+
+
+def test_a_variable_that_no_checkpoint_holds_is_lost_unless_it_may_begin_anew(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make(recovery_s=1.0)
+    recoveries = strategy.recoveries = Recoveries()
+    with strategy.scope():
+        v = zd.Variable(np.float32(3), name="v")
+        other = zd.Variable(np.float32(4), name="other")  # at ps:1
+    manager = CheckpointManager({"v": v}, str(tmp_path))
+    with Recovery(strategy, manager):
+        restarted(cluster, 0)
+        assert recoveries.told.wait(PATIENCE_S)
+        with pytest.raises(PSUnavailableError, match="'v' on ps:0"):
+            v.numpy()
+    assert other.numpy() == 4
+    assert str(recoveries[0]).startswith("ps:0 came back; no checkpoint holds v: lost; ")
+
+
+def test_a_variable_begins_anew_with_its_first_value_where_that_is_allowed(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make()
+    with strategy.scope():
+        v = zd.Variable(np.float32(3), name="v")
+        made = zd.Variable(lambda: np.full(2, 7, np.float32), shape=(2,), dtype=np.float32, name="made")
+        late = zd.Variable(np.float32(5), name="late")
+    v.assign_add(1)
+    manager = CheckpointManager({"v": v}, str(tmp_path))
+    manager.save()
+    v.assign_add(1)
+    late.assign_add(1)
+    with Recovery(strategy, manager, from_initial=True):
+        restarted(cluster, 0)
+        assert v.numpy() == 4
+        assert late.numpy() == 5
+        restarted(cluster, 1)
+        assert made.numpy().tolist() == [7, 7]
+    assert [(each.task, each.restored, each.began_anew) for each in strategy.recoveries] == [
+        ("ps:0", ("v",), ("late",)),
+        ("ps:1", (), ("made",)),
+    ]
+
+
+def test_saving_from_a_ps_that_is_gone_leaves_the_former_checkpoint(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make(HALVES, recovery_s=0.0)
+    with strategy.scope():
+        table = zd.Variable(ROWS, name="table")
+    manager = CheckpointManager({"table": table}, str(tmp_path))
+    manager.save()
+    cluster.kill_ps(1)
+    with pytest.raises(PSUnavailableError, match="'table/part_1' on ps:1"):
+        manager.save()
+    cluster.restart_ps(1)
+    assert [each.name for each in tmp_path.iterdir()] == ["ckpt-1"]
+    again = make(HALVES)  # as a program that is started again does
+    with again.scope():
+        table = zd.Variable(0 * ROWS, name="table")
+    assert CheckpointManager({"table": table}, str(tmp_path)).restore_or_initialize() == str(tmp_path / "ckpt-1")
+    assert table.numpy().tolist() == ROWS.tolist()
+
+
+def test_synchronous_steps_go_on_after_a_recovery(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
+    strategy = make(aggregate="sync", workers_per_step=2)
+    with strategy.scope():
+        v = zd.Variable(np.zeros(2, np.float32), name="v")
+
+    def step(number: int) -> None:
+        with ThreadPoolExecutor(2) as workers:
+            list(
+                workers.map(lambda grad: v.apply(zd.optimizers.SGD(1.0), np.float32([grad, grad]), step=number), [1, 3])
+            )
+
+    manager = CheckpointManager({"v": v}, str(tmp_path))
+    with Recovery(strategy, manager):
+        step(0)
+        step(1)
+        manager.save()
+        step(2)
+        restarted(cluster, 0)
+        step(3)
+        assert v.numpy().tolist() == [-6, -6]
+
+
+def test_a_strategy_that_was_closed_is_watched_no_more(cluster: zd.local_cluster, make: Make, tmp_path: Path) -> None:
+    strategy = make()
+    with strategy.scope():
+        v = zd.Variable(np.float32(1), name="v")
+    recovery = Recovery(strategy, CheckpointManager({"v": v}, str(tmp_path)))
+    strategy.close()
+    for thread in recovery._threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    told = zd.ParameterServerStrategy(cluster)
+    about = told._session.clients[0].about().get_value()
+    told.close()
+    assert strategy.session not in {each["session"] for each in about["variables"]}
+    recovery.close()
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = make()
+    with strategy.scope():
+        v = zd.Variable(np.float32(1), name="v")
+    manager = CheckpointManager({"v": v}, str(tmp_path))
+    manager.save()
+    v.assign(2)
+    newest = Path(manager.save())
+    [file] = newest.glob("*.npz")
+    file.write_bytes(b"")
+    with Recovery(strategy, manager):
+        restarted(cluster, 0)
+        assert v.numpy() == 1
+    assert "an older checkpoint is taken: " in caplog.text
+    assert strategy.recoveries[0].path == str(tmp_path / "ckpt-1")

@@ -1,0 +1,29 @@
+"""Checkpoints: variables to a folder and back, into any number of shards.
+
+    zd.checkpoint.save("model", variables)
+    zd.checkpoint.restore("model", variables)
+
+    checkpoint = zd.checkpoint.Checkpoint(model=variables, epoch=0)
+    with zd.checkpoint.CheckpointManager(checkpoint, "checkpoints", every_s=60) as manager:
+        manager.restore_or_initialize()
+
+What is on the disk is in manifest.py. How to use it is in docs/checkpoints.md.
+"""
+
+from zmqdist.checkpoint.following import checkpoints_iterator, latest_checkpoint
+from zmqdist.checkpoint.manager import CheckpointManager
+from zmqdist.checkpoint.objects import Checkpoint
+from zmqdist.checkpoint.recovery import Recovered, Recovery
+from zmqdist.checkpoint.saving import load, restore, save
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Recovered",
+    "Recovery",
+    "checkpoints_iterator",
+    "latest_checkpoint",
+    "load",
+    "restore",
+    "save",
+]

@@ -1,0 +1,232 @@
+"""What is where in the folder of a checkpoint: its manifest, and how it is read back.
+
+<path>/
+  manifest.json           written last: a folder without one is no checkpoint. {"format", "crc32", "checkpoint": {...}}
+  00003-emb-00001-of-00004.5f0c9a21.npz
+                          the rows of one shard: "value", and "slot:<name>" for each slot of an optimizer beside it
+
+Rules
+    An entry has one logical name, its full shape and dtype, and pieces: runs of rows that lie in a file each and together are all
+    rows, in order. How many pieces there are says how the variable was cut when it was saved, and nothing about how it must be
+    cut when it is restored.
+
+    A slot is cut as its variable is when in every piece it has as many rows as the piece; else it is a whole (a count of steps,
+    say), and each piece has one of its own.
+
+    Plain data only: JSON and npz, nothing is ever unpickled. What a manifest says is checked before it is believed, and a file
+    is checked by size and checksum before anything of a checkpoint is used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from zmqdist.data import storage
+from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError
+from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Of what is described here. A reader refuses a higher one."""
+
+Plain: TypeAlias = "bool | int | float | str | None"
+"""A value of Python's own that the manifest holds itself."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of an entry, and the file that has them.
+
+    Attributes:
+      start, stop: rows of the whole. A scalar is one row.
+      file: its name; `size` and `crc32` are of its bytes.
+      version: of the variable when it was read.
+      slots: shape and dtype of each slot that lies beside the value.
+    """
+
+    start: int
+    stop: int
+    file: str
+    size: int
+    crc32: int
+    version: int = 0
+    slots: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An array under one logical name, of a variable or of the program."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pieces: tuple[Piece, ...]
+    variable: bool = True
+
+    def cut_by_rows(self, slot: str) -> bool:
+        """Whether a slot has a row for each row of the value, wherever it is."""
+        shapes = [(piece, piece.slots[slot][0]) for piece in self.pieces if slot in piece.slots]
+        return bool(self.shape) and all(shape[:1] == (piece.stop - piece.start,) for piece, shape in shapes)
+
+    @property
+    def slots(self) -> list[str]:
+        """Names of the slots that any piece has."""
+        return sorted({name for piece in self.pieces for name in piece.slots})
+
+    def __str__(self) -> str:
+        return f"shape {self.shape} and dtype {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds.
+
+    Attributes:
+      entries, values: by logical name.
+      step: the number that its owner gave it; None where it was given none.
+      serial: grows from one checkpoint of a folder to the next.
+      saved_at: seconds since 1970, by the clock of whoever saved it.
+    """
+
+    entries: dict[str, Entry]
+    values: dict[str, Plain]
+    step: int | None = None
+    serial: int = 0
+    saved_at: float = 0.0
+
+    @property
+    def names(self) -> list[str]:
+        """All logical names."""
+        return sorted([*self.entries, *self.values])
+
+    @property
+    def files(self) -> set[str]:
+        """Of all pieces."""
+        return {piece.file for entry in self.entries.values() for piece in entry.pieces}
+
+    def write(self, path: str) -> None:
+        """Make or replace the manifest of a folder, in one step."""
+        body = {
+            "step": self.step,
+            "serial": self.serial,
+            "saved_at": self.saved_at,
+            "entries": {name: _told(entry) for name, entry in self.entries.items()},
+            "values": self.values,
+        }
+        whole = {"format": FORMAT, "crc32": zlib.crc32(_canonical(body)), "checkpoint": body}
+        storage.write(storage.join(path, MANIFEST), json.dumps(whole, indent=1, sort_keys=True).encode())
+
+    @classmethod
+    def read(cls, path: str) -> Manifest:
+        """The manifest of a checkpoint's folder.
+
+        Raises:
+          NotFoundError: there is no checkpoint, or an unfinished one.
+          DataLossError: the manifest is damaged.
+          FailedPreconditionError: a newer zmqdist wrote it.
+        """
+        file = storage.join(path, MANIFEST)
+        try:
+            data = storage.read(file)
+        except (FileNotFoundError, NotADirectoryError):
+            told = (
+                f"there is no {MANIFEST} in it: writing it was never finished" if storage.exists(path) else "not found"
+            )
+            raise NotFoundError(None, None, f"checkpoint {path}: {told}") from None
+        except OSError as error:
+            raise storage.error_of(error, file) from error
+        try:
+            whole = json.loads(data)
+            if isinstance(whole["format"], int) and whole["format"] > FORMAT:
+                raise FailedPreconditionError(
+                    None,
+                    None,
+                    f"{file} is of format {whole['format']}, this zmqdist reads up to {FORMAT}: install a newer one here",
+                )
+            body = whole["checkpoint"]
+            if whole["format"] != FORMAT or zlib.crc32(_canonical(body)) != whole["crc32"]:
+                raise ValueError("its checksum is not that of what it says")
+            return cls(
+                {name: _read_entry(told) for name, told in body["entries"].items()},
+                {name: _read_plain(value) for name, value in body["values"].items()},
+                body["step"],
+                int(body["serial"]),
+                float(body["saved_at"]),
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DataLossError(None, None, f"{file} is damaged: {error}") from None
+
+
+def _canonical(body: Any) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": "variable" if entry.variable else "array",
+        "shape": list(entry.shape),
+        "dtype": tell_dtype(entry.dtype),
+        "pieces": [
+            {
+                "rows": [piece.start, piece.stop],
+                "file": piece.file,
+                "size": piece.size,
+                "crc32": piece.crc32,
+                "version": piece.version,
+                "slots": {
+                    name: {"shape": list(shape), "dtype": tell_dtype(dtype)}
+                    for name, (shape, dtype) in piece.slots.items()
+                },
+            }
+            for piece in entry.pieces
+        ],
+    }
+
+
+def _read_entry(told: dict[str, Any]) -> Entry:
+    shape = _read_shape(told["shape"])
+    pieces = tuple(map(_read_piece, told["pieces"]))
+    reached = 0
+    for piece in pieces:
+        if piece.start != reached or piece.stop < piece.start:
+            raise ValueError(f"rows {piece.start} to {piece.stop} where {reached} should follow")
+        reached = piece.stop
+    if not pieces or reached != (shape[0] if shape else 1):
+        raise ValueError(f"{reached} rows for an array of shape {shape}")
+    return Entry(shape, _read_dtype(told["dtype"]), pieces, told["kind"] == "variable")
+
+
+def _read_piece(told: dict[str, Any]) -> Piece:
+    start, stop = map(int, told["rows"])
+    file = told["file"]
+    if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # never a path to somewhere else
+        raise ValueError(f"no file of a checkpoint is called {file[:100]!r}")
+    slots = {
+        str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in told["slots"].items()
+    }
+    return Piece(start, stop, file, int(told["size"]), int(told["crc32"]), int(told["version"]), slots)
+
+
+def _read_shape(told: Any) -> tuple[int, ...]:
+    shape = tuple(map(int, told))
+    if any(size < 0 for size in shape):
+        raise ValueError(f"no array has the shape {shape}")
+    return shape
+
+
+def _read_dtype(told: Any) -> np.dtype[Any]:
+    try:
+        return read_dtype(told)
+    except BadArray as error:
+        raise ValueError(str(error)) from None
+
+
+def _read_plain(value: Any) -> Plain:
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise ValueError(f"{value!r:.100} is no value of a checkpoint")
+    return value

@@ -1,0 +1,22 @@
+"""What travels between a variable and a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of a variable, with what lies beside them. The arrays belong to whoever has it, and are not changed.
+
+    Attributes:
+      slots: of optimizers, by name.
+      version: of the variable at the moment when this was read.
+    """
+
+    value: NDArray[Any]
+    slots: dict[str, NDArray[Any]] = field(default_factory=dict)
+    version: int = 0
