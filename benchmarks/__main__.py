@@ -31,6 +31,7 @@ from benchmarks import (
     servers,
     startup,
     tasks,
+    variables,
 )
 from benchmarks.measuring import FULL, QUICK, Question, measure, to_stderr
 from benchmarks.systems import SYSTEMS
@@ -48,6 +49,7 @@ MODULES = (
     scale,
     servers,
     collectives,
+    variables,
     data_elements,
     data_arrays,
     data_images,

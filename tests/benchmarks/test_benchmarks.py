@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import crowd, measuring, memory, results, servers, simulated, systems
+from benchmarks import crowd, measuring, memory, results, servers, simulated, systems, variables
 from benchmarks.measuring import Answers, Case, Figure, Plan, Question, Side, measure
 from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
 
@@ -131,6 +131,18 @@ def test_a_cluster_of_servers_in_one_process_is_measured(
     figures = asked(tmp_path, "servers", "--against", "none")["servers"]["figures"]
     assert [figure["at"] for figure in figures] == [None, *servers.FLOATS[:3]]
     assert all(figure["median"] > 0 for figure in figures)
+
+
+def test_variables_are_measured_beside_calls_and_memcpy(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variables, "TABLE_ROWS", 64)
+    monkeypatch.setattr(variables, "ROWS", 8)
+    monkeypatch.setattr(variables, "SMALL", 3)
+    figures = asked(tmp_path, "variables", "--against", "none")["variables"]["figures"]
+    assert [figure["system"] for figure in figures if figure["unit"] == "GB/s"] == ["zmqdist", "calls", "memcpy"]
+    assert all(figure["median"] > 0 for figure in figures)
+    assert all((figure["ratio"] is None) == (figure["system"] == "zmqdist") for figure in figures)
 
 
 def test_what_is_measured_is_drawn(tmp_path: Path) -> None:

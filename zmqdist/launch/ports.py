@@ -7,6 +7,7 @@ here would take connections that nobody answers.
 
 from __future__ import annotations
 
+import os
 import socket
 
 from zmqdist.errors import UnknownError
@@ -22,15 +23,17 @@ class Reserved:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Port 0 takes a free one. Raises UnknownError: it is in use, or `host` is not of this machine."""
-        self._socket = socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET)
-        try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind((host, port))
-        except OSError as error:
-            self._socket.close()
-            raise UnknownError(None, None, f"could not bind {join(host, port)}: {error.strerror}") from None
-        self.address = join(host, self._socket.getsockname()[1])
+        with socket.socket(socket.AF_INET6 if is_ipv6(host) else socket.AF_INET) as bound:
+            try:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind((host, port))
+            except OSError as error:
+                raise UnknownError(None, None, f"could not bind {join(host, port)}: {error.strerror}") from None
+            self.address = join(host, bound.getsockname()[1])
+            self._descriptor = bound.detach()
 
     def close(self) -> None:
         """Let it go. Idempotent."""
-        self._socket.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
