@@ -12,4 +12,6 @@ def cases(plan: Plan) -> list[Case]:
     return [Case(f"{plan.model_bytes / 2**20:g} MiB", {"size": plan.model_bytes})]
 
 
-QUESTION = Question("ps_model", "A model read from and added to at 2 parameter servers", "GB/s", 1e-9, cases, count=2)
+QUESTION = Question(
+    "ps_model", "A model read from and added to at 2 parameter servers", "GB/s", 1e-9, cases, count=2, longer=8
+)
