@@ -207,33 +207,34 @@ def _broken(lifeline: int) -> bool:
 
 
 class _Signals:
-    """SIGINT and SIGTERM as something to wait for, together with the lifeline."""
+    """SIGINT and SIGTERM as something to wait for, together with the lifeline.
+
+    Their numbers come through the pipe as bytes, written where the signal arrives. A handler in Python would run too late for a signal
+    that comes just before the wait begins: it runs between two instructions, and the wait is one.
+    """
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
     def __enter__(self) -> _Signals:
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._asked = 0
-        self._before = {number: signal.signal(number, self._came) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._wakeup_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._before = {number: signal.signal(number, lambda *_: None) for number in self._NUMBERS}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
 
     def wait(self, lifeline: int, timeout_s: float | None = None) -> bool:
         """True when a signal came or the lifeline broke; False when woken, or after the time-out."""
         wanted = [self._read] if lifeline < 0 else [self._read, lifeline]
         ready, _, _ = select.select(wanted, [], [], timeout_s)
-        if self._read in ready:
-            os.read(self._read, 64)
-        asked, self._asked = self._asked, 0
-        return bool(asked) or lifeline in ready
+        told = os.read(self._read, 64) if self._read in ready else b""
+        return any(number in told for number in self._NUMBERS) or lifeline in ready
 
     def wake(self) -> None:
-        os.write(self._write, b"w")
-
-    def _came(self, number: int, _frame: object) -> None:
-        self._asked += 1
-        os.write(self._write, b"s")
+        os.write(self._write, b"\0")
 
 
 def _failed(role: str, error: errors.OpError) -> int:
