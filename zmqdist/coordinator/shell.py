@@ -77,9 +77,13 @@ _open: WeakSet[Shell] = WeakSet()
 
 
 def _forked() -> None:
-    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time)."""
+    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time).
+
+    Neither is any other thread, and nobody would let go of what it held.
+    """
     for shell in _open:
         shell.room = 0
+        shell.renew_locks()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -95,7 +99,9 @@ class Shell:
       number: ours, by which all of the cluster knows us.
       lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
         round has ended, or the queue may have room while somebody is `crowded`.
+      turn: one `schedule` or `join` passes at a time.
       unpacking: a result is unpacked once.
+      refusal: makes the error with which the dispatcher has refused us for good: it will not be asked again. None: it has not.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
       failures: the same for all of them, as many as FAILURES_TOLD.
@@ -120,9 +126,7 @@ class Shell:
         self.address = target.address
         self.credentials = target.credentials
         self.queue_max = queue_max
-        self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
-        self.unpacking = threading.RLock()
+        self.renew_locks()
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
         self.given: list[Any] = []
@@ -134,8 +138,7 @@ class Shell:
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
         self._rounds = rounds
-        self._refusal: bytes | None = None
-        """The packed error with which the dispatcher refused us: it will not be asked again."""
+        self.refusal: _Failure | None = None
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
         self.outbox: list[tuple[int, int, bytes]] = []
@@ -164,6 +167,13 @@ class Shell:
         self._loop.start()
         self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
         _open.add(self)
+
+    def renew_locks(self) -> None:
+        """Locks that nobody holds."""
+        self.turn = threading.Lock()
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.unpacking = threading.RLock()
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
@@ -208,14 +218,15 @@ class Shell:
         self._values[work] = ref(value)
         if options is not PLAIN:
             self._options[work] = options
-        if options.apart:
+        if options is not PLAIN and options.apart:
             self._apart.add(work)
             self._apart_outbox.append((work, number, payload))
         else:
             self.outbox.append((work, number, payload))
             self.scheduled += 1
             self.room -= 1
-        self._announce(work)
+        if metrics.enable_metrics or not self._draining:
+            self._announce(work)
         return value
 
     def expect(self, work: int, value: RemoteValue) -> None:
@@ -383,10 +394,11 @@ class Shell:
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         payload = trusted.pack_error(errors.from_code(error.error_code, text))
-        if not self._machine.enlisted:
-            self._refusal = payload
+        failed = _Failure(ERROR, payload, "")
         with self.lock:
-            self._fail_round(_Failure(ERROR, payload, ""))
+            if not self._machine.enlisted:
+                self.refusal = failed
+            self._fail_round(failed)
             self.changed.notify_all()
         self._drain()
         self._fail(list(self._values), payload)
@@ -402,23 +414,27 @@ class Shell:
             outbox, self.outbox = self.outbox, []
             planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
-            options = None
+            options, apart = None, []
             if self._options:
                 options, self._options = self._options, {}
-                outbox += self._apart_outbox
-                self._apart_outbox = []
+                apart, self._apart_outbox = self._apart_outbox, []
             defined, dropped = self.functions.take()
-            works = [*(item[0] for item in outbox), *(plan.work for plan in planned)] if self._refusal else []
+            refused = self.refusal
+            works = []
+            if refused is not None:
+                works = [*(item[0] for item in (*apart, *outbox)), *(plan.work for plan in planned)]
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
+        if apart:  # first: per-worker values are built before functions begin that were scheduled after them
+            self._handle(Scheduled(apart, (), options))
         if planned:
             outbox = self.plans.begin_all(planned, outbox, staying, options)
             self._go_on()
         if outbox:
             self._handle(Scheduled(outbox, staying, options))
-        if works and self._refusal is not None:
-            self._fail(works, self._refusal)
+        if works and refused is not None:
+            self._fail(works, refused.payload)
         if dropped:
             self.decide(graph.FunctionsUnused(dropped))
 
@@ -585,7 +601,9 @@ class _Failure:
     """How a round has failed; a fresh exception each time."""
 
     def __init__(self, kind: int, payload: Any, name: str) -> None:
-        self._told = (kind, payload, name)
+        self.kind = kind
+        self.payload = payload
+        self.name = name
 
     def __call__(self) -> BaseException:
-        return failure(*self._told)
+        return failure(self.kind, self.payload, self.name)
