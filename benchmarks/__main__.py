@@ -25,12 +25,16 @@ from benchmarks import (
     imports,
     latency,
     memory,
+    ps_model,
+    ps_rows,
+    ps_tasks,
     results,
     roundtrip,
     scale,
     servers,
     startup,
     tasks,
+    variables,
 )
 from benchmarks.measuring import FULL, QUICK, Question, measure, to_stderr
 from benchmarks.systems import SYSTEMS
@@ -48,6 +52,10 @@ MODULES = (
     scale,
     servers,
     collectives,
+    variables,
+    ps_tasks,
+    ps_rows,
+    ps_model,
     data_elements,
     data_arrays,
     data_images,

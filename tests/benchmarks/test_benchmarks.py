@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import crowd, measuring, memory, results, servers, simulated, systems
+from benchmarks import crowd, measuring, memory, results, servers, simulated, systems, variables
 from benchmarks.measuring import Answers, Case, Figure, Plan, Question, Side, measure
 from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
 
@@ -23,6 +23,7 @@ TINY = Plan(
     fanout_bytes=2**17,
     ring_bytes=2**21,
     element_bytes=2**12,
+    model_bytes=2**20,
     queued=50,
     queued_each=40,
     workers=(2, 5, 10),
@@ -96,6 +97,17 @@ def test_images_are_decoded_by_one_worker_and_by_two(tiny: None, tmp_path: Path)
     ]
 
 
+def test_variables_at_parameter_servers_are_changed_by_tasks(tiny: None, tmp_path: Path) -> None:
+    found = asked(tmp_path, "ps_tasks", "ps_rows", "ps_model", "--against", "none")
+    assert [figure["unit"] for document in found.values() for figure in document["figures"]] == [
+        "tasks/s",
+        "rows/s",
+        "rows/s",
+        "GB/s",
+    ]
+    assert all(figure["median"] > 0 for document in found.values() for figure in document["figures"])
+
+
 def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:
     found = asked(tmp_path, "collectives", "--against", "none")["collectives"]["figures"]
     assert [figure["unit"] for figure in found] == ["GB/s"] * 3 + ["us"]
@@ -131,6 +143,18 @@ def test_a_cluster_of_servers_in_one_process_is_measured(
     figures = asked(tmp_path, "servers", "--against", "none")["servers"]["figures"]
     assert [figure["at"] for figure in figures] == [None, *servers.FLOATS[:3]]
     assert all(figure["median"] > 0 for figure in figures)
+
+
+def test_variables_are_measured_beside_calls_and_memcpy(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(variables, "TABLE_ROWS", 64)
+    monkeypatch.setattr(variables, "ROWS", 8)
+    monkeypatch.setattr(variables, "SMALL", 3)
+    figures = asked(tmp_path, "variables", "--against", "none")["variables"]["figures"]
+    assert [figure["system"] for figure in figures if figure["unit"] == "GB/s"] == ["zmqdist", "calls", "memcpy"]
+    assert all(figure["median"] > 0 for figure in figures)
+    assert all((figure["ratio"] is None) == (figure["system"] == "zmqdist") for figure in figures)
 
 
 def test_what_is_measured_is_drawn(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from typing import Any
@@ -425,3 +426,16 @@ def test_a_strategy_tells_its_resolver_and_its_devices(strategy: zd.ParameterSer
     assert strategy.num_replicas_in_sync == 1
     with pytest.raises(TypeError):
         zd.ParameterServerStrategy()  # type: ignore[call-arg]
+
+
+def test_a_strategy_that_nobody_refers_to_ends_its_coordinators_thread(threads: zd.local_cluster) -> None:
+    before = set(threading.enumerate())
+    strategy = zd.ParameterServerStrategy(threads)
+    with strategy.scope():
+        variable = zd.Variable(0.0)
+    mine = [each for each in set(threading.enumerate()) - before if each.name == "zmqdist-coordinator"]
+    assert len(mine) == 1
+    del strategy, variable
+    gc.collect()
+    mine[0].join(5.0)
+    assert not mine[0].is_alive()
