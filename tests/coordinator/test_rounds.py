@@ -232,7 +232,7 @@ def test_schedule_waits_while_another_thread_joins_and_done_does_not(
     in_threads.schedule(waits, (tmp_path,))
     joining = threading.Thread(target=in_threads.join, args=(20,))
     joining.start()
-    until(lambda: in_threads._turn.locked())
+    until(lambda: in_threads._shell.turn.locked())
     order: list[str] = []
     scheduling = threading.Thread(target=lambda: order.append(in_threads.schedule(str, ("later",)).get(20)))
     scheduling.start()

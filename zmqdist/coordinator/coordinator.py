@@ -166,13 +166,24 @@ class ClusterCoordinator:
             wishes = Wishes.checked(retries, timeout, lineage)
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
+        return self._schedule(fn, positional, keywords, keep or lineage, options, wishes)
+
+    def _schedule(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: bool,
+        options: Options,
+        wishes: Wishes,
+    ) -> RemoteValue:
         shell = self._shell
         with shell.turn:
             if shell.failure is not None:
                 self._end_round()
             shell.packing = get_ident()
             try:
-                packed = trusted.pack_call(positional, keywords)
+                packed = trusted.pack_call(args, kwargs)
                 blob = shell.functions.pickled(fn)
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
@@ -185,7 +196,7 @@ class ClusterCoordinator:
             plan: Plan | None = None
             try:
                 if inputs or wishes is not NONE:
-                    plan = Plan(payload, bulks, inputs, given, keep or lineage, wishes, options)
+                    plan = Plan(payload, bulks, inputs, given, keep, wishes, options)
                     plan.take(shell.held)
                 elif keep:
                     payload = KEEP + payload

@@ -10,8 +10,8 @@ import os
 import secrets
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
@@ -20,6 +20,7 @@ from zmqdist.coordinator import metrics
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
+from zmqdist.coordinator.gathered import Gathered
 from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
@@ -83,7 +84,8 @@ def _forked() -> None:
     """
     for shell in _open:
         shell.room = 0
-        shell.renew_locks()
+        shell.turn, shell.lock, shell.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        shell.changed = threading.Condition(shell.lock)
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -126,7 +128,8 @@ class Shell:
         self.address = target.address
         self.credentials = target.credentials
         self.queue_max = queue_max
-        self.renew_locks()
+        self.turn, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
         self.given: list[Any] = []
@@ -148,7 +151,9 @@ class Shell:
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels, self._dropped, self._forgotten = deque[int](), deque[int](), deque[int]()
+        self._cancels = Gathered(self.in_loop, self._cancel)
+        self._dropped = Gathered(self.in_loop, self._let_go)
+        self._forgotten = Gathered(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
         self.held_by_work: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}
@@ -167,13 +172,6 @@ class Shell:
         self._loop.start()
         self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
         _open.add(self)
-
-    def renew_locks(self) -> None:
-        """Locks that nobody holds."""
-        self.turn = threading.Lock()
-        self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
-        self.unpacking = threading.RLock()
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
@@ -252,14 +250,12 @@ class Shell:
     def let_go(self, work: int) -> None:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
-            self._dropped.append(work)
-            self.in_loop(self._let_go)
+            self._dropped.put(work)
 
     def forget_everywhere(self, number: int) -> None:
         """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
-            self._forgotten.append(number)
-            self.in_loop(self._forget)
+            self._forgotten.put(number)
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
@@ -294,8 +290,7 @@ class Shell:
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
-        self._cancels.append(work)
-        self.in_loop(self._cancel)
+        self._cancels.put(work)
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
@@ -438,25 +433,19 @@ class Shell:
         if dropped:
             self.decide(graph.FunctionsUnused(dropped))
 
-    def _cancel(self) -> None:
+    def _cancel(self, works: list[int]) -> None:
         self._drain()
-        if works := _emptied(self._cancels):
-            if self.plans:
-                self.decide(graph.CancelAsked(works))
-            self._handle(WithdrawAsked(works))
+        if self.plans:
+            self.decide(graph.CancelAsked(works))
+        self._handle(WithdrawAsked(works))
 
     def _end_round(self) -> None:
         self.decide(graph.RoundEnding())
         self._handle(EndAsked())
 
-    def _forget(self) -> None:
-        if numbers := _emptied(self._forgotten):
-            self._handle(ForgetAsked(numbers))
-
-    def _let_go(self) -> None:
-        if works := _emptied(self._dropped):
-            self.plans.let_go(works)
-            self._handle(KeptDropped(works))
+    def _let_go(self, works: list[int]) -> None:
+        self.plans.let_go(works)
+        self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
@@ -582,11 +571,6 @@ class Shell:
         self._dealer.close(linger_s=0.5)
 
 
-def _emptied(works: deque[int]) -> list[int]:
-    """What stands in a queue that other threads and finalizers append to meanwhile."""
-    return [works.popleft() for _ in range(len(works))]
-
-
 def _queued(shell: Shell) -> int:
     return 0 if shell.closed else shell._machine.queued + len(shell.outbox)
 
@@ -597,13 +581,13 @@ metrics.GAUGES["inflight_closures"] = lambda: sum(
 )
 
 
+@dataclass(frozen=True, slots=True)
 class _Failure:
     """How a round has failed; a fresh exception each time."""
 
-    def __init__(self, kind: int, payload: Any, name: str) -> None:
-        self.kind = kind
-        self.payload = payload
-        self.name = name
+    kind: int
+    payload: Any
+    name: str
 
     def __call__(self) -> BaseException:
         return failure(self.kind, self.payload, self.name)
