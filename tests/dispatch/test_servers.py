@@ -394,7 +394,7 @@ def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, 
 
 def test_queue_max_has_to_be_positive(dispatcher: zd.DispatchServer) -> None:
     with pytest.raises(ValueError, match="queue_max is 0, wants 1 or more"):
-        ClusterCoordinator(dispatcher, queue_max=0)
+        ClusterCoordinator(dispatcher, queue_max=-1)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
