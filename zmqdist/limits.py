@@ -120,6 +120,9 @@ BATCH_BYTES_MAX: Final = 4 * 2**20
 QUEUE_MAX: Final = 2**20
 """Pieces of work of one coordinator that wait for a start; then `schedule` blocks. At about 300 bytes each, 300 MB."""
 
+QUEUE_UNBOUNDED: Final = 2**60
+"""The same for a program that wants no bound: twice as much is still a number of 64 bits."""
+
 ATTEMPTS_MAX: Final = 3
 """Starts of one piece of work that may end with the death of their process, before it fails with WorkerLost."""
 

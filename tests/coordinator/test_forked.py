@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -53,3 +55,24 @@ def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_p
         assert Path(cluster.credentials.token_file).exists()
         go(tmp_path)
         assert value.get(20) == "x"
+
+
+def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        coordinator.schedule(waits, (tmp_path,))
+        joining = threading.Thread(target=coordinator.join)
+        joining.start()
+        until(coordinator._shell.turn.locked)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            told = 0
+            for ask in (lambda: coordinator.schedule(int), lambda: coordinator.join(5), coordinator.done):
+                try:
+                    ask()
+                except errors.FailedPreconditionError:
+                    told += 1
+            os._exit(told)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        go(tmp_path)
+        joining.join()

@@ -96,6 +96,11 @@ def test_options_out_of_range_are_told_at_once(in_threads: ClusterCoordinator, o
         in_threads.schedule(int, **options)
 
 
+def test_retries_are_a_whole_number(in_threads: ClusterCoordinator) -> None:
+    with pytest.raises(TypeError, match="float"):
+        in_threads.schedule(int, retries=2.5)  # type: ignore[arg-type]
+
+
 # -- time-outs -----------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ from zmqdist.coordinator import (
     get_num_workers,
 )
 from zmqdist.coordinator.values import RemoteValueStatus
+from zmqdist.messages import Submit
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
 
@@ -277,6 +278,42 @@ def test_a_value_can_be_awaited_and_calls_back(one: ClusterCoordinator) -> None:
     assert not values[0].cancel()
 
 
+def test_values_are_as_completed_when_they_are_built(one: ClusterCoordinator) -> None:
+    values = [*one.create_per_worker_resource(work.same, (7,))]
+    assert [value.fetch(20) for value in one.as_completed(values, timeout=20)] == [7] * WORKERS
+
+
+def test_values_are_built_before_functions_begin_that_were_scheduled_after_them(one: ClusterCoordinator) -> None:
+    one.create_per_worker_resource(int).fetch(20)
+    sent: list[bool] = []
+    shell, stalled = one._shell, threading.Event()
+    send = shell._dealer.send
+
+    def seen(message: Any, *rest: Any) -> bool:
+        if isinstance(message, Submit):
+            sent.append(message.apart)
+        return send(message, *rest)
+
+    shell._dealer.send = seen  # type: ignore[method-assign]
+    shell._loop.call_soon(stalled.wait)  # all that follows is handed over at once
+    values = one.create_per_worker_resource(int)
+    plain = one.schedule(int)
+    stalled.set()
+    assert values.fetch(20) == [0] * WORKERS
+    assert plain.fetch(20) == 0
+    assert sent[: WORKERS + 1] == [True] * WORKERS + [False]
+
+
+def test_after_the_end_nothing_is_made_and_nobody_waits(five: zd.local_cluster) -> None:
+    with ClusterCoordinator(five) as coordinator:
+        values = coordinator.create_per_worker_resource(int)
+        assert values.fetch(20) == [0] * WORKERS
+        dataset = coordinator.create_per_worker_dataset([1])
+    for late in (values[0].get, dataset.build):
+        with pytest.raises(errors.FailedPreconditionError, match="has been closed"):
+            late()
+
+
 # -- lost workers ------------------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +386,74 @@ def test_who_waits_for_a_value_is_told_when_its_worker_is_lost(replaced: zd.loca
         asker.join(20)
         assert isinstance(asked[0], errors.CancelledError)
         go(tmp_path)
+
+
+def asked_slowly(folder: Path) -> Any:
+    class Slow:
+        def __reduce__(self) -> Any:
+            waits(folder, "asked")
+            return int, ()
+
+    return Slow()
+
+
+def test_who_asks_for_a_value_is_told_when_its_worker_is_lost_meanwhile(
+    replaced: zd.local_cluster, tmp_path: Path
+) -> None:
+    with ClusterCoordinator(replaced) as coordinator:
+        values = coordinator.create_per_worker_resource(asked_slowly, (tmp_path,))
+        asked: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                values[0].get(20)
+            except errors.OpError as error:
+                asked.append(error)
+
+        asker = threading.Thread(target=ask)
+        asker.start()
+        until(lambda: begun(tmp_path))
+        replaced.kill_worker(0)
+        asker.join(20)
+        assert isinstance(asked[0], errors.CancelledError)
+        assert "worker:0 is lost" in str(asked[0])
+        go(tmp_path)
+
+
+def test_a_resource_made_while_all_workers_are_down_is_aborted_and_made_when_one_is_back() -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cluster_lost_limit_s=3600) as coordinator:
+        earlier = coordinator.create_per_worker_resource(work.counter)
+        assert earlier.fetch(20) == [0]
+        cluster.kill_worker(0)
+        until(lambda: statuses(earlier) == ["ABORTED"])
+        later = coordinator.create_per_worker_resource(work.counter)
+        assert statuses(later) == ["ABORTED"]
+        cluster.restart_worker(0)
+        until(lambda: statuses(later) == ["READY"])
+        assert later.fetch(20) == [0]
+
+
+def test_a_worker_that_comes_while_a_resource_is_made_builds_it(one: ClusterCoordinator) -> None:
+    kept = [one.create_per_worker_resource(int)]
+    resources, shell = one._resources, one._shell
+    lock = shell.lock
+
+    class MakesOne:
+        """The lock, and somebody who is faster the first time."""
+
+        def __enter__(self) -> None:
+            if threading.current_thread().name != "zmqdist-coordinator" and len(kept) == 1:
+                shell.lock = lock
+                kept.append(one.create_per_worker_resource(int))
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            shell.lock = lock
+            lock.release()
+
+    shell.lock = MakesOne()  # type: ignore[assignment]
+    resources._members([("worker:7", 1, 1, "here")], [])
+    assert [7 in values._resource.states for values in kept if values._resource] == [True, True]
 
 
 # -- when they go ----------------------------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_schedule_waits_while_another_thread_joins_and_done_does_not(
     in_threads.schedule(waits, (tmp_path,))
     joining = threading.Thread(target=in_threads.join, args=(20,))
     joining.start()
-    until(lambda: in_threads._turn.locked())
+    until(lambda: in_threads._shell.turn.locked())
     order: list[str] = []
     scheduling = threading.Thread(target=lambda: order.append(in_threads.schedule(str, ("later",)).get(20)))
     scheduling.start()
@@ -309,3 +309,27 @@ def test_an_error_reaches_a_schedule_that_waits_for_room(tmp_path: Path) -> None
         scheduling.join(20)
         assert [type(error) for error in caught] == [First]
         assert works_on(coordinator)
+
+
+def test_join_waits_no_longer_than_its_time_for_a_function_that_does_not_end_after_an_error(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    held = threading.Event()
+    _held[str(tmp_path)] = held
+    in_threads.schedule(holds_on, (str(tmp_path),))
+    in_threads.schedule(fails)
+    with pytest.raises(errors.DeadlineExceededError, match="1 scheduled functions have not ended"):
+        in_threads.join(0.5)
+    held.set()
+    with pytest.raises(First, match="it failed"):
+        in_threads.join(20)
+    in_threads.join(float("inf"))
+    assert in_threads.schedule(int).fetch(20) == 0
+
+
+_held: dict[str, threading.Event] = {}
+
+
+def holds_on(key: str) -> None:
+    """In a thread: it does not ask whether it should end."""
+    _held[key].wait(20)

@@ -260,3 +260,22 @@ def test_a_dropped_value_does_not_stop_its_function(in_threads: ClusterCoordinat
     in_threads.join(20)
     assert [starts(tmp_path, name) for name in "abc"] == [1, 1, 1]
     assert isinstance(in_threads.schedule(int), RemoteValue)
+
+
+def test_a_queue_without_a_bound_is_warned_of(threads: zd.local_cluster, caplog: pytest.LogCaptureFixture) -> None:
+    with ClusterCoordinator(threads, queue_max=0) as coordinator:
+        assert "queue_max is 0" in caplog.text
+        assert sum(coordinator.fetch(coordinator.map(int, ["1"] * 3000))) == 3000
+        coordinator.join(20)
+    with pytest.raises(ValueError, match="queue_max is -1"):
+        ClusterCoordinator(threads, queue_max=-1)
+
+
+def test_a_coordinator_that_is_not_taken_is_told_so_when_it_asks_for_workers(
+    threads: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.core.dispatch.machine.COORDINATORS_MAX", 0)
+    with ClusterCoordinator(threads) as coordinator:
+        for ask in (coordinator.workers, lambda: coordinator.create_per_worker_resource(int)):
+            with pytest.raises(errors.ResourceExhaustedError, match="has 0 coordinators"):
+                ask()

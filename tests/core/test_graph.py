@@ -51,6 +51,17 @@ def do(graph: Graph, *events: Event, now: float = 0.0) -> list[Effect]:
 # -- one rule each -------------------------------------------------------------------------------------------------------
 
 
+def test_the_times_of_what_has_ended_are_not_remembered(graph: Graph) -> None:
+    do(graph, Planned(1, 7, until=50.0))
+    for number in range(1000):
+        (handed,) = do(graph, Planned(number + 2, 7, until=100.0))
+        assert isinstance(handed, HandIn)
+        do(graph, Ended(handed.attempt, VALUE))
+    assert len(graph._due) < 100
+    assert End(1, TIMED_OUT) in do(graph, Ticked(), now=50.0)
+    assert graph.deadline is None
+
+
 def test_a_plan_without_inputs_is_handed_in_at_once_and_ends_as_its_attempt(graph: Graph) -> None:
     assert do(graph, Planned(1, 7)) == [HandIn(1, A)]
     assert graph.work_of(A) == 1

@@ -392,9 +392,9 @@ def test_a_target_that_is_none_is_told_what_is_accepted(kind: Any, target: Any, 
     assert 'a DispatchServer, a local_cluster, "host:port" or "zmq://host:port"' in str(caught.value)
 
 
-def test_queue_max_has_to_be_positive(dispatcher: zd.DispatchServer) -> None:
-    with pytest.raises(ValueError, match="queue_max is 0, wants 1 or more"):
-        ClusterCoordinator(dispatcher, queue_max=0)
+def test_queue_max_is_not_negative(dispatcher: zd.DispatchServer) -> None:
+    with pytest.raises(ValueError, match="queue_max is -1, wants 1 or more, or 0 for no bound"):
+        ClusterCoordinator(dispatcher, queue_max=-1)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])

@@ -288,7 +288,7 @@ def test_after_its_coordinator_was_closed_a_strategy_gets_another(strategy: zd.P
 
 def test_options_that_are_refused_leave_no_coordinator_behind(strategy: zd.ParameterServerStrategy) -> None:
     with pytest.raises(ValueError, match="queue_max"):
-        ClusterCoordinator(strategy, queue_max=0)
+        ClusterCoordinator(strategy, queue_max=-1)
     assert ClusterCoordinator(strategy).schedule(int).fetch() == 0
 
 

@@ -2,7 +2,7 @@
 
 What users call. The work is done by shell.py (the loop that talks to the dispatcher) and core/closures.py (what it decides).
 
-`_turn` lets one `schedule` or `join` pass at a time: `join` answers for what was scheduled before it. The shell's lock is for state.
+The shell's `turn` lets one `schedule` or `join` pass at a time: `join` answers for what was scheduled before it. Its lock is for state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class ClusterCoordinator:
     Args:
       target: a ParameterServerStrategy, of which there is one coordinator; a DispatchServer, a `local_cluster`, "host:port",
         "zmq://host:port"; None takes the cluster that `zmqdist launch` has put into the environment.
-      queue_max: pieces of work that may wait for a worker; then `schedule` blocks. None: what the cluster's file says, or 2**20.
+      queue_max: pieces of work that may wait for a worker; then `schedule` blocks; 0 for no bound. None: what the cluster's
+        file says, or 2**20.
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
@@ -82,8 +83,13 @@ class ClusterCoordinator:
     ) -> None:
         found = resolve(target)
         queue_max = found.queue_max if queue_max is None else queue_max
-        if queue_max < 1:
-            raise ValueError(f"queue_max is {queue_max}, wants 1 or more")
+        if queue_max < 0:
+            raise ValueError(f"queue_max is {queue_max}, wants 1 or more, or 0 for no bound")
+        if queue_max == 0:
+            log.warning(
+                "queue_max is 0: schedule() never waits, and what it is given ahead of the workers takes memory without a bound"
+            )
+            queue_max = limits.QUEUE_UNBOUNDED
         cancel_grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
         for name, seconds in (
             ("cancel_grace_s", cancel_grace_s),
@@ -92,7 +98,6 @@ class ClusterCoordinator:
         ):
             if not seconds >= 0:  # so that NaN is refused, too
                 raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
-        self._turn = threading.Lock()
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
         self._failed: list[Callable[[], BaseException]] = []
@@ -107,7 +112,7 @@ class ClusterCoordinator:
         self._scheduled_on = target
         self._alive = _Alive(target)
         weakref.finalize(self._alive, _give_up, self._shell).atexit = False
-        self._resources = Resources(self._shell, self._turn, self._works, cluster_lost_limit_s)
+        self._resources = Resources(self._shell, self._works, cluster_lost_limit_s)
 
     # -- scheduling -----------------------------------------------------------------------------------------------
 
@@ -154,19 +159,44 @@ class ClusterCoordinator:
         """
         if not callable(fn):
             raise TypeError(f"schedule() takes a callable, not {type(fn).__name__}")
-        options = PLAIN if worker is None and not priority else _options(worker, priority)
-        wishes = NONE if not retries and timeout is None and not lineage else Wishes.checked(retries, timeout, lineage)
+        options, wishes = PLAIN, NONE
+        if worker is not None or priority:
+            options = _options(worker, priority)
+        if retries or timeout is not None or lineage:
+            wishes = Wishes.checked(retries, timeout, lineage)
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
-        with self._turn:
-            shell = self._shell
+        return self._schedule(fn, positional, keywords, keep or lineage, options, wishes)
+
+    def _schedule(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        keep: bool,
+        options: Options,
+        wishes: Wishes,
+    ) -> RemoteValue:
+        shell = self._shell
+        with shell.turn:
             if shell.failure is not None:
                 self._end_round()
-            payload, bulks, blob, given, inputs = self._pack(fn, positional, keywords)
+            shell.packing = get_ident()
+            try:
+                packed = trusted.pack_call(args, kwargs)
+                blob = shell.functions.pickled(fn)
+            except errors.InvalidArgumentError as error:
+                raise unwrapped(error) from error.__cause__
+            finally:
+                shell.packing = None
+                given, inputs = shell.given, shell.inputs
+                if given or inputs:
+                    shell.given, shell.inputs = [], {}
+            payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
             plan: Plan | None = None
             try:
                 if inputs or wishes is not NONE:
-                    plan = Plan(payload, bulks, inputs, given, keep or lineage, wishes, options)
+                    plan = Plan(payload, bulks, inputs, given, keep, wishes, options)
                     plan.take(shell.held)
                 elif keep:
                     payload = KEEP + payload
@@ -182,25 +212,6 @@ class ClusterCoordinator:
                 shell.drop(bulks)
                 raise
 
-    def _pack(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[bytes, list[int], bytes, list[Any], dict[int, RemoteValue]]:
-        """The arguments, what is held for them, the function, and what was met in all that: see the shell. With the turn."""
-        shell = self._shell
-        shell.packing = get_ident()
-        try:
-            packed = trusted.pack_call(args, kwargs)
-            blob = shell.functions.pickled(fn)
-        except errors.InvalidArgumentError as error:
-            raise unwrapped(error) from error.__cause__
-        finally:
-            shell.packing = None
-            given, inputs = shell.given, shell.inputs
-            if given or inputs:
-                shell.given, shell.inputs = [], {}
-        payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
-        return payload, bulks, blob, given, inputs
-
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items."""
         return [self.schedule(fn, (item,)) for item in iterable]
@@ -212,24 +223,26 @@ class ClusterCoordinator:
           Exception: the first error of a function; raised once, with all errors of the round as its `failures`. Nothing that was
             scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s`
             (where slots are threads: waited for), and their RemoteValues raise CancelledError. The coordinator can be used on.
-          DeadlineExceededError: not all have ended after `timeout` seconds. They go on.
+          DeadlineExceededError: not all have ended after `timeout` seconds. They go on; after an error they are told to end, and the next
+            `join` raises it.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        if not self._turn.acquire(timeout=-1 if timeout is None else timeout):
+        shell = self._shell
+        turn = shell.turn
+        if not turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             raise errors.DeadlineExceededError(
                 None, None, f"another thread joins or schedules for more than {timeout:g} s"
             )
         try:
-            shell = self._shell
             with shell.lock:
                 self._check_open()
                 self._wait_until(self._has_ended, until, timeout)
                 failed = shell.failure is not None
             if failed:
-                self._end_round()
+                self._end_round(until, timeout)
         finally:
-            self._turn.release()
+            turn.release()
 
     def done(self, timeout: float | None = None) -> bool:
         """Whether everything that was scheduled has ended. After an error: raises it as `join` does, and waits for that.
@@ -277,13 +290,14 @@ class ClusterCoordinator:
 
         Raises:
           UnavailableError: no dispatcher has answered for `cluster_lost_limit_s`.
+          OpError: the dispatcher does not take this coordinator; with its reason.
           FailedPreconditionError: the coordinator has been closed.
         """
         shell = self._shell
         with shell.lock:
             self._check_open()
             until = time.monotonic() + self._cluster_lost_limit_s
-            while shell.members is None and not shell.closed and shell.failure is None:
+            while shell.members is None and not shell.closed and shell.refusal is None:
                 if (
                     not shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic()))
                     and time.monotonic() >= until
@@ -292,6 +306,8 @@ class ClusterCoordinator:
                         None, None, f"no workers are known: waited for {shell.whom_we_wait_for}"
                     )
             self._check_open()
+            if shell.members is None and shell.refusal is not None:
+                raise shell.refusal()
             names = [(name.rpartition(":")) for name in shell.members or ()]
         return [f"{job}:{number}" for job, _, number in sorted(names, key=lambda name: (name[0], int(name[2])))]
 
@@ -440,7 +456,7 @@ class ClusterCoordinator:
         finally:
             shell.waiting -= 1
 
-    def _end_round(self) -> None:
+    def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
         """Raise the round's error once nothing of it can be executing. Of several threads one raises."""
         shell = self._shell
         with shell.lock:
@@ -449,7 +465,7 @@ class ClusterCoordinator:
             if fail is None:
                 return
             shell.end_round()
-            self._wait_until(lambda: shell.rounds_ended > before or shell.closed, None, None)
+            self._wait_until(lambda: shell.rounds_ended > before or shell.closed, until, timeout)
             if shell.failure is not fail:
                 return  # another thread has raised it
             failed = self._failed = shell.failures

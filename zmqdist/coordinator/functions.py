@@ -37,15 +37,17 @@ class FunctionNumbers:
 
     def pickled(self, fn: Callable[..., Any]) -> bytes:
         """The function as it is now. Raises InvalidArgumentError where it cannot be pickled."""
-        began = time.perf_counter() if metrics.enable_metrics else 0.0
-        blob, stable = self._cache.lookup(fn)
-        if began:
+        if metrics.enable_metrics:
+            began = time.perf_counter()
+            blob, stable = self._cache.lookup(fn)
             self._took_s = time.perf_counter() - began
-        return blob if stable or len(blob) > INLINE_BYTES_MAX else CHANGING + blob
+        else:
+            blob, stable = self._cache.lookup(fn)
+        return blob if stable or len(blob) >= INLINE_BYTES_MAX else CHANGING + blob
 
     def number(self, fn: Callable[..., Any], blob: bytes, work: int) -> tuple[int, str]:
         """The number and the name of a function for a piece of work that is about to be handed in."""
-        if len(blob) > INLINE_BYTES_MAX + len(CHANGING):
+        if len(blob) > INLINE_BYTES_MAX:
             # Too large for a message, and too large to compare: it serves this one piece of work.
             number = next(self._numbers)
             self._defined.append((number, self._hold(work, [blob])))

@@ -74,6 +74,7 @@ class ResourceValue(RemoteValue):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is built; the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
+        until = None if timeout is None else time.monotonic() + timeout
         while True:
             building, lost = self._state()
             if lost is not None:
@@ -82,7 +83,7 @@ class ResourceValue(RemoteValue):
                 told.__cause__ = error
                 return told
             assert building is not None, "a worker that is there builds it"
-            failed = building.exception(timeout)
+            failed = building.exception(_left(until))
             if self._state() == (building, None):
                 return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
 
@@ -98,6 +99,9 @@ class ResourceValue(RemoteValue):
         else:
             building.add_done_callback(lambda _: fn(self))
 
+    def _call_when_ended(self, waiter: Any) -> None:
+        self.add_done_callback(lambda _: waiter.release())
+
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # only for those who use it
 
@@ -109,12 +113,21 @@ class ResourceValue(RemoteValue):
             return state.building, state.lost
 
     def _asked(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
-        began = time.monotonic()
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-        return self._resource.owner.ask(self._resource, self._index, fn).get(left)
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            error = self.exception(_left(until))
+            if error is not None:
+                raise error
+            building = self._state()[0]
+            try:
+                return self._resource.owner.ask(self._resource, self._index, fn).get(_left(until))
+            except errors.CancelledError:
+                if self._state() == (building, None):
+                    raise  # else its worker was lost meanwhile
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 class PerWorkerValues:
@@ -173,7 +186,7 @@ class PerWorkerValues:
         Raises: what `RemoteValue.fetch` raises for the first that has no value. DeadlineExceededError after `timeout` seconds for all.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        return [value.fetch(None if until is None else max(0.0, until - time.monotonic())) for value in self._values]
+        return [value.fetch(_left(until)) for value in self._values]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {', '.join(map(repr, self._values))}>"

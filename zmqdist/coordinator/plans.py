@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
@@ -45,8 +46,8 @@ class Wishes:
 
     @classmethod
     def checked(cls, retries: int, timeout: float | None, lineage: bool) -> Wishes:
-        """Raises ValueError for what cannot be wished."""
-        if retries < 0:
+        """Raises ValueError for what cannot be wished, TypeError for retries that are no whole number."""
+        if index(retries) < 0:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if timeout is not None and not timeout > 0:  # so that NaN is refused, too
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")

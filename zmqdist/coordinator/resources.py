@@ -67,13 +67,15 @@ class _State:
 
     Attributes:
       building: its latest build there.
+      asked: questions for its value that may not have ended.
       lost: why its worker is not there; None when it is.
     """
 
-    __slots__ = ("building", "lost")
+    __slots__ = ("asked", "building", "lost")
 
     def __init__(self, lost: str | None) -> None:
         self.building: RemoteValue | None = None
+        self.asked: list[RemoteValue] = []
         self.lost = lost
 
 
@@ -123,14 +125,12 @@ class Resources:
     """The resources of one coordinator. Any thread may use it.
 
     Args:
-      turn: held while something is packed.
       works: numbers for pieces of work; taken with the shell's lock held.
       patience_s: how long `create` waits for the first worker.
     """
 
-    def __init__(self, shell: Shell, turn: threading.Lock, works: Iterator[int], patience_s: float) -> None:
+    def __init__(self, shell: Shell, works: Iterator[int], patience_s: float) -> None:
         self.shell = shell
-        self._turn = turn
         self._works = works
         self._patience_s = patience_s
         self._live: dict[int, ref[Resource]] = {}
@@ -143,27 +143,31 @@ class Resources:
     def __len__(self) -> int:
         return len(self._live)
 
-    def workers(self) -> list[int]:
+    def workers(self, *, missing: bool = False) -> list[int]:
         """The indices of the workers that are there, sorted; waits for a first one.
 
+        Args:
+          missing: one that was there and is lost will do, too.
+
         Raises:
-          UnavailableError: there was none for `patience_s`, or the dispatcher takes no coordinator.
+          UnavailableError: there was none for `patience_s`.
+          OpError: the dispatcher does not take this coordinator; with its reason.
         """
         shell = self.shell
         with shell.lock:
+            self._check_open()
             if not self._watching:
                 self._watching = True
                 shell.watch(self._members)
-            there = shell.changed.wait_for(
-                lambda: self._present or shell.closed or shell.failure is not None, self._patience_s
+            shell.changed.wait_for(
+                lambda: self._present or (missing and self._lost) or shell.closed or shell.refusal is not None,
+                min(self._patience_s, threading.TIMEOUT_MAX),
             )
-            if self._present:
+            self._check_open()
+            if self._present or (missing and self._lost):
                 return sorted(self._present)
-            fail = shell.failure
-        if shell.closed:
-            raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator has been closed")
-        if there and fail is not None:
-            raise fail()
+        if shell.refusal is not None:
+            raise shell.refusal()
         problem = f"no worker was there for {self._patience_s:g} s: waited for {shell.whom_we_wait_for or 'a worker'}"
         raise errors.UnavailableError(None, None, problem)
 
@@ -177,7 +181,7 @@ class Resources:
           ValueError: values that cannot be given away are among its arguments.
         """
         shell = self.shell
-        with self._turn:
+        with shell.turn:
             shell.packing, shell.by_reference = get_ident(), True
             try:
                 packed = trusted.pack_call((fn, *args), dict(kwargs or {}))
@@ -194,8 +198,9 @@ class Resources:
         Args:
           sharers: see dispatch/resources.py.
         """
-        self.workers()
+        self.workers(missing=True)
         with self.shell.lock:
+            self._check_open()
             resource = Resource(self, self.shell.functions.fresh(), what, definition, sharers)
             self._live[resource.number] = ref(resource)
             for index in sorted(self._present):
@@ -207,7 +212,11 @@ class Resources:
     def ask(self, resource: Resource, index: int, fn: Callable[[Any], Any]) -> RemoteValue:
         """What `fn` gives for a resource at that worker, which waits until it is there."""
         with self.shell.lock:
-            return self._enqueue(resource, index, fn)
+            self._check_open()
+            state = resource.states[index]
+            asked = self._enqueue(resource, index, fn)
+            state.asked = [*(each for each in state.asked if not each.done()), asked]
+            return asked
 
     def gone(self, number: int, bulks: list[int]) -> None:
         """Nobody uses a resource, or what was held for a definition. In finalizers: takes no lock."""
@@ -228,9 +237,9 @@ class Resources:
 
     def _members(self, joined: list[Joined], left: list[Left]) -> None:
         """Who has come builds what there is, oldest first; who has gone has lost it."""
-        live = [resource for each in list(self._live.values()) if (resource := each()) is not None]
         cancelled: list[RemoteValue] = []
         with self.shell.lock:
+            live = [resource for each in list(self._live.values()) if (resource := each()) is not None]
             for name, _, reason in left:
                 index = _index(name)
                 self._present.discard(index)
@@ -241,7 +250,8 @@ class Resources:
                     state = resource.states.get(index)
                     if state is not None:
                         state.lost = told
-                        if state.building is not None and not state.building.done():
+                        cancelled += state.asked
+                        if state.building is not None:
                             cancelled.append(state.building)
             for name, *_ in joined:
                 self._present.add(_index(name))
@@ -253,6 +263,12 @@ class Resources:
             building.cancel()
 
     # -- with the shell's lock held -----------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.shell.closed:
+            raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator has been closed")
+        if self.shell.pid != os.getpid():
+            raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator was made before a fork")
 
     def _build(self, resource: Resource, index: int) -> None:
         state = resource.states.setdefault(index, _State(None))

@@ -10,8 +10,8 @@ import os
 import secrets
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
@@ -20,6 +20,7 @@ from zmqdist.coordinator import metrics
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
+from zmqdist.coordinator.gathered import Gathered
 from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue, failure
@@ -77,9 +78,14 @@ _open: WeakSet[Shell] = WeakSet()
 
 
 def _forked() -> None:
-    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time)."""
+    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time).
+
+    Neither is any other thread, and nobody would let go of what it held.
+    """
     for shell in _open:
         shell.room = 0
+        shell.turn, shell.lock, shell.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        shell.changed = threading.Condition(shell.lock)
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -95,7 +101,9 @@ class Shell:
       number: ours, by which all of the cluster knows us.
       lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
         round has ended, or the queue may have room while somebody is `crowded`.
+      turn: one `schedule` or `join` passes at a time.
       unpacking: a result is unpacked once.
+      refusal: makes the error with which the dispatcher has refused us for good: it will not be asked again. None: it has not.
       scheduled, resolved: how many pieces of work there were and how many have ended.
       failure: makes the round's first error; None where there is none.
       failures: the same for all of them, as many as FAILURES_TOLD.
@@ -120,9 +128,8 @@ class Shell:
         self.address = target.address
         self.credentials = target.credentials
         self.queue_max = queue_max
-        self.lock = threading.Lock()
+        self.turn, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.unpacking = threading.RLock()
         self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
         self.packing: int | None = None
         self.given: list[Any] = []
@@ -134,8 +141,7 @@ class Shell:
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
         self._rounds = rounds
-        self._refusal: bytes | None = None
-        """The packed error with which the dispatcher refused us: it will not be asked again."""
+        self.refusal: _Failure | None = None
         self._values: dict[int, ref[RemoteValue]] = {}
         self._kept: set[RemoteValue] = set()
         self.outbox: list[tuple[int, int, bytes]] = []
@@ -145,7 +151,9 @@ class Shell:
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels, self._dropped, self._forgotten = deque[int](), deque[int](), deque[int]()
+        self._cancels = Gathered(self.in_loop, self._cancel)
+        self._dropped = Gathered(self.in_loop, self._let_go)
+        self._forgotten = Gathered(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
         self.held_by_work: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}
@@ -208,14 +216,15 @@ class Shell:
         self._values[work] = ref(value)
         if options is not PLAIN:
             self._options[work] = options
-        if options.apart:
+        if options is not PLAIN and options.apart:
             self._apart.add(work)
             self._apart_outbox.append((work, number, payload))
         else:
             self.outbox.append((work, number, payload))
             self.scheduled += 1
             self.room -= 1
-        self._announce(work)
+        if metrics.enable_metrics or not self._draining:
+            self._announce(work)
         return value
 
     def expect(self, work: int, value: RemoteValue) -> None:
@@ -241,14 +250,12 @@ class Shell:
     def let_go(self, work: int) -> None:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
-            self._dropped.append(work)
-            self.in_loop(self._let_go)
+            self._dropped.put(work)
 
     def forget_everywhere(self, number: int) -> None:
         """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
-            self._forgotten.append(number)
-            self.in_loop(self._forget)
+            self._forgotten.put(number)
 
     def watch(self, watcher: Watcher) -> None:
         """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
@@ -283,8 +290,7 @@ class Shell:
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
-        self._cancels.append(work)
-        self.in_loop(self._cancel)
+        self._cancels.put(work)
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
@@ -383,10 +389,11 @@ class Shell:
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         payload = trusted.pack_error(errors.from_code(error.error_code, text))
-        if not self._machine.enlisted:
-            self._refusal = payload
+        failed = _Failure(ERROR, payload, "")
         with self.lock:
-            self._fail_round(_Failure(ERROR, payload, ""))
+            if not self._machine.enlisted:
+                self.refusal = failed
+            self._fail_round(failed)
             self.changed.notify_all()
         self._drain()
         self._fail(list(self._values), payload)
@@ -402,45 +409,43 @@ class Shell:
             outbox, self.outbox = self.outbox, []
             planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
-            options = None
+            options, apart = None, []
             if self._options:
                 options, self._options = self._options, {}
-                outbox += self._apart_outbox
-                self._apart_outbox = []
+                apart, self._apart_outbox = self._apart_outbox, []
             defined, dropped = self.functions.take()
-            works = [*(item[0] for item in outbox), *(plan.work for plan in planned)] if self._refusal else []
+            refused = self.refusal
+            works = []
+            if refused is not None:
+                works = [*(item[0] for item in (*apart, *outbox)), *(plan.work for plan in planned)]
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
+        if apart:  # first: per-worker values are built before functions begin that were scheduled after them
+            self._handle(Scheduled(apart, (), options))
         if planned:
             outbox = self.plans.begin_all(planned, outbox, staying, options)
             self._go_on()
         if outbox:
             self._handle(Scheduled(outbox, staying, options))
-        if works and self._refusal is not None:
-            self._fail(works, self._refusal)
+        if works and refused is not None:
+            self._fail(works, refused.payload)
         if dropped:
             self.decide(graph.FunctionsUnused(dropped))
 
-    def _cancel(self) -> None:
+    def _cancel(self, works: list[int]) -> None:
         self._drain()
-        if works := _emptied(self._cancels):
-            if self.plans:
-                self.decide(graph.CancelAsked(works))
-            self._handle(WithdrawAsked(works))
+        if self.plans:
+            self.decide(graph.CancelAsked(works))
+        self._handle(WithdrawAsked(works))
 
     def _end_round(self) -> None:
         self.decide(graph.RoundEnding())
         self._handle(EndAsked())
 
-    def _forget(self) -> None:
-        if numbers := _emptied(self._forgotten):
-            self._handle(ForgetAsked(numbers))
-
-    def _let_go(self) -> None:
-        if works := _emptied(self._dropped):
-            self.plans.let_go(works)
-            self._handle(KeptDropped(works))
+    def _let_go(self, works: list[int]) -> None:
+        self.plans.let_go(works)
+        self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
@@ -566,11 +571,6 @@ class Shell:
         self._dealer.close(linger_s=0.5)
 
 
-def _emptied(works: deque[int]) -> list[int]:
-    """What stands in a queue that other threads and finalizers append to meanwhile."""
-    return [works.popleft() for _ in range(len(works))]
-
-
 def _queued(shell: Shell) -> int:
     return 0 if shell.closed else shell._machine.queued + len(shell.outbox)
 
@@ -581,11 +581,13 @@ metrics.GAUGES["inflight_closures"] = lambda: sum(
 )
 
 
+@dataclass(frozen=True, slots=True)
 class _Failure:
     """How a round has failed; a fresh exception each time."""
 
-    def __init__(self, kind: int, payload: Any, name: str) -> None:
-        self._told = (kind, payload, name)
+    kind: int
+    payload: Any
+    name: str
 
     def __call__(self) -> BaseException:
-        return failure(*self._told)
+        return failure(self.kind, self.payload, self.name)

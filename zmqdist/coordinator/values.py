@@ -228,6 +228,14 @@ class RemoteValue:
             return (yield from loop.run_in_executor(None, self.get))
         return self.get()
 
+    def _call_when_ended(self, waiter: Any) -> None:
+        """Have `waiter` released, which keeps nobody from collecting this value but itself; at once when it has ended."""
+        with self._owner.lock:
+            if self._kind is None:
+                self._waiters = [*(self._waiters or ()), waiter]
+                return
+        waiter.release()
+
     # -- settling, by the coordinator's loop with the coordinator's lock held ------------------------------------------
 
     def _settle(self, kind: int, payload: Any) -> None:
@@ -361,13 +369,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:
-        with value._owner.lock:
-            if value._kind is None:
-                if value._waiters is None:
-                    value._waiters = []
-                value._waiters.append(_Put(ended, value))
-                continue
-        ended.put(value)
+        value._call_when_ended(_Put(ended, value))
     for count in range(len(wanted)):
         try:
             yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))

@@ -41,6 +41,9 @@ TIMED_OUT: Final = 13
 FIRST_ATTEMPT: Final = 1 << 48
 """Numbers of attempts begin here; those of users' work stay below."""
 
+DUE_SPARE: Final = 64
+"""So many times that have no meaning any more are not worth clearing away."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -429,6 +432,9 @@ class Graph:
                 waiting.pop(plan.work, None)
                 if not waiting:
                     del self._awaited[work]
+        if len(self._due) > 2 * len(self._plans) + DUE_SPARE:  # of work that ended long before its time
+            self._due = [(each.until, each.work) for each in self._plans.values() if each.until is not None]
+            heapq.heapify(self._due)
         self._uses[plan.fn] -= 1
         self._drop([plan.fn], effects)
         effects.append(Free(plan.work))

@@ -89,7 +89,7 @@ class _Mark:
     """Separates the parts of a key, so that two different functions cannot give the same one."""
 
 
-_NEXT, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(4))
+_NEXT, _NAMED, _PARTIAL, _METHOD, _WITH_SPECS = (_Mark() for _ in range(5))
 
 _OWN_ATTRIBUTES = frozenset(
     ("__wrapped__", "__module__", "__name__", "__qualname__", "__doc__", "input_signature", "output_signature")
@@ -200,11 +200,11 @@ def _collect_function(fn: FunctionType, captured: list[Any], seen: dict[int, int
         parts += map(cell_content, fn.__closure__)
     for name in global_names(code):
         parts.append(names.get(name, UNSET))
-    for named in (fn.__kwdefaults__, fn.__dict__):
-        if named:
-            captured += named
+    keywords, attributes = fn.__kwdefaults__, fn.__dict__
+    if keywords or attributes:
+        for named in (keywords or {}, attributes):
+            captured += (_NAMED, *named)
             parts += named.values()
-        captured.append(_NEXT)
     if fn.__defaults__:
         parts += fn.__defaults__
     for part in parts:

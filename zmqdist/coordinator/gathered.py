@@ -1,0 +1,34 @@
+"""Numbers that any thread hands to the loop, finalizers too, and that the loop takes all at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class Gathered:
+    """Takes no lock, since a finalizer runs in any thread, which may have any lock.
+
+    Args:
+      in_loop: has the loop call a function.
+      take: gets what was put since the last time, in the loop; it is not called with nothing.
+    """
+
+    def __init__(self, in_loop: Callable[..., Any], take: Callable[[list[int]], object]) -> None:
+        self._in_loop = in_loop
+        self._take = take
+        self._numbers: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def put(self, number: int) -> None:
+        """One more."""
+        self._numbers.append(number)
+        self._in_loop(self._give)
+
+    def _give(self) -> None:
+        numbers = [self._numbers.popleft() for _ in range(len(self._numbers))]  # others append meanwhile
+        if numbers:
+            self._take(numbers)
