@@ -179,6 +179,8 @@ class Variable:
         if op != "update":
             self._check_numbers()
         checked = self._rows(indices, rows)
+        if op == "div" and self.storage.dtype.kind in "iu" and not checked[1].all():
+            raise self.wrong("whole numbers cannot be divided by 0")
 
         def commit() -> bool:
             self.storage.scatter(op, *checked)
