@@ -17,7 +17,7 @@ import zmqdist as zd
 from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator import ClusterCoordinator, metrics
 from zmqdist.coordinator.utils import start_server
 from zmqdist.parameter_server import inviting
 from zmqdist.parameter_server.connecting import Connected, connect
@@ -92,6 +92,15 @@ def test_evaluators_and_a_chief_that_are_not_there_are_not_waited_for(cluster: C
     found = connected({**servers.spec, **others})
     assert found.target.partition(":")[2].rpartition(":")[2] == others["chief"][0].rpartition(":")[2]
     assert run(found) == [os.getpid()]
+
+
+def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_wanted(
+    cluster: Clusters, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "enable_metrics", True)
+    before = metrics.get_metric_summary("server_def_update")["num"]
+    connected(cluster(2, 1).spec)
+    assert metrics.get_metric_summary("server_def_update")["num"] == before + 2
 
 
 def test_the_chiefs_address_may_be_in_use(cluster: Clusters, connected: Connect) -> None:

@@ -3,7 +3,7 @@
     histogram  function_tracing     pickling a function that was not known, seconds
                closure_execution    a piece of work, from its scheduling to its end, seconds
                remote_value_fetch   bringing a result from the worker's host, or its memory, and unpacking it, seconds
-               server_def_update    telling tasks of a cluster that it has changed, seconds
+               server_def_update    telling a worker for whom it works, until it does (strategies that invite), seconds
     gauge      queued_closures      pieces of work that have not left the queue
                inflight_closures    pieces of work that have left the queue and not ended
     counter    worker_failures      workers that were lost
@@ -115,6 +115,12 @@ def count(name: str, more: int) -> None:
     if enable_metrics:
         with _lock:
             _counters[name] += more
+
+
+def record(name: str, seconds: float) -> None:
+    """Add to a histogram."""
+    if enable_metrics:
+        HISTOGRAMS[name].add(seconds)
 
 
 class Executions:

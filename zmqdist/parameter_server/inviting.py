@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from zmqdist import errors
+from zmqdist.coordinator import metrics
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.limits import INVITE_PATIENCE_S, INVITED_ORPHAN_LIMIT_S
 from zmqdist.net.credentials import Credentials
@@ -52,7 +53,7 @@ class _Wanted:
     """One worker.
 
     Attributes:
-      client, asked: the question that is on its way.
+      client, asked, asked_at: the question that is on its way, and since when.
       trouble: what the last one ended with.
       since: when the present trouble began, on `time.monotonic`.
       accepted: it has said that it works for us; until it is lost.
@@ -64,6 +65,7 @@ class _Wanted:
     again_at: float = 0.0
     trouble: errors.OpError | None = None
     since: float = 0.0
+    asked_at: float = 0.0
     accepted: bool = False
 
 
@@ -199,6 +201,7 @@ class Inviting:
             self._failed(index, task, error, now)
             return
         told = self._dispatcher, index, self._slots, program(), INVITED_ORPHAN_LIMIT_S
+        task.asked_at = now
         task.asked = asking.start(task.client, INVITE, *told)
         task.asked.add_done_callback(lambda _: self._wake.set())
 
@@ -212,6 +215,7 @@ class Inviting:
             self._failed(index, task, errors.from_code(code, text), now)
         else:
             task.trouble, task.accepted = None, True
+            metrics.record("server_def_update", now - task.asked_at)
             self._changed.notify_all()
 
     def _failed(self, index: int, task: _Wanted, error: errors.OpError, now: float) -> None:
