@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors, optimizers
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.parameter_server import sessions
+from zmqdist.variables import client
 from zmqdist.wire import trusted
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
@@ -369,6 +373,34 @@ def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.loc
     session.close()
     with pytest.raises(errors.UnavailableError):
         v.numpy()
+
+
+def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd.local_cluster) -> None:
+    """The garbage collector runs where it likes: also where a thread is about to ask a server, or to begin a session."""
+    servers = made()._session.clients
+
+    def open_sessions() -> list[int]:
+        return [each.about().get_value()["sessions"] for each in servers]
+
+    before = open_sessions()
+    strategy = zd.ParameterServerStrategy(threads)
+    strategy._connected.close()
+    assert open_sessions() == [count + 1 for count in before]
+    collected = threading.Event()
+
+    def collect() -> None:
+        nonlocal strategy
+        with contextlib.ExitStack() as held:
+            for lock in (sessions._lock, client._lock, *(each._rpc._channel._lock for each in servers)):
+                held.enter_context(lock)
+            del strategy
+            gc.collect()
+        collected.set()
+
+    threading.Thread(target=collect, daemon=True).start()
+    assert collected.wait(30.0)
+    while open_sessions() != before:  # it is closed all the same
+        pass
 
 
 # -- servers that go -----------------------------------------------------------------------------------------------------------

@@ -237,20 +237,22 @@ def test_a_function_runs_at_the_ps_in_place_or_by_what_it_returns_and_has_slots(
     assert value_of(client, ref).tolist() == [11, 31]
 
 
-def test_a_function_is_sent_once(client: PsClient, make: Make) -> None:
+def test_a_function_is_sent_once(client: PsClient, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ref = make([1, 2])
 
     def double(value: Any, gradient: Any, slots: dict[str, Any], step: int) -> None:
         value *= 2
 
     sent = []
-    original = c._functions.blob
-    c._functions.blob = lambda digest: sent.append(digest) or original(digest)  # type: ignore[method-assign, func-returns-value]
-    try:
-        for _ in range(3):
-            one(client, ref, c.apply(ref, double, [0, 0]))
-    finally:
-        del c._functions.blob  # type: ignore[method-assign]
+    start = c.asking.start
+
+    def counting(rpc: Any, method: str, *args: Any, **how: Any) -> Any:
+        sent.extend([method] if method.endswith(".function") else [])
+        return start(rpc, method, *args, **how)
+
+    monkeypatch.setattr(c.asking, "start", counting)
+    for _ in range(3):
+        one(client, ref, c.apply(ref, double, [0, 0]))
     assert len(sent) == 1
     assert value_of(client, ref).tolist() == [8, 16]
 
@@ -353,3 +355,45 @@ def test_status_tells_of_each_variable_and_what_it_cost(client: PsClient, make: 
 def test_a_handle_goes_through_a_pickle(client: PsClient, make: Make) -> None:
     ref = make([1, 2])
     assert pickle.loads(pickle.dumps(ref)) == ref
+
+
+def test_whole_numbers_are_divided_towards_zero_exactly_and_never_by_zero(client: PsClient, make: Make) -> None:
+    large = (1 << 62) + 1
+    ref = make([7, -7, 7, -7, 6, large], "i8")
+    by = IndexedSlices(np.array([2, 2, -2, -2, -3, 1]), np.arange(6))
+    assert one(client, ref, c.scatter(ref, "div", by)).applied
+    assert value_of(client, ref).tolist() == [3, -3, -3, 3, -2, large]
+    with pytest.raises(InvalidArgumentError, match="'w' on ps:0: whole numbers cannot be divided by 0"):
+        one(client, ref, c.scatter(ref, "div", IndexedSlices(np.array([1, 0]), np.array([0, 1]))))
+    assert value_of(client, ref).tolist() == [3, -3, -3, 3, -2, large]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "first", "value", "told"),
+    [
+        ("f4", [1, 2], [[1], [1, 2]], "lists of unequal lengths"),
+        ("U3", ["abc", "d"], np.array(["abcd", "d"]), "longer text, of <U4, would be cut off"),
+        ("S2", [b"ab"], np.array([b"abc"]), "longer text"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_variables_name(
+    dtype: str, first: Any, value: Any, told: str, client: PsClient, make: Make
+) -> None:
+    ref = make(first, dtype)
+    with pytest.raises(InvalidArgumentError, match=f"'w' on ps:0 .*{told}"):
+        c.assign(ref, value)
+
+
+def test_text_in_a_wider_array_fits_if_it_is_short_enough(client: PsClient, make: Make) -> None:
+    ref = make(["abc", "d"], "U3")
+    assert one(client, ref, c.assign(ref, np.array(["x", "yz"], "U8"))).applied
+    assert value_of(client, ref).tolist() == ["x", "yz"]
+
+
+def test_functions_that_nobody_has_any_more_are_forgotten(client: PsClient, make: Make) -> None:
+    ref = make([0])
+    before = len(c._functions)
+    for number in range(5):
+        one(client, ref, c.apply(ref, lambda value, grad, slots, step, more=number: value + more, [1]))
+    assert value_of(client, ref).tolist() == [10]
+    assert len(c._functions) <= before + 1

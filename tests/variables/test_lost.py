@@ -181,6 +181,7 @@ def test_a_ps_that_is_stopped_is_given_up_after_a_while_and_one_that_goes_on_ans
     process = begun(child, address)
     client, ref = variable(address)
     os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # all of its threads have stopped
     with pytest.raises(PSUnavailableError, match="no answer from"):
         client.update([(ref, c.add(ref, [1, 1]))]).get_value()
     monkeypatch.undo()

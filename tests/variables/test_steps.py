@@ -127,3 +127,20 @@ def test_a_gradient_with_a_key_counts_once_whoever_brings_it(client: PsClient, m
     push(client, ref, [4], 0).get_value()
     assert [each.get_value() for each in again] == [[(2, True, None)]] * 2
     assert value_of(client, ref) == [7]
+
+
+def test_a_step_leaves_the_gradients_as_they_were_sent(client: PsClient, make: Make) -> None:
+    """Who sent one may have to ask again: it keeps the memory, which is shared."""
+    ref = make(np.zeros(1 << 18))
+    client.read([ref]).get_value()  # the ps has shown that it can open shared memory
+    both = [push(client, ref, np.full(1 << 18, gradient), 0) for gradient in (1, 3)]
+    assert [each.get_value()[0].applied for each in both] == [True, True]
+    sent = [source.array().view("f4") for each in both for source in each._question.sources]
+    assert [set(array.tolist()) for array in sent] == [{1.0}, {3.0}]
+
+
+def test_the_mean_of_scalars(client: PsClient, make: Make) -> None:
+    ref = make(10)
+    both = [push(client, ref, gradient, 0) for gradient in (1, 3)]
+    assert [each.get_value()[0].applied for each in both] == [True, True]
+    assert value_of(client, ref) == 8

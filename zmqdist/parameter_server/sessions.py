@@ -64,10 +64,10 @@ class Session:
         self._numbers = itertools.count(1)
         self._homes: weakref.WeakValueDictionary[int, RemoteHome] = weakref.WeakValueDictionary()
         self._initial: weakref.WeakKeyDictionary[RemoteHome, Initial] = weakref.WeakKeyDictionary()
-        clients = [client.client_of(address, credentials) for address in self.addresses]
         with _lock:
             _used.update(self.addresses)
-        self._end = weakref.finalize(self, _close, self.number, self.addresses)
+            clients = [client.client_of(address, credentials) for address in self.addresses]
+        self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses)
         self._end.atexit = False  # the servers see that the program has gone
         try:
             for each in clients:
@@ -124,7 +124,8 @@ class Session:
 
     def close(self) -> None:
         """Have the servers drop the variables. Idempotent; does not raise."""
-        self._end()
+        if self._end.detach() is not None:
+            _close(self.number, self.addresses)
 
 
 def _told(initial: Initial) -> Any:
@@ -137,6 +138,12 @@ def _told(initial: Initial) -> Any:
     return client.initializer(made, TensorSpec(initial.shape, initial.dtype)) if callable(made) else made
 
 
+def _close_in_background(number: int, addresses: list[str]) -> None:
+    """The garbage collector may have borrowed a thread that holds any lock, also one that is needed to ask a server."""
+    with contextlib.suppress(RuntimeError):  # the interpreter ends: the servers see that
+        threading.Thread(target=_close, args=(number, addresses), name="zmqdist-session-close", daemon=True).start()
+
+
 def _close(number: int, addresses: list[str]) -> None:
     with contextlib.suppress(OpError):
         all_values([client.client_of(address).close_session(number) for address in addresses])
@@ -145,5 +152,4 @@ def _close(number: int, addresses: list[str]) -> None:
         ended = [address for address in addresses if _used[address] <= 0]
         for address in ended:
             del _used[address]
-    for address in ended:
-        client.let_go(address)
+            client.let_go(address)  # under the lock: a session that begins now has it, or a new one

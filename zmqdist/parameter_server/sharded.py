@@ -28,7 +28,7 @@ from zmqdist.parameter_server.pending import Pending
 from zmqdist.parameter_server.replicas import once_for_all
 from zmqdist.parameter_server.rows import Together, split_rows, start_read, start_rows
 from zmqdist.parameter_server.selection import Rows, checked_numbers
-from zmqdist.specs import TensorSpec, convert
+from zmqdist.variables.casting import cast
 
 
 class ShardedVariable(ArrayLike):
@@ -305,7 +305,7 @@ class ShardedVariable(ArrayLike):
     # -- what fits
 
     def _fitting(self, value: Any) -> NDArray[Any]:
-        array = self._cast(value)
+        array = cast(value, self.dtype, self._label)
         if array.shape != self.shape:
             raise InvalidArgumentError(
                 None,
@@ -321,17 +321,7 @@ class ShardedVariable(ArrayLike):
                 None,
                 f"variable {self.name!r} has rows of shape {self.shape[1:]}: rows of shape {rows.values.shape[1:]} do not fit",
             )
-        return checked_numbers(self._label, rows.indices, self.shape[0]), self._cast(rows.values)
-
-    def _cast(self, value: Any) -> NDArray[Any]:
-        """Python's numbers take the dtype if they survive, arrays if theirs is of the same kind."""
-        try:
-            if not hasattr(value, "dtype"):
-                return convert(value, TensorSpec(None, self.dtype))
-            return np.asarray(value).astype(self.dtype, casting="same_kind", copy=False)
-        except (TypeError, InvalidArgumentError):
-            told = f"variable {self.name!r} holds {self.dtype}: {np.asarray(value).dtype} does not fit"
-            raise InvalidArgumentError(None, None, told) from None
+        return checked_numbers(self._label, rows.indices, self.shape[0]), cast(rows.values, self.dtype, self._label)
 
     def _cut(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return (value[low:high] for low, high in pairwise(self._offsets))

@@ -163,7 +163,8 @@ class ParameterServerStrategy(OnWorkers):
       replicas_per_worker: how often `run` calls its function on a worker, in threads.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which gives the index of a ps.
       connect_timeout_s: how long to wait for the tasks.
-      aggregate: "async": gradients of `apply` count as they come. "sync": those of one step are averaged, and applied once.
+      aggregate: "async": gradients of `apply` count as they come. "sync": those of one step are averaged, and applied once. Either way a
+        function that runs again, because its worker was lost after its gradient had left, is counted twice.
       workers_per_step: of how many, in synchronous mode; fewer than there are workers leaves out the slowest. None: as many as there are.
       recovery_s: how long who uses a variable waits when its ps was lost, for `zmqdist.checkpoint` to bring it back; 0: it is an error.
 

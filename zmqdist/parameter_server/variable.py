@@ -213,7 +213,8 @@ class Variable(ArrayLike):
 
         Args:
           fn: an optimizer of `zmqdist.optimizers`, or a function `fn(value, grad, slots, step)` that changes `value` in place or returns
-            the new one; what it puts into the dict `slots` it finds there again. It runs at the parameter server, on copies.
+            the new one; what it puts into the dict `slots` it finds there again. It runs at the parameter server, on copies of these two.
+            Slots belong to its module and qualified name: two lambdas of one function share them.
           grad: an array of the variable's shape, or IndexedSlices.
           step: in synchronous mode, to which step the gradient belongs: `workers_per_step` of them are averaged and applied once, and
             this waits until they are.

@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -37,15 +38,16 @@ from zmqdist.errors import (
     UnavailableError,
 )
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.limits import PS_LOSSES_MAX, PS_PATIENCE_S
+from zmqdist.limits import PS_FUNCTIONS_MAX, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.about import ABOUT
 from zmqdist.rpc.client import new_incarnation
-from zmqdist.specs import TensorSpec, convert
-from zmqdist.variables.functions import UpdateFunctions
+from zmqdist.specs import TensorSpec
+from zmqdist.variables.casting import cast
+from zmqdist.variables.functions import PackedFunction, UpdateFunctions
 from zmqdist.variables.host import PREFIX
 from zmqdist.wire import trusted
 
@@ -97,17 +99,7 @@ class Ref:
 
     def cast(self, value: Any) -> NDArray[Any]:
         """A value as an array of this dtype, of any shape. Raises as `fit`."""
-        try:
-            if not hasattr(value, "dtype"):
-                return convert(
-                    value if not hasattr(value, "__array__") else np.asarray(value), TensorSpec(None, self.dtype)
-                )
-            array = np.asarray(value)
-            return array.astype(self.dtype, casting="same_kind", copy=False)
-        except (TypeError, InvalidArgumentError):
-            given = np.asarray(value)
-            told = f"{self} is of {self.dtype}, and {given.dtype} of shape {given.shape} does not fit that"
-            raise InvalidArgumentError(None, None, told) from None
+        return cast(value, self.dtype, str(self))
 
 
 class Outcome(NamedTuple):
@@ -163,14 +155,11 @@ def apply(ref: Ref, how: Optimizer | Callable[..., Any], gradient: Any) -> Chang
         variable. It is pickled when it is used for the first time.
       gradient: an array, or IndexedSlices.
     """
-    told: Any
-    if isinstance(gradient, IndexedSlices):
-        told = (rows_of(ref, gradient.indices), ref.cast(gradient.values))
-    else:
-        told = ref.fit(gradient)
+    sparse = isinstance(gradient, IndexedSlices)
+    told: Any = (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if sparse else ref.fit(gradient)
     if isinstance(how, Optimizer):
         return ("apply", *how.told(), told)
-    return ("call", _functions.digest(how), told)
+    return ("call", _functions.packed(how), told)
 
 
 def restore(ref: Ref, value: Any, slots: dict[str, Any]) -> Change:
@@ -294,7 +283,7 @@ class _Question:
 
     Attributes:
       what: it is about, for errors.
-      functions: digests of those that it needs at the ps.
+      functions: those that it needs at the ps.
       sequence: of an update, else 0.
     """
 
@@ -305,7 +294,7 @@ class _Question:
     due: float
     recovery_s: float
     read: Callable[[Any], Any]
-    functions: tuple[bytes, ...]
+    functions: tuple[PackedFunction, ...]
     sequence: int
 
 
@@ -322,24 +311,29 @@ class _Ids:
         self._last = 0
         self._open: dict[int, None] = {}
         self._loose: dict[int, StatusOrResult] = {}
+        self._settled: deque[tuple[int, StatusOrResult | None]] = deque()
+        """What `settled` was told, and `next` has not seen: a finalizer, too, may append to it at any moment."""
 
     def next(self) -> tuple[int, int, int]:
         """Client, number, and up to which number all is settled."""
         with self._lock:
             self._last += 1
-            for number, call in list(self._loose.items()):
-                if call.done():
-                    del self._loose[number]
+            while self._settled:
+                number, call = self._settled.popleft()
+                if call is None:
                     self._open.pop(number, None)
+                else:
+                    self._loose[number] = call
+            for number in [number for number, call in self._loose.items() if call.done()]:
+                del self._loose[number]
+                self._open.pop(number, None)
             self._open[self._last] = None
             return self.client, self._last, next(iter(self._open)) - 1
 
     def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Nobody waits for this one any more. One that is still on its way (`call`) is settled when it has ended."""
-        if call is not None and number:
-            self._loose[number] = call
-        else:
-            self._open.pop(number, None)
+        """Nobody waits for this one any more. One that is still on its way (`call`) is settled when it has ended. Takes no lock."""
+        if number:
+            self._settled.append((number, call))
 
 
 class PsClient:
@@ -430,9 +424,12 @@ class PsClient:
           Whose value is a list of Outcome.
         """
         refs = [ref for ref, _ in changes]
-        functions = tuple(change[1] for _, change in changes if change[0] == "call")
+        functions = tuple(change[1] for _, change in changes if change[0] == "call")  # the ps is told their digests
         id = self._ids.next()
-        told = [(ref.number, *change) for ref, change in changes]
+        told = [
+            (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
+            for ref, change in changes
+        ]
         args = refs[0].session, *id, want, key, step, workers_per_step, *told
         more: dict[str, Any] = {
             "read": _outcomes_with_values if want else _outcomes,
@@ -463,7 +460,7 @@ class PsClient:
         due: float = inf,
         still: bool = False,
         read: Callable[[Any], Any] = _as_it_is,
-        functions: tuple[bytes, ...] = (),
+        functions: tuple[PackedFunction, ...] = (),
         sequence: int = 0,
     ) -> Started:
         try:
@@ -478,12 +475,13 @@ class PsClient:
 
     def ask(self, question: _Question) -> StatusOrResult:
         """Ask over the present connection. Raises UnavailableError where that has gone."""
-        for digest in question.functions:
-            if digest not in self._sent:
-                asking.start(
-                    self._rpc, PREFIX + "function", digest, _functions.blob(digest), waits_for_server=False
-                ).get_value()
-                self._sent.add(digest)
+        for fn in question.functions:
+            if fn.digest not in self._sent:
+                told = (PREFIX + "function", fn.digest, fn.blob)
+                asking.start(self._rpc, *told, waits_for_server=False).get_value()
+                if len(self._sent) >= PS_FUNCTIONS_MAX:  # as many as the ps has
+                    self._sent.clear()
+                self._sent.add(fn.digest)
         how: dict[str, Any] = {"due": question.due, "waits_for_server": False}
         return asking.start_packed(self._rpc, question.method, question.body, question.sources, **how)
 
@@ -517,9 +515,9 @@ class PsClient:
         finally:
             started.cancel()
 
-    def forget_sent(self, functions: Sequence[bytes]) -> None:
+    def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
         """The ps may not have these any more."""
-        self._sent.difference_update(functions)
+        self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, question: _Question, call: StatusOrResult | None) -> None:
         """As `_Ids.settled`."""

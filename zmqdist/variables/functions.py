@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.wire import trusted
 
 
+@dataclass(frozen=True)
+class PackedFunction:
+    """A function as it travels."""
+
+    digest: bytes
+    blob: bytes = field(repr=False)
+
+
 class UpdateFunctions:
-    """Functions of users, pickled once: what one captures is as it was when it was used first."""
+    """Functions of users, pickled once: what one captures is as it was when it was used first. A pickle lives as long as its function."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._digests: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
-        self._blobs: dict[bytes, bytes] = {}
+        self._known: weakref.WeakKeyDictionary[Any, PackedFunction] = weakref.WeakKeyDictionary()
 
-    def digest(self, fn: Any) -> bytes:
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def packed(self, fn: Any) -> PackedFunction:
         """Raises InvalidArgumentError: it cannot be pickled, or called."""
         if not callable(fn):
             raise InvalidArgumentError(None, None, f"an update is an optimizer or a function, not {fn!r}")
         try:
-            known = self._digests.get(fn)
+            known = self._known.get(fn)
         except TypeError:  # it cannot be hashed, or referred to weakly
-            return self._pickled(fn)
+            return _packed(fn)
         if known is None:
-            known = self._digests[fn] = self._pickled(fn)
+            known = self._known[fn] = _packed(fn)
         return known
 
-    def _pickled(self, fn: Any) -> bytes:
-        blob = trusted.pack_function(fn)
-        digest = hashlib.blake2b(blob, digest_size=16).digest()
-        with self._lock:
-            self._blobs[digest] = blob
-        return digest
 
-    def blob(self, digest: bytes) -> bytes:
-        return self._blobs[digest]
+def _packed(fn: Any) -> PackedFunction:
+    blob = trusted.pack_function(fn)
+    return PackedFunction(hashlib.blake2b(blob, digest_size=16).digest(), blob)

@@ -21,7 +21,7 @@ Gradients are arrays, or tuples of indices and rows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -179,6 +179,8 @@ class Variable:
         if op != "update":
             self._check_numbers()
         checked = self._rows(indices, rows)
+        if op == "div" and self.storage.dtype.kind in "iu" and not checked[1].all():
+            raise self.wrong("whole numbers cannot be divided by 0")
 
         def commit() -> bool:
             self.storage.scatter(op, *checked)
@@ -353,8 +355,8 @@ class Sum:
 
     def __init__(self) -> None:
         self._dense: Array | None = None
+        self._ours = False
         self._sparse: list[tuple[Array, Array]] = []
-        self.tickets: list[Hashable] = []
 
     @property
     def nbytes(self) -> int:
@@ -366,19 +368,23 @@ class Sum:
         return self._dense is None if isinstance(gradient, tuple) else not self._sparse
 
     def add(self, gradient: Gradient) -> None:
-        """One more; the memory is taken over."""
+        """One more. It is kept, and not written to: it may be memory that its sender needs to ask again."""
         if isinstance(gradient, tuple):
             self._sparse.append(gradient)
         elif self._dense is None:
-            self._dense = gradient if gradient.flags.writeable else gradient.copy()
+            self._dense = gradient
         else:
-            self._dense += gradient
+            self._dense = np.add(self._dense, gradient, out=self._room(self._dense))
+            self._ours = True
 
     def mean(self, count: int) -> Gradient:
         """Of so many; the sum is used up."""
         if self._dense is not None:
-            return np.divide(self._dense, count, out=self._dense)
+            return np.divide(self._dense, count, out=self._room(self._dense))
         indices = np.concatenate([indices for indices, _ in self._sparse])
         rows = np.concatenate([rows for _, rows in self._sparse])
         indices, rows = summed_rows(indices, rows)
         return indices, rows / np.asarray(count, rows.dtype)
+
+    def _room(self, dense: Array) -> Array:
+        return dense if self._ours else np.empty(dense.shape, dense.dtype)

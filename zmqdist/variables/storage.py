@@ -137,7 +137,9 @@ class Storage:
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
     """target = ufunc(target, rows); whole numbers are divided towards zero, as they are in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":
-        np.copyto(target, np.trunc(np.true_divide(target, rows)), casting="unsafe")
+        quotient = np.floor_divide(target, rows)  # not by floats, which have no room for 64 bits
+        quotient += ((target < 0) != (rows < 0)) & (quotient * rows != target)
+        np.copyto(target, quotient)
     else:
         ufunc(target, rows, out=target)
 

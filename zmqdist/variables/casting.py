@@ -1,0 +1,40 @@
+"""Values that users give, as arrays of a variable's dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.specs import TensorSpec, convert
+
+
+def cast(value: Any, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
+    """A value as an array of this dtype, of any shape.
+
+    Python's numbers, and lists of them, take the dtype if they survive; arrays are cast as NumPy's "same_kind" says, but that text is
+    never cut off.
+
+    Args:
+      what: it is for, as errors call it.
+
+    Raises:
+      InvalidArgumentError: it does not fit.
+    """
+    try:
+        if not hasattr(value, "dtype"):
+            return convert(value if not hasattr(value, "__array__") else np.asarray(value), TensorSpec(None, dtype))
+        array = np.asarray(value)
+        made: NDArray[Any] = array.astype(dtype, casting="same_kind", copy=False)
+    except (TypeError, ValueError, InvalidArgumentError):
+        try:
+            given = np.asarray(value)
+            shown = f"{given.dtype} of shape {given.shape}"
+        except ValueError:
+            shown = "lists of unequal lengths"
+        raise InvalidArgumentError(None, None, f"{what} is of {dtype}, and {shown} does not fit that") from None
+    if dtype.kind in "SU" and made.itemsize < array.itemsize and not np.array_equal(made, array):
+        raise InvalidArgumentError(None, None, f"{what} is of {dtype}: longer text, of {array.dtype}, would be cut off")
+    return made
