@@ -53,3 +53,20 @@ def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_p
         assert Path(cluster.credentials.token_file).exists()
         go(tmp_path)
         assert value.get(20) == "x"
+
+
+def test_a_forked_child_that_closes_a_strategy_leaves_the_parents_variables_alone() -> None:
+    with zd.local_cluster(workers=1, ps=1) as cluster, zd.ParameterServerStrategy(cluster) as strategy:
+        with strategy.scope():
+            variable = zd.Variable(1.0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                variable.assign_add(1.0)  # handles work there
+                strategy.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert variable.numpy() == 2.0

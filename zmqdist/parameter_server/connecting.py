@@ -143,11 +143,14 @@ class Connected:
           ValueError: there is no such worker.
           UnavailableError: the dispatcher does not answer.
         """
-        if index not in self.workers:
-            raise ValueError(f"there is no worker {index} in this cluster; it has {list(self.workers)}")
-        self._dismiss(index)
-        with contextlib.suppress(errors.NotFoundError):  # it has gone already
+        wanted = self.workers
+        if index in wanted:
+            self._dismiss(index)
+        try:
             self._ask("drain", "worker", index, grace_s)
+        except errors.NotFoundError:
+            if index not in wanted:  # else it has gone already
+                raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
 
     def _dismiss(self, index: int) -> None:
         """It is not wanted any more."""
@@ -259,7 +262,7 @@ class _Launched(Connected):
         return dict(self._indices)
 
     def _dismiss(self, index: int) -> None:
-        del self._indices[index]
+        self._indices.pop(index, None)
 
     @staticmethod
     def _shut_down(_: bool) -> None:
