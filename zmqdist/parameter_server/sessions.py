@@ -125,7 +125,7 @@ class Session:
         client.client_of(home.ref.address).create(home.ref, _told(self._initial[home])).get_value()
 
     def close(self) -> None:
-        """Have the servers drop the variables. Idempotent; does not raise. Does nothing in a child that was forked: the parent uses them."""
+        """Have the servers drop the variables. Idempotent; does not raise. Does nothing in a child that was forked."""
         self._end()
 
 
