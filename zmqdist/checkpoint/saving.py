@@ -130,7 +130,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
 def fill(reader: Reader, found: dict[str, Leaf]) -> None:
     """Restore leaves that the checkpoint holds: check all of them, then put all of them in place."""
     for name, leaf in found.items():
-        _check(reader, name, leaf)
+        check(reader, name, leaf)
     reader.verify(found)
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
         jobs = [threads.submit(_put, reader, name, leaf) for name, leaf in found.items() if leaf.is_handle]
@@ -145,7 +145,8 @@ def _known(array: NDArray[Any]) -> Callable[[], Part]:
     return lambda: Part(array)
 
 
-def _check(reader: Reader, name: str, leaf: Leaf) -> None:
+def check(reader: Reader, name: str, leaf: Leaf) -> None:
+    """Whether a leaf can have what a checkpoint holds under its name. Raises ValueError, TypeError: it cannot; the text says why."""
     manifest, value = reader.manifest, leaf.value
     entry = manifest.entries.get(name)
     if leaf.is_handle or leaf.is_array:
