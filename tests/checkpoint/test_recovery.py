@@ -328,3 +328,21 @@ def test_a_checkpoint_of_another_model_is_passed_over(
         [recovered] = strategy.recoveries
     assert recovered.path == path
     assert "an older checkpoint is taken: 'table' has shape (6, 2)" in caplog.text
+
+
+def test_what_goes_wrong_again_and_again_is_logged_once(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = make()
+    looks = threading.Semaphore(0)
+
+    def fails(ps: int) -> bool:
+        looks.release()
+        raise RuntimeError(f"no luck with ps:{ps}")
+
+    monkeypatch.setattr(strategy._session, "open_at", fails)
+    with Recovery(strategy, CheckpointManager({"n": 1}, str(tmp_path))):
+        for _ in range(6):
+            assert looks.acquire(timeout=PATIENCE_S)
+    told = [record.message for record in caplog.records if "could not be given" in record.message]
+    assert len(told) == 2  # of ps:0, and of ps:1

@@ -115,19 +115,21 @@ class Recovery:
         self.close()
 
     def _watch(self, ps: int) -> None:
-        gone = False
+        gone, told = False, ""
         while not self._closing.wait(RECOVERY_LOOK_S):
             try:
                 self._look(ps)
-                gone = False
+                gone, told = False, ""
             except UnavailableError as error:
                 if not gone:
                     log.warning("ps:%d is gone; its variables come back with it: %s", ps, error)
                 gone = True
             except FailedPreconditionError:  # the strategy was closed
                 return
-            except Exception:
-                log.exception("ps:%d could not be given its variables again", ps)
+            except Exception as error:
+                if told != str(error):  # it is tried again, several times a second
+                    log.exception("ps:%d could not be given its variables again; it is tried again", ps)
+                told = str(error)
 
     def _look(self, ps: int) -> None:
         """Ask one parameter server for its session, and for the versions there. Raises UnavailableError: it is gone."""

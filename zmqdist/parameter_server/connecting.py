@@ -35,7 +35,7 @@ from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.net import looking
 from zmqdist.net.address import is_loopback, split
 from zmqdist.net.credentials import Credentials
-from zmqdist.parameter_server.checks import check_cluster
+from zmqdist.parameter_server.checks import check_cluster, check_ps
 from zmqdist.parameter_server.inviting import Inviting
 from zmqdist.rpc import ZmqClient, asking
 from zmqdist.server.probe import listening
@@ -473,6 +473,7 @@ def _launched(timeout_s: float) -> Connected:
         raise ValueError(
             f"There must be at least one ps. Cluster {config.name!r} has none: write jobs.ps: {{count: 1}}"
         )
+    check_ps(sorted(ps))
     credentials = Credentials(runtime.token_file, runtime.keys_dir)
     workers = [] if jobs.worker is None else jobs.worker.indices()
     connected = _Launched(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)
