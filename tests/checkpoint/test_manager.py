@@ -17,7 +17,7 @@ import zmqdist as zd
 from tests.checkpoint.made import variable
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
 from zmqdist.checkpoint.reading import Reader
-from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError
+from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError, UnknownError
 
 PATIENCE_S = 30.0
 
@@ -300,3 +300,29 @@ def test_a_damaged_one_is_left_out_and_logged(tmp_path: Path, caplog: pytest.Log
     (tmp_path / "ckpt-2" / "manifest.json").write_text("")
     assert names(manager) == ["ckpt-1"]
     assert "left out: " in caplog.text
+
+
+@pytest.mark.parametrize("step", [np.int64(3), np.array(3), variable(np.int64(3))])
+def test_a_step_may_be_a_number_of_numpy_or_a_variable(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=1)
+    manager.save(step)
+    assert names(manager) == ["ckpt-3"]
+    assert Reader(manager.checkpoints[0]).manifest.step == 3
+    assert manager.maybe_save(step) is None
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "3", np.zeros(2, int)])
+def test_a_step_under_which_nothing_could_be_found_again_is_refused(tmp_path: Path, step: Any) -> None:
+    manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=1)
+    for save in (manager.save, manager.maybe_save):
+        with pytest.raises((TypeError, ValueError)):
+            save(step)
+    with pytest.raises((TypeError, ValueError)):
+        zd.checkpoint.save(str(tmp_path / "c"), {"n": 1}, step=step)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_a_file_is_told_as_a_fault_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "d").touch()
+    with pytest.raises(UnknownError, match="/d: File exists"):
+        CheckpointManager({"n": 1}, str(tmp_path / "d")).save()

@@ -309,3 +309,40 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(
         assert v.numpy() == 1
     assert "an older checkpoint is taken: " in caplog.text
     assert strategy.recoveries[0].path == str(tmp_path / "ckpt-1")
+
+
+@pytest.mark.parametrize("other", [np.zeros((9, 2), np.float32), np.zeros((6, 2)), np.zeros(12, np.float32)])
+def test_a_checkpoint_of_another_model_is_passed_over(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: Any
+) -> None:
+    """Also one whose rows would fit: of a larger table, or of another dtype."""
+    strategy = make()
+    with strategy.scope():
+        table = zd.Variable(ROWS, name="table")
+    manager = CheckpointManager({"table": table}, str(tmp_path))
+    path = manager.save()
+    CheckpointManager({"table": other}, str(tmp_path)).save()
+    with Recovery(strategy, manager):
+        restarted(cluster, 0)
+        assert table.numpy().tolist() == ROWS.tolist()
+        [recovered] = strategy.recoveries
+    assert recovered.path == path
+    assert "an older checkpoint is taken: 'table' has shape (6, 2)" in caplog.text
+
+
+def test_what_goes_wrong_again_and_again_is_logged_once(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = make()
+    looks = threading.Semaphore(0)
+
+    def fails(ps: int) -> bool:
+        looks.release()
+        raise RuntimeError(f"no luck with ps:{ps}")
+
+    monkeypatch.setattr(strategy._session, "open_at", fails)
+    with Recovery(strategy, CheckpointManager({"n": 1}, str(tmp_path))):
+        for _ in range(6):
+            assert looks.acquire(timeout=PATIENCE_S)
+    told = [record.message for record in caplog.records if "could not be given" in record.message]
+    assert len(told) == 2  # of ps:0, and of ps:1

@@ -289,3 +289,22 @@ def test_a_number_in_a_tuple_and_a_read_only_array_cannot_be_restored(tmp_path: 
     path = zd.checkpoint.save(str(tmp_path / "d"), {"a": fixed})
     with pytest.raises(ValueError, match="'a' is a read-only array"):
         zd.checkpoint.restore(path, {"a": fixed})
+
+
+def test_files_of_others_in_a_folder_that_is_saved_to_stay(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", a=1)
+    for _ in range(2):
+        zd.checkpoint.save(tmp_path, {"w": variable(np.ones(3))})
+    assert np.load(tmp_path / "mine.npz")["a"] == 1
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_paths_may_be_objects(tmp_path: Path) -> None:
+    path = zd.checkpoint.save(tmp_path / "c", {"n": 1})
+    assert path == str(tmp_path / "c")
+    assert zd.checkpoint.load(tmp_path / "c") == {"n": 1}
+    zd.checkpoint.restore(tmp_path / "c", {"n": 2})
+    zd.checkpoint.Checkpoint(n=2).restore(tmp_path / "c").assert_consumed()
+    manager = zd.checkpoint.CheckpointManager({"n": 1}, tmp_path / "d")
+    assert manager.save() == zd.checkpoint.latest_checkpoint(tmp_path / "d")
+    assert next(zd.checkpoint.checkpoints_iterator(tmp_path / "d")) == manager.latest_checkpoint

@@ -76,3 +76,20 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         go(tmp_path)
         joining.join()
+
+
+def test_a_forked_child_that_closes_a_strategy_leaves_the_parents_variables_alone() -> None:
+    with zd.local_cluster(workers=1, ps=1) as cluster, zd.ParameterServerStrategy(cluster) as strategy:
+        with strategy.scope():
+            variable = zd.Variable(1.0)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                variable.assign_add(1.0)  # handles work there
+                strategy.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert variable.numpy() == 2.0

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, metrics
 from zmqdist.coordinator.utils import start_server
+from zmqdist.net.credentials import Credentials
 from zmqdist.parameter_server import inviting
 from zmqdist.parameter_server.connecting import Connected, connect
 
@@ -279,3 +282,38 @@ def test_start_server_is_for_workers_and_ps(job: str | None) -> None:
     spec = zd.ClusterSpec({"worker": ["w:1"], "ps": ["p:1"], "chief": ["c:1"]})
     with pytest.raises(ValueError, match=f"Unexpected task_type to start a server: {job}"):
         start_server(zd.resolvers.SimpleClusterResolver(spec, task_type=job, task_id=0), "zmq")
+
+
+class ClosedMeanwhile(threading.Event):
+    """A close comes when the thread has looked whether there was one, and before it begins to look for news."""
+
+    owner: inviting.Inviting | None = None
+
+    def clear(self) -> None:
+        if self.owner is not None:
+            self.owner._closed = True
+            self.set()
+        super().clear()
+
+
+def test_a_close_is_not_lost_whenever_it_comes() -> None:
+    dispatcher: Any = SimpleNamespace(address="127.0.0.1:1", watch_members=lambda fn: None)
+    found = inviting.Inviting(dispatcher, Credentials(insecure=True), 1)
+    wake, late = found._wake, ClosedMeanwhile()
+    late.owner, found._wake = found, late
+    wake.set()
+    found._thread.join(10)
+    assert not found._thread.is_alive()
+
+
+def test_a_cluster_file_whose_ps_have_gaps_in_their_numbers_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The launcher would call ps:1 what the program calls ps:0."""
+    (tmp_path / "cluster.yaml").write_text(
+        "name: gaps\njobs:\n  worker: {count: 1}\n  ps: {tasks: {1: '127.0.0.1:1'}}\nprogram: 'true'\n"
+        "runtime: {dispatcher: 'zmq://127.0.0.1:1'}\n"
+    )
+    monkeypatch.setenv("ZMQDIST_CONFIG", str(tmp_path / "cluster.yaml"))
+    with pytest.raises(ValueError, match=r"numbers 0 to 0 without gaps, not \[1\]"):
+        connect(None)

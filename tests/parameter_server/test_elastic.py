@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ import zmqdist as zd
 from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
 from zmqdist.parameter_server.connecting import Connected, connect
 
 Clusters = Callable[..., Cluster]
@@ -162,6 +163,34 @@ def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_serv
     assert servers.tasks["worker", 0].check_alive("worker:1")
     assert found.add_worker(servers.spec["worker"][1]) in (1, 2)
     is_back(found)
+
+
+def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters) -> None:
+    """F-7. One that is removed is not invited again."""
+    servers = cluster(1, 1)
+    with zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60) as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        assert coordinator.add_worker(servers.add(1)) == 1  # type: ignore[attr-defined]
+        eventually(lambda: coordinator.workers() == ["worker:0", "worker:1"], "it comes")
+        coordinator.remove_worker("worker:0")
+        eventually(lambda: coordinator.workers() == ["worker:1"], "it leaves")
+        assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(3)]) == [1, 1, 1]
+        assert strategy.task_states() == [None, None]
+        with pytest.raises(ValueError, match="no worker 0"):
+            coordinator.remove_worker(0)
+
+
+@pytest.mark.parametrize("by", ["coordinator", "strategy"])
+def test_a_program_ends_the_servers_of_its_cluster(cluster: Clusters, by: str) -> None:
+    """CC-6."""
+    servers = cluster(1, 1, threads=False)
+    strategy = zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60)
+    ends: Any = ClusterCoordinator(strategy) if by == "coordinator" else strategy
+    for _ in range(2):
+        ends.close(shutdown_cluster=True)
+    assert [task.wait(10) for task in servers.tasks.values()] == [0, 0]
+    with pytest.raises(errors.FailedPreconditionError, match="closed"):
+        strategy.coordinator.schedule(int)
 
 
 @pytest.mark.parametrize(("address", "index"), [("nowhere", None), ("127.0.0.1:1", -1)])

@@ -7,6 +7,7 @@ whatever its number: after a return to an earlier step the numbers go on from th
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ FINISHED = "FINISHED"
 
 def path_of(directory: str, number: int) -> str:
     """The folder of a checkpoint."""
-    return storage.join(storage.absolute(directory), f"ckpt-{number}")
+    return storage.join(directory, f"ckpt-{number}")
 
 
 def number_of(path: str) -> int | None:
@@ -32,11 +33,12 @@ def number_of(path: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def checkpoints(directory: str) -> list[tuple[str, Manifest]]:
+def checkpoints(directory: str | os.PathLike[str]) -> list[tuple[str, Manifest]]:
     """Path and manifest of each complete checkpoint, the one that was saved last at the end. A damaged one is left out, and logged."""
     found = []
+    directory = storage.absolute(directory)
     for name in storage.names(directory):
-        path = storage.join(storage.absolute(directory), name)
+        path = storage.join(directory, name)
         if number_of(name) is None:
             continue
         try:
@@ -48,14 +50,14 @@ def checkpoints(directory: str) -> list[tuple[str, Manifest]]:
     return sorted(found, key=lambda each: (each[1].serial, number_of(each[0])))
 
 
-def latest_checkpoint(directory: str) -> str | None:
+def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     """The complete checkpoint that was saved last; None where there is none."""
     found = checkpoints(directory)
     return found[-1][0] if found else None
 
 
 def checkpoints_iterator(
-    directory: str,
+    directory: str | os.PathLike[str],
     min_interval_secs: float = 0,
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
@@ -72,6 +74,7 @@ def checkpoints_iterator(
       timeout: seconds to wait for a new one; None for ever.
       timeout_fn: called when that time is over: whether to end. None: it ends.
     """
+    directory = storage.absolute(directory)
     last: tuple[str, int] | None = None
     waiting_since = time.monotonic()
     while True:

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import threading
 from types import TracebackType
-from typing import Any
+from typing import Any, SupportsIndex
 
 from zmqdist.checkpoint.following import FINISHED, checkpoints, number_of, path_of
 from zmqdist.checkpoint.manifest import MANIFEST
 from zmqdist.checkpoint.objects import Checkpoint
-from zmqdist.checkpoint.saving import restore, save_numbered
+from zmqdist.checkpoint.saving import restore, save_numbered, whole
 from zmqdist.data import storage
 
 log = logging.getLogger("zmqdist.checkpoint")
@@ -34,7 +35,7 @@ class CheckpointManager:
     def __init__(
         self,
         checkpoint: Any,
-        directory: str,
+        directory: str | os.PathLike[str],
         max_to_keep: int | None = 3,
         *,
         every_s: float | None = None,
@@ -91,11 +92,12 @@ class CheckpointManager:
         """The one that was saved last; None where there is none."""
         return next(reversed(self.checkpoints), None)
 
-    def save(self, step: int | None = None) -> str:
+    def save(self, step: SupportsIndex | None = None) -> str:
         """Save as `ckpt-<step>`, and delete the oldest when there are too many.
 
         Args:
-          step: the number after the last one where it is None. One that is there is replaced.
+          step: a whole number of Python or NumPy, or a variable that is one; None: the number after the last one. One that is there is
+            replaced.
 
         Returns:
           The path.
@@ -104,23 +106,24 @@ class CheckpointManager:
           As `zmqdist.checkpoint.save`, and the error of a periodic one before.
         """
         self._raise()
-        return self._save(step)
+        return self._save(None if step is None else whole(step))
 
-    def maybe_save(self, step: int) -> str | None:
+    def maybe_save(self, step: SupportsIndex) -> str | None:
         """Tell the step, and save when `every_steps` have passed since the last one was saved; the path then.
 
         Raises:
           As `save`.
         """
         self._raise()
+        number = whole(step)
         with self._lock:
             if self._saved_step is None:
                 self._saved_step = self._step_of_latest()
-            self._step = step
-            since = step - (self._saved_step or 0)
+            self._step = number
+            since = number - (self._saved_step or 0)
             if self._every_steps is None or 0 <= since < self._every_steps:
                 return None
-            return self._save(step)
+            return self._save(number)
 
     def restore_or_initialize(self) -> str | None:
         """Restore the latest checkpoint; its path, or None where there is none and everything stays as it is.
@@ -189,7 +192,10 @@ class CheckpointManager:
         """Once: what a killed manager has left unfinished goes, and so does the word that no more will come."""
         if self._tidied:
             return
-        storage.make_folder(self._directory)
+        try:
+            storage.make_folder(self._directory)
+        except OSError as error:
+            raise storage.error_of(error, self._directory) from error
         with contextlib.suppress(FileNotFoundError):
             storage.remove(storage.join(self._directory, FINISHED))
         for name in storage.names(self._directory, unfinished=True):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from zmqdist.checkpoint.reading import Reader
 from zmqdist.checkpoint.saving import fill, save
@@ -39,11 +40,11 @@ class Checkpoint(Container):
         for name, value in objects.items():
             setattr(self, name, value)
 
-    def save(self, path: str, *, step: int | None = None) -> str:
+    def save(self, path: str | os.PathLike[str], *, step: SupportsIndex | None = None) -> str:
         """Write a checkpoint of all attributes. As `zmqdist.checkpoint.save`."""
         return save(path, self, step=step)
 
-    def restore(self, path: str | None) -> Checkpoint:
+    def restore(self, path: str | os.PathLike[str] | None) -> Checkpoint:
         """Put back what the checkpoint holds of the attributes, now and later; the rest of them stays as it is.
 
         With None there is nothing to restore, as with `latest_checkpoint` of an empty directory. Errors are those of

@@ -10,6 +10,7 @@ Rules
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
 from collections.abc import Iterable
@@ -33,7 +34,7 @@ _BLOCK = 2**20
 class Reader:
     """A checkpoint that is there and can be read. Threads may share it."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises NotFoundError, DataLossError, FailedPreconditionError: as Manifest.read."""
         self.path = storage.absolute(path)
         self.manifest = Manifest.read(self.path)

@@ -27,7 +27,8 @@ from zmqdist.checkpoint.handles import shards_of
 from zmqdist.checkpoint.manager import CheckpointManager
 from zmqdist.checkpoint.parts import Part
 from zmqdist.checkpoint.reading import Reader
-from zmqdist.checkpoint.structure import leaves
+from zmqdist.checkpoint.saving import check
+from zmqdist.checkpoint.structure import Leaf, leaves
 from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import RECOVERY_LOOK_S
 from zmqdist.parameter_server import ParameterServerStrategy
@@ -114,19 +115,21 @@ class Recovery:
         self.close()
 
     def _watch(self, ps: int) -> None:
-        gone = False
+        gone, told = False, ""
         while not self._closing.wait(RECOVERY_LOOK_S):
             try:
                 self._look(ps)
-                gone = False
+                gone, told = False, ""
             except UnavailableError as error:
                 if not gone:
                     log.warning("ps:%d is gone; its variables come back with it: %s", ps, error)
                 gone = True
             except FailedPreconditionError:  # the strategy was closed
                 return
-            except Exception:
-                log.exception("ps:%d could not be given its variables again", ps)
+            except Exception as error:
+                if told != str(error):  # it is tried again, several times a second
+                    log.exception("ps:%d could not be given its variables again; it is tried again", ps)
+                told = str(error)
 
     def _look(self, ps: int) -> None:
         """Ask one parameter server for its session, and for the versions there. Raises UnavailableError: it is gone."""
@@ -140,9 +143,11 @@ class Recovery:
         )
 
     def _recover(self, ps: int) -> None:
-        places = self._places()
+        found = {name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle}
+        places = self._places(found)
         homes = [home for home in self._session.homes() if home.ref.task == f"ps:{ps}"]
-        reader = self._reader([places[home.ref.number][0] for home in homes if home.ref.number in places])
+        names = {places[home.ref.number][0] for home in homes if home.ref.number in places}
+        reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
         for home in homes:
@@ -170,24 +175,26 @@ class Recovery:
         self._recoveries.append(recovered)
         log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
 
-    def _places(self) -> dict[int, tuple[str, int, int]]:
+    def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
         """Where in a checkpoint the rows of each variable are, by its number: name, first row, row after the last."""
         places = {}
-        for name, leaf in leaves(self._manager.checkpoint).items():
-            for shard in shards_of(leaf.value) if leaf.is_handle else []:
+        for name, leaf in found.items():
+            for shard in shards_of(leaf.value):
                 home = shard.variable._home
                 if isinstance(home, RemoteHome) and home.session == self._session.number:
                     places[home.ref.number] = (name, shard.start, shard.stop)
         return places
 
-    def _reader(self, names: list[str]) -> Reader | None:
-        """The newest checkpoint in which all that is needed can be read."""
+    def _reader(self, needed: dict[str, Leaf]) -> Reader | None:
+        """The newest checkpoint in which all that is needed and that it holds is of the right shape and dtype, and can be read."""
         for path, _ in reversed(checkpoints(self._manager.directory)):
             try:
                 reader = Reader(path)
-                reader.verify(names)
+                for name in needed.keys() & set(reader.manifest.names):
+                    check(reader, name, needed[name])
+                reader.verify(needed)
                 return reader
-            except OpError as error:
+            except (OpError, ValueError) as error:
                 log.error("an older checkpoint is taken: %s", error)
         return None
 

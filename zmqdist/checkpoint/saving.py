@@ -9,9 +9,11 @@ Promises
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,24 +28,32 @@ from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 
 
-def save(path: str, variables: Any, *, step: int | None = None) -> str:
+def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:
     """Write a checkpoint, in place of one that may be there.
 
     Args:
       path: a folder that will be made, or a URL that fsspec knows.
       variables: a variable, a list of variables (they go by their names), or any structure of dicts, lists and `Checkpoint`s with
         variables, arrays, numbers and strings.
-      step: is kept with it.
+      step: is kept with it: a whole number of Python or NumPy, or a variable that is one.
 
     Returns:
       The absolute path.
 
     Raises:
-      TypeError, ValueError: something cannot be saved, or two things have one name.
+      TypeError, ValueError: something cannot be saved, two things have one name, or `step` is no whole number from 0 on.
       ResourceExhaustedError, UnknownError: the disk is full, or has another fault; what was at `path` before is still there.
       PSUnavailableError: a variable cannot be read.
     """
-    return save_numbered(path, variables, step, 0)
+    return save_numbered(storage.absolute(path), variables, None if step is None else whole(step), 0)
+
+
+def whole(step: SupportsIndex) -> int:
+    """A step as Python's number. Raises TypeError, ValueError: it is no whole number from 0 on."""
+    number = index(step)
+    if number < 0:
+        raise ValueError(f"step is {number}, wants 0 or more")
+    return number
 
 
 def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> str:
@@ -61,10 +71,10 @@ def save_numbered(path: str, variables: Any, step: int | None, serial: int) -> s
         else:
             values[name] = leaf.value
     write(path, arrays, values, step=step, serial=serial)
-    return storage.absolute(path)
+    return path
 
 
-def restore(path: str, variables: Any, strict: bool = True) -> None:
+def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -> None:
     """Put back what `save` wrote: variables are assigned, with their slots; arrays, numbers and strings change in their place.
 
     Args:
@@ -97,7 +107,7 @@ def restore(path: str, variables: Any, strict: bool = True) -> None:
     fill(reader, {name: leaf for name, leaf in found.items() if name in there})
 
 
-def load(path: str, names: Collection[str] | None = None) -> dict[str, Any]:
+def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> dict[str, Any]:
     """What a checkpoint holds, by name, without any cluster: arrays, numbers and strings.
 
     Args:
@@ -120,7 +130,7 @@ def load(path: str, names: Collection[str] | None = None) -> dict[str, Any]:
 def fill(reader: Reader, found: dict[str, Leaf]) -> None:
     """Restore leaves that the checkpoint holds: check all of them, then put all of them in place."""
     for name, leaf in found.items():
-        _check(reader, name, leaf)
+        check(reader, name, leaf)
     reader.verify(found)
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
         jobs = [threads.submit(_put, reader, name, leaf) for name, leaf in found.items() if leaf.is_handle]
@@ -135,7 +145,8 @@ def _known(array: NDArray[Any]) -> Callable[[], Part]:
     return lambda: Part(array)
 
 
-def _check(reader: Reader, name: str, leaf: Leaf) -> None:
+def check(reader: Reader, name: str, leaf: Leaf) -> None:
+    """Whether a leaf can have what a checkpoint holds under its name. Raises ValueError, TypeError: it cannot; the text says why."""
     manifest, value = reader.manifest, leaf.value
     entry = manifest.entries.get(name)
     if leaf.is_handle or leaf.is_array:

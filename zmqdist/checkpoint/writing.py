@@ -3,7 +3,7 @@
 Rules
     Nothing of the checkpoint is seen under its name before all of it is on the disk: files are written into a folder beside it,
     which then gets the name. Where that name is taken by a checkpoint already, the new files are laid beside the old ones and the
-    manifest is replaced in one step; then the old files go. A crash leaves what was there before.
+    manifest is replaced in one step; then the old files go. A crash leaves what was there before. Files of others in such a folder stay.
 
     What fails takes its unfinished files away and leaves what was there before. Errors of the disk name the file.
 """
@@ -29,6 +29,9 @@ from zmqdist.checkpoint.parts import Part
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.wire.arrays import tell_dtype
+
+_OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
+"""What `_write_all` calls its files."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def write(
             raise storage.error_of(error, error.filename or folder) from error
         raise
     if in_place:
-        _remove(path, [name for name in storage.names(path) if name.endswith(".npz") and name not in manifest.files])
+        _remove(path, [name for name in storage.names(path) if _OWN.fullmatch(name) and name not in manifest.files])
     return manifest
 
 

@@ -321,7 +321,7 @@ class ClusterCoordinator:
           NotFoundError: no such worker is there.
           UnavailableError, DeadlineExceededError: the dispatcher cannot be reached, or does not answer for 20 s.
         """
-        job, _, number = _worker_name(worker).rpartition(":")
+        job, _, number = worker_name(worker).rpartition(":")
         self._ask("drain", job, int(number), float(grace_s))
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -505,10 +505,11 @@ def _options(worker: int | str | None, priority: int) -> Options:
     """Raises ValueError for what cannot be a worker."""
     if not -(2**31) <= index(priority) < 2**31:
         raise ValueError(f"priority is {priority}, wants a number of 32 bits")
-    return Options("" if worker is None else _worker_name(worker), index(priority))
+    return Options("" if worker is None else worker_name(worker), index(priority))
 
 
-def _worker_name(worker: int | str) -> str:
+def worker_name(worker: int | str) -> str:
+    """As "worker:1". Raises ValueError: it is no index and no such name."""
     name = worker if isinstance(worker, str) else f"worker:{index(worker)}"
     if re.fullmatch("(?!(ps|chief|evaluator|dispatcher):)[A-Za-z_][A-Za-z0-9_.-]*:(0|[1-9][0-9]{0,8})", name) is None:
         raise ValueError(f'worker is {worker!r}, wants the index of a worker or its name, as "worker:1"')

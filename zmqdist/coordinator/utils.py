@@ -16,7 +16,9 @@ __all__ = ["RepeatedTimer", "start_server"]
 
 
 def start_server(cluster_resolver: ClusterResolver, protocol: str | None = None) -> None:
-    """Be the worker or ps that a resolver says; returns when the server was stopped, from elsewhere (`shutdown_cluster`) or by a signal.
+    """Be the worker or ps that a resolver says; returns when it was stopped from elsewhere (`strategy.close(shutdown_cluster=True)`).
+
+    Signals do what they do in the program: Ctrl-C raises KeyboardInterrupt here, when the server has been stopped.
 
     Args:
       protocol: as for `zmqdist.Server`.

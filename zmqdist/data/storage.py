@@ -33,8 +33,9 @@ def join(path: str, *names: str) -> str:
     return "/".join([path.rstrip("/") or "/", *names]) if "://" in path else os.path.join(path, *names)
 
 
-def absolute(path: str) -> str:
+def absolute(path: str | os.PathLike[str]) -> str:
     """A path that means the same in another folder."""
+    path = os.fspath(path)
     return path.rstrip("/") if "://" in path else os.path.abspath(path)
 
 

@@ -40,7 +40,11 @@ def check_cluster(spec: ClusterSpec, task_type: str | None = None, task_id: int 
     for job in ("ps", "worker"):
         if not _count(spec, job):
             raise ValueError(f"There must be at least one {job}.")
-    indices = spec.task_indices("ps")
+    check_ps(spec.task_indices("ps"))
+
+
+def check_ps(indices: list[int]) -> None:
+    """Refuse ps that cannot be counted through. Raises ValueError."""
     if indices != list(range(len(indices))):
         raise ValueError(f"The ps must have the numbers 0 to {len(indices) - 1} without gaps, not {indices}")
 

@@ -35,7 +35,7 @@ from zmqdist.limits import CONNECT_TIMEOUT_S, GRACE_S, TASK_PROBE_S, WAIT_LOG_S
 from zmqdist.net import looking
 from zmqdist.net.address import is_loopback, split
 from zmqdist.net.credentials import Credentials
-from zmqdist.parameter_server.checks import check_cluster
+from zmqdist.parameter_server.checks import check_cluster, check_ps
 from zmqdist.parameter_server.inviting import Inviting
 from zmqdist.rpc import ZmqClient, asking
 from zmqdist.server.probe import listening
@@ -143,11 +143,14 @@ class Connected:
           ValueError: there is no such worker.
           UnavailableError: the dispatcher does not answer.
         """
-        if index not in self.workers:
-            raise ValueError(f"there is no worker {index} in this cluster; it has {list(self.workers)}")
-        self._dismiss(index)
-        with contextlib.suppress(errors.NotFoundError):  # it has gone already
+        wanted = self.workers
+        if index in wanted:
+            self._dismiss(index)
+        try:
             self._ask("drain", "worker", index, grace_s)
+        except errors.NotFoundError:
+            if index not in wanted:  # else it has gone already
+                raise ValueError(f"there is no worker {index} in this cluster; it has {list(wanted)}") from None
 
     def _dismiss(self, index: int) -> None:
         """It is not wanted any more."""
@@ -259,7 +262,7 @@ class _Launched(Connected):
         return dict(self._indices)
 
     def _dismiss(self, index: int) -> None:
-        del self._indices[index]
+        self._indices.pop(index, None)
 
     @staticmethod
     def _shut_down(_: bool) -> None:
@@ -470,6 +473,7 @@ def _launched(timeout_s: float) -> Connected:
         raise ValueError(
             f"There must be at least one ps. Cluster {config.name!r} has none: write jobs.ps: {{count: 1}}"
         )
+    check_ps(sorted(ps))
     credentials = Credentials(runtime.token_file, runtime.keys_dir)
     workers = [] if jobs.worker is None else jobs.worker.indices()
     connected = _Launched(runtime.dispatcher, credentials, [ps[index] for index in sorted(ps)], workers)

@@ -162,8 +162,10 @@ class Inviting:
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closed:
+        while True:
             self._wake.clear()
+            if self._closed:  # looked at after that: a close in between must not lose its wake
+                break
             with self._changed:
                 due, ended = self._step(time.monotonic())
             for client in ended:

@@ -3,6 +3,7 @@
 Rules
     The servers keep a session as long as this program is connected and has not closed it. It is closed with the strategy, or when neither
     the strategy nor a variable of it is left. A program that was started again draws other numbers: what it had is dropped.
+    A child that was forked may use the variables, and cannot end what is its parent's.
     Connections are the process's, one for each server, and end with the last session that uses them.
 """
 
@@ -67,7 +68,7 @@ class Session:
         with _lock:
             _used.update(self.addresses)
             clients = [client.client_of(address, credentials) for address in self.addresses]
-        self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses)
+        self._end = weakref.finalize(self, _close_in_background, self.number, self.addresses, _program)
         self._end.atexit = False  # the servers see that the program has gone
         try:
             for each in clients:
@@ -89,7 +90,7 @@ class Session:
           UnknownError: the function that makes the first value has raised.
           PSUnavailableError: the server is gone.
         """
-        self._check_open()
+        self.check_open()
         address = self.addresses[ps]
         ref = Ref(
             name, initial.shape, initial.dtype, f"ps:{ps}", address, self.number, next(self._numbers), self._recovery_s
@@ -100,7 +101,8 @@ class Session:
             self._initial[home] = initial
         return home
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises FailedPreconditionError: it was closed."""
         if not self._end.alive:
             raise FailedPreconditionError(None, None, "this ParameterServerStrategy has been closed")
 
@@ -115,7 +117,7 @@ class Session:
           FailedPreconditionError: it was closed.
           PSUnavailableError: the server is gone.
         """
-        self._check_open()
+        self.check_open()
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
     def make_again(self, home: RemoteHome) -> None:
@@ -123,9 +125,10 @@ class Session:
         client.client_of(home.ref.address).create(home.ref, _told(self._initial[home])).get_value()
 
     def close(self) -> None:
-        """Have the servers drop the variables. Idempotent; does not raise."""
-        if self._end.detach() is not None:
-            _close(self.number, self.addresses)
+        """Have the servers drop the variables. Idempotent; does not raise. Does nothing in a child that was forked."""
+        ended = self._end.detach()
+        if ended is not None:
+            _close(*ended[2])
 
 
 def _told(initial: Initial) -> Any:
@@ -138,13 +141,17 @@ def _told(initial: Initial) -> Any:
     return client.initializer(made, TensorSpec(initial.shape, initial.dtype)) if callable(made) else made
 
 
-def _close_in_background(number: int, addresses: list[str]) -> None:
+def _close_in_background(number: int, addresses: list[str], program: int) -> None:
     """The garbage collector may have borrowed a thread that holds any lock, also one that is needed to ask a server."""
     with contextlib.suppress(RuntimeError):  # the interpreter ends: the servers see that
-        threading.Thread(target=_close, args=(number, addresses), name="zmqdist-session-close", daemon=True).start()
+        threading.Thread(
+            target=_close, args=(number, addresses, program), name="zmqdist-session-close", daemon=True
+        ).start()
 
 
-def _close(number: int, addresses: list[str]) -> None:
+def _close(number: int, addresses: list[str], program: int) -> None:
+    if program != _program:  # of the parent
+        return
     with contextlib.suppress(OpError):
         all_values([client.client_of(address).close_session(number) for address in addresses])
     with _lock:

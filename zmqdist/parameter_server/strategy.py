@@ -248,14 +248,18 @@ class ParameterServerStrategy(OnWorkers):
         """How the workers are, by index, then the ps: None, or an UnavailableError that names the task."""
         return self._connected.task_states()
 
-    def close(self) -> None:
-        """Close its coordinator, drop its variables, let go of the cluster. Idempotent."""
+    def close(self, shutdown_cluster: bool = False) -> None:
+        """Close its coordinator, drop its variables, let go of the cluster, whose workers are free for the next program. Idempotent.
+
+        Args:
+          shutdown_cluster: have workers and ps end, too, wherever they run: `Server.join` returns there. A `local_cluster` is closed.
+        """
         with self._coordinating:
             coordinator = self._coordinator
         if coordinator is not None:
             coordinator.close()
         self._session.close()
-        self._connected.close()
+        self._connected.close(shutdown_cluster)
 
     def __enter__(self) -> ParameterServerStrategy:
         return self
