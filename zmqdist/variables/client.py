@@ -43,10 +43,10 @@ from zmqdist.net.credentials import Credentials
 from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.about import ABOUT
-from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec, convert
 from zmqdist.variables.functions import UpdateFunctions
 from zmqdist.variables.host import PREFIX
+from zmqdist.variables.ids import Ids
 from zmqdist.wire import trusted
 
 KNOCK_S: Final = 1.0
@@ -216,6 +216,14 @@ class Started:
         """Whether waiting would be over at once, unless it must be asked again. Never waits."""
         return self._outcome is not None or self._trouble is not None or (self._call is not None and self._call.done())
 
+    def when_done(self, fn: Callable[[], object]) -> None:
+        """Call `fn()` once as soon as `done()`: now, or in a thread that must not wait."""
+        call = self._call
+        if self.done() or call is None:
+            fn()
+        else:
+            call.add_done_callback(lambda _: fn())
+
     def get_value(self) -> Any:
         """Wait for the answer.
 
@@ -279,7 +287,7 @@ class Started:
             raise DeadlineExceededError(None, None, lost.message)
         until = min(until, now + self._question.recovery_s)
         if now >= until:
-            raise PSUnavailableError(lost)
+            raise PSUnavailableError(lost, self._client.address)
         time.sleep(min(AGAIN_S, until - now))
         return until
 
@@ -313,35 +321,6 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class _Ids:
-    """Numbers of updates, and up to which of them nobody will ask again."""
-
-    def __init__(self) -> None:
-        self.client = new_incarnation()
-        self._lock = threading.Lock()
-        self._last = 0
-        self._open: dict[int, None] = {}
-        self._loose: dict[int, StatusOrResult] = {}
-
-    def next(self) -> tuple[int, int, int]:
-        """Client, number, and up to which number all is settled."""
-        with self._lock:
-            self._last += 1
-            for number, call in list(self._loose.items()):
-                if call.done():
-                    del self._loose[number]
-                    self._open.pop(number, None)
-            self._open[self._last] = None
-            return self.client, self._last, next(iter(self._open)) - 1
-
-    def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Nobody waits for this one any more. One that is still on its way (`call`) is settled when it has ended."""
-        if call is not None and number:
-            self._loose[number] = call
-        else:
-            self._open.pop(number, None)
-
-
 class PsClient:
     """One ps, from this process. From any thread. Made by `client_of`; waits for nothing."""
 
@@ -350,7 +329,7 @@ class PsClient:
         self.credentials = credentials
         self.reached = False
         self._rpc = ZmqClient(address, security=credentials.client(address, role))
-        self._ids = _Ids()
+        self._ids = Ids()
         self._reaching = threading.Lock()
         self._sent: set[bytes] = set()
 
@@ -371,6 +350,10 @@ class PsClient:
     def close_session(self, session: int) -> Started:
         """Drop its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
+
+    def watch(self, task: str, session: int, recovery_s: float) -> Started:
+        """Its value comes when the session is closed; that the ps has lost it, or is gone, is its error."""
+        return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
     def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any]] | None = None) -> Started:
         """Make a variable, unless it is there.
@@ -421,7 +404,8 @@ class PsClient:
 
         Args:
           want: give the new values, too.
-          key: of this update in its session: a second one with the same key, of any process, changes nothing.
+          key: of this update in its session: a second one with the same key, of any process, changes nothing. "": as the running function
+            was scheduled (running.py).
           step: of synchronous training, from 0: gradients wait for those of `workers_per_step` such updates, and their mean is applied.
           due: when the caller stops waiting, on `time.monotonic`. The update may be made all the same.
           still: nobody changes the arrays in `changes` before the answer is here.
@@ -433,6 +417,7 @@ class PsClient:
         functions = tuple(change[1] for _, change in changes if change[0] == "call")
         id = self._ids.next()
         told = [(ref.number, *change) for ref, change in changes]
+        key = key or running.key_of(refs[0].number)
         args = refs[0].session, *id, want, key, step, workers_per_step, *told
         more: dict[str, Any] = {
             "read": _outcomes_with_values if want else _outcomes,
@@ -522,7 +507,7 @@ class PsClient:
         self._sent.difference_update(functions)
 
     def settled(self, question: _Question, call: StatusOrResult | None) -> None:
-        """As `_Ids.settled`."""
+        """As `Ids.settled`."""
         self._ids.settled(question.sequence, call)
 
 
