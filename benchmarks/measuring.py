@@ -46,6 +46,7 @@ class Plan:
       queued_each: tasks that it queues at each system.
       ring_bytes: of the array of `collectives`.
       element_bytes: of the arrays of `data_arrays`.
+      model_bytes: of the model of `ps_model`.
       workers, tasks: the axes of `scale`.
     """
 
@@ -59,6 +60,7 @@ class Plan:
     queued_each: int = 10_000
     ring_bytes: int = 2**26
     element_bytes: int = 2**22
+    model_bytes: int = 2**28
     workers: tuple[int, ...] = (2, 10, 100, 1000, 10_000)
     tasks: tuple[int, ...] = (1000, 10_000, 100_000, 1_000_000)
 

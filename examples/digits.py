@@ -1,16 +1,20 @@
-"""Train a small network on handwritten digits: workers make the batches and compute the gradients, the weights stay here.
+"""Train a small network on handwritten digits: the weights live at parameter servers, workers compute the gradients.
 
     zmqdist launch configs/digits.yaml      on the cluster of that file
-    python examples/digits.py               on two workers of its own
+    python examples/digits.py [folder]      on two workers and two parameter servers of its own
 
-The batches come through the data service, each one once and in order, whoever made it. Each step splits its batch into shards, schedules
-the gradient of each and sums them in the order of the shards. So the result is the same to the last bit with any number of workers, and
-also when one dies on the way: its batches and shards are made again elsewhere.
+The batches come through the data service, each one once. Each is a piece of work for whichever worker is free: it reads the weights,
+computes a gradient, and has the servers make a step with it, while the other worker does the same with another batch.
+
+A worker may die on the way: its batch is computed again elsewhere. A parameter server may die, too: when it is there again, its weights are
+brought back from the checkpoint of the last epoch. With a folder for checkpoints a later run goes on where an earlier one was stopped.
 """
 
 import contextlib
 import itertools
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +23,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import zmqdist as zd
 
-EPOCHS, BATCH, SHARDS, HIDDEN = 30, 96, 4, 64
+EPOCHS, BATCH, HIDDEN = 30, 96, 64
 STEPS = 15  # of an epoch: its last batch is smaller
-RATE, MOMENTUM = 0.1, 0.9
+OPTIMIZER = zd.optimizers.Momentum(0.1)
 TRAINING = 1_437  # of 1,797 images; the other 360 are the test
+RECOVERY_S = 60.0  # how long a step waits for a parameter server that died
 
 
 def load(rng):
@@ -32,8 +37,8 @@ def load(rng):
     return (rows[:TRAINING, :64], rows[:TRAINING, 64]), (rows[TRAINING:, :64], rows[TRAINING:, 64])
 
 
-def batches(images, labels):
-    """All batches of the training: each epoch has the images in an order of its own, which its number decides."""
+def batches(images, labels, first):
+    """The batches from epoch `first` on: each epoch has the images in an order of its own, which its number decides."""
 
     def batch(step):
         number, at = divmod(int(step), STEPS)
@@ -41,7 +46,7 @@ def batches(images, labels):
         return images[order], labels[order]
 
     spec = zd.TensorSpec((None, 64), np.uint8), zd.TensorSpec((None,), np.uint8)
-    return zd.data.Dataset.range(EPOCHS * STEPS).map(batch, output_signature=spec)
+    return zd.data.Dataset.range(first * STEPS, EPOCHS * STEPS).map(batch, output_signature=spec)
 
 
 def forward(weights, images):
@@ -52,13 +57,14 @@ def forward(weights, images):
 
 
 def gradients(weights, images, labels):
-    """Runs on a worker: the loss of a shard and its gradient by each weight, both summed over the images."""
+    """The loss of a batch and its gradient by each weight, both as a mean over the images."""
     hidden, logits = forward(weights, images)
     logits = logits - logits.max(axis=1, keepdims=True)
     chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     picked = np.arange(len(labels)), labels
-    loss = -np.log(chances[picked]).sum()
+    loss = -np.log(chances[picked]).mean()
     chances[picked] -= 1
+    chances /= len(labels)
     below = (chances @ weights[2].T) * (hidden > 0)
     return loss, [images.T / np.float32(16) @ below, below.sum(axis=0), hidden.T @ chances, chances.sum(axis=0)]
 
@@ -67,43 +73,46 @@ def accuracy(weights, images, labels):
     return float((forward(weights, images)[1].argmax(axis=1) == labels).mean())
 
 
-def epoch(coordinator, weights, speed, batches):
-    """The steps of one pass over the training set; changes `weights` and `speed`. Returns the mean loss."""
-    total = count = 0
-    for images, labels in batches:
-        shards = np.array_split(np.arange(len(labels)), SHARDS)
-        values = [coordinator.schedule(gradients, args=(weights, images[shard], labels[shard])) for shard in shards]
-        losses, parts = zip(*coordinator.fetch(values), strict=True)
-        for weight, velocity, *part in zip(weights, speed, *parts, strict=True):
-            velocity *= MOMENTUM
-            velocity -= RATE * sum(part) / len(labels)
-            weight += velocity
-        total += float(sum(losses))
-        count += len(labels)
-    return total / count
+def step(strategy, weights, images, labels):
+    """Runs on a worker: one message to each parameter server for the weights, and one for the gradients."""
+    loss, grads = gradients(strategy.read(weights), images, labels)
+    strategy.apply(OPTIMIZER, zip(grads, weights, strict=True))
+    return loss
 
 
-def train(coordinator, console):
-    """Returns the losses and test accuracies, one of each per epoch."""
+def train(strategy, folder, console):
+    """Returns the losses and test accuracies, one of each per epoch, those before a restart included."""
     rng = np.random.default_rng(0)
     (images, labels), test = load(rng)
     sizes = [(64, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,)]
-    weights = [rng.normal(0, (2 / size[0]) ** 0.5 * (len(size) > 1), size).astype(np.float32) for size in sizes]
-    speed = [np.zeros_like(weight) for weight in weights]
+    with strategy.scope():
+        scales = [(2 / size[0]) ** 0.5 * (len(size) > 1) for size in sizes]  # offsets begin with zeros
+        weights = [zd.Variable(rng.normal(0, *how), dtype="f4") for how in zip(scales, sizes, strict=True)]
+    run = zd.checkpoint.Checkpoint(weights=weights, curve=np.zeros((EPOCHS, 2)), epoch=0)
+    manager = zd.checkpoint.CheckpointManager(run, folder)
+    if manager.restore_or_initialize() is None:
+        manager.save(0)  # whatever happens, there is one to go on from
+    coordinator = strategy.coordinator
     service = zd.data.service.distribute("distributed_epoch", coordinator, ordered=True)
-    steps = iter(batches(images, labels).apply(service))
-    curve = []
+    source = iter(batches(images, labels, run.epoch).apply(service))
     columns = TextColumn("epoch"), BarColumn(), TextColumn("{task.completed}/{task.total}  {task.description}")
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=EPOCHS)
-        for number in range(1, EPOCHS + 1):
-            loss = epoch(coordinator, weights, speed, itertools.islice(steps, STEPS))
-            curve.append((loss, accuracy(weights, *test)))
-            told = f"loss {loss:.4f}  accuracy {curve[-1][1]:.3f}"
+    with (
+        zd.checkpoint.Recovery(strategy, manager),
+        Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress,
+    ):
+        bar = progress.add_task("", total=EPOCHS, completed=run.epoch)
+        while run.epoch < EPOCHS:
+            some = itertools.islice(source, STEPS)
+            losses = [coordinator.schedule(step, args=(strategy, weights, *batch)) for batch in some]
+            loss = float(np.mean(coordinator.fetch(losses)))
+            run.curve[run.epoch] = loss, accuracy(strategy.read(weights), *test)
+            run.epoch += 1
+            manager.save(run.epoch)
+            told = f"loss {loss:.4f}  accuracy {run.curve[run.epoch - 1, 1]:.3f}"
             progress.update(bar, advance=1, description=told)
             if not console.is_terminal:
-                print(f"epoch {number:2}/{EPOCHS}  {told}", flush=True)
-    return list(zip(*curve, strict=True))
+                print(f"epoch {run.epoch:2}/{EPOCHS}  {told}", flush=True)
+    return run.curve.T
 
 
 def draw(losses, accuracies, path):
@@ -129,10 +138,12 @@ def draw(losses, accuracies, path):
 
 def main():
     with contextlib.ExitStack() as stack:
+        folder = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(tempfile.TemporaryDirectory())
         # Under `zmqdist launch` the cluster is in the environment; alone, the program brings its own.
-        cluster = None if "ZMQDIST_CONFIG" in os.environ else stack.enter_context(zd.local_cluster(workers=2))
-        coordinator = stack.enter_context(contextlib.closing(zd.coordinator.ClusterCoordinator(cluster)))
-        losses, accuracies = train(coordinator, Console())
+        cluster = None if "ZMQDIST_CONFIG" in os.environ else stack.enter_context(zd.local_cluster(workers=2, ps=2))
+        halves = zd.partitioners.FixedShardsPartitioner(2)
+        strategy = stack.enter_context(zd.ParameterServerStrategy(cluster, halves, recovery_s=RECOVERY_S))
+        losses, accuracies = train(strategy, folder, Console())
     draw(losses, accuracies, "digits.png")
     print(f"test accuracy: {accuracies[-1]:.3f}")
 

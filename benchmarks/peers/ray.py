@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from benchmarks.peers.served import System, echoed, queued_bytes, rate, run, timed, waited
+from benchmarks.peers.served import SHRINKS, TABLE, System, echoed, queued_bytes, rate, run, timed, waited
 
 STORE_BYTES = 4 * 2**30
 
@@ -87,6 +87,82 @@ class Ray(System):
     def memory(self, count: int) -> list[float]:
         hold = self._ray.remote(waited)
         return queued_bytes(self._all, lambda path: [hold.remote(path) for _ in range(2)], count)
+
+    @cached_property
+    def _servers(self) -> list[Any]:
+        """Two actors, each with half of everything."""
+
+        class Server:
+            def __init__(self) -> None:
+                self._values: dict[str, Any] = {}
+
+            def make(self, name: str, *shape: int) -> None:
+                import numpy as np
+
+                self._values[name] = np.zeros(shape, np.float32)
+
+            def read(self, name: str) -> Any:
+                return self._values[name]
+
+            def rows(self, name: str, ids: Any) -> Any:
+                return self._values[name][ids]
+
+            def add(self, name: str, value: Any) -> None:
+                self._values[name] += value
+
+            def add_rows(self, name: str, ids: Any, rows: Any) -> None:
+                import numpy as np
+
+                np.add.at(self._values[name], ids, rows)
+
+        remote = self._ray.remote(num_cpus=0)(Server)
+        return [remote.remote() for _ in range(2)]
+
+    @cache  # noqa: B019
+    def _made(self, *shape: int) -> tuple[list[Any], str]:
+        """The servers, and the name under which each has so much."""
+        self._ray.get([server.make.remote(str(shape), *shape) for server in self._servers])
+        return self._servers, str(shape)
+
+    def ps_tasks(self, count: int) -> list[float]:
+        import ray
+
+        def counted(servers: list[Any], name: str) -> None:
+            ray.get(servers[0].add.remote(name, 1.0))
+
+        made, remote = self._made(), self._ray.remote(counted).remote
+        return rate(lambda: self._ray.get([remote(*made) for _ in range(count)]), count)
+
+    def ps_rows(self, count: int, rows: int) -> list[float]:
+        import ray
+
+        half = TABLE[0] // 2
+
+        def touched(servers: list[Any], name: str, seed: int) -> None:
+            import numpy as np
+
+            ids = np.random.default_rng(seed).integers(0, 2 * half, rows)
+            parts = [ids[ids < half], ids[ids >= half] - half]
+            found = ray.get([server.rows.remote(name, part) for server, part in zip(servers, parts, strict=True)])
+            added = zip(servers, parts, found, strict=True)
+            ray.get([server.add_rows.remote(name, part, some * np.float32(SHRINKS)) for server, part, some in added])
+
+        made, remote = self._made(half, TABLE[1]), self._ray.remote(touched).remote
+        each = rate(lambda: self._ray.get([remote(*made, seed) for seed in range(count)]), count)
+        return [value * rows for value in each]
+
+    def ps_model(self, count: int, size: int) -> list[float]:
+        import ray
+
+        def touched(servers: list[Any], name: str) -> None:
+            import numpy as np
+
+            halves = ray.get([server.read.remote(name) for server in servers])
+            deltas = zip(servers, halves, strict=True)
+            ray.get([server.add.remote(name, half * np.float32(SHRINKS)) for server, half in deltas])
+
+        made, remote = self._made(size // 8), self._ray.remote(touched).remote
+        return [value * 2 * size for value in rate(lambda: [ray.get(remote(*made)) for _ in range(count)], count)]
 
     def startup(self) -> list[float]:
         self._ray.get(self._nothing.remote())

@@ -23,6 +23,10 @@ from time import perf_counter, sleep
 from typing import Any
 
 REASON_CHARACTERS_MAX = 160
+TABLE = 100_000, 64
+"""Rows and columns of the table of `ps_rows`."""
+SHRINKS = -0.001
+"""By what a value is multiplied before that is added to it: it may be done as often as one likes."""
 REST_LIMIT_S, REST_LOOK_S, REST_SHARE = 2.0, 0.1, 0.2
 """So long somebody may take to come to rest, so often it is looked, and so much of a core is next to nothing."""
 

@@ -1,4 +1,4 @@
-"""TensorFlow: `tf.distribute.experimental.rpc` for calls, a ParameterServerStrategy of two workers and its coordinator for tasks."""
+"""TensorFlow: `tf.distribute.experimental.rpc` for calls, a ParameterServerStrategy of two workers and two servers for tasks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import os
 import socket
 import subprocess
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from benchmarks.peers.served import System, echoed, rate, run, timed
+from benchmarks.peers.served import SHRINKS, TABLE, System, echoed, rate, run, timed
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -118,16 +118,17 @@ class Tf(System):
 
         cluster = {
             "chief": [f"127.0.0.1:{_free_port()}"],
-            "ps": [f"127.0.0.1:{_free_port()}"],
+            "ps": [f"127.0.0.1:{_free_port()}" for _ in range(2)],
             "worker": [f"127.0.0.1:{_free_port()}" for _ in range(2)],
         }
         text = json.dumps(cluster)
-        for job, index in (("ps", "0"), ("worker", "0"), ("worker", "1")):
+        for job, index in (("ps", "0"), ("ps", "1"), ("worker", "0"), ("worker", "1")):
             self._started("--work", text, job, index)
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster), task_type="chief", task_id=0, rpc_layer="grpc"
         )
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        halves = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+        strategy = tf.distribute.ParameterServerStrategy(resolver, halves)
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
 
     @cached_property
@@ -149,6 +150,51 @@ class Tf(System):
     def roundtrip(self, count: int) -> list[float]:
         coordinator, nothing = self._coordinator, self._nothing
         return timed(lambda: coordinator.schedule(nothing).fetch(), count)
+
+    @cache  # noqa: B019
+    def _zeros(self, *shape: int) -> Any:
+        import tensorflow as tf
+
+        with self._coordinator.strategy.scope():
+            return tf.Variable(tf.zeros(shape))
+
+    @cache  # noqa: B019
+    def _touching(self, *shape: int, rows: int = 0) -> Any:
+        """What a task does: add to a number, to some rows of a table, or to all of an array."""
+        import tensorflow as tf
+
+        variable = self._zeros(*shape)
+
+        def touched() -> None:
+            if not shape:
+                variable.assign_add(1.0)
+            elif rows:
+                ids = tf.random.uniform([rows], 0, shape[0], tf.int64)
+                found = tf.nn.embedding_lookup(variable, ids)
+                variable.scatter_add(tf.IndexedSlices(found * SHRINKS, ids))
+            else:
+                for part in variable.variables:
+                    part.assign_add(part.read_value() * SHRINKS)
+
+        return tf.function(touched)
+
+    def ps_tasks(self, count: int) -> list[float]:
+        return self._touched(self._touching(), count)
+
+    def ps_rows(self, count: int, rows: int) -> list[float]:
+        return [value * rows for value in self._touched(self._touching(*TABLE, rows=rows), count)]
+
+    def ps_model(self, count: int, size: int) -> list[float]:
+        touching = self._touching(size // 4)
+        return [value * 2 * size for value in rate(lambda: [self._touched(touching, 1) for _ in range(count)], count)]
+
+    def _touched(self, touching: Any, count: int) -> list[float]:
+        def work() -> None:
+            for _ in range(count):
+                self._coordinator.schedule(touching)
+            self._coordinator.join()
+
+        return rate(work, count)
 
     def startup(self) -> list[float]:
         self._coordinator.schedule(self._nothing).fetch()

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from typing import Any
 
 from benchmarks.peers import streams
-from benchmarks.peers.served import System, echoed, queued_bytes, rate, run, timed, waited
+from benchmarks.peers.served import SHRINKS, TABLE, System, echoed, queued_bytes, rate, run, timed, waited
 from benchmarks.peers.streams import ARRAY_MOD, ENDLESS, WORKERS, Servers, firsts, streamed, streamed_bytes
 
 ANSWER_MS = 60_000
@@ -29,6 +29,25 @@ def nothing() -> None:
 
 def touch(array: Any) -> int:
     return int(array[-1])
+
+
+def counted(count: Any) -> None:
+    count.assign_add(1.0)
+
+
+def rows_touched(table: Any, rows: int, seed: int) -> None:
+    import numpy as np
+
+    from zmqdist import IndexedSlices
+
+    ids = np.random.default_rng(seed).integers(0, table.shape[0], rows)
+    table.scatter_add(IndexedSlices(table.sparse_read(ids) * np.float32(SHRINKS), ids))
+
+
+def model_touched(model: Any) -> None:
+    import numpy as np
+
+    model.assign_add(model.numpy() * np.float32(SHRINKS))
 
 
 def adding(size: int) -> Callable[[Any], Any]:
@@ -107,6 +126,42 @@ class Zmqdist(System):
     def startup(self) -> list[float]:
         self._coordinator.schedule(nothing).fetch()
         return []
+
+    # -- parameter servers ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _strategy(self) -> Any:
+        from zmqdist import ParameterServerStrategy, local_cluster, partitioners
+
+        cluster = self.stack.enter_context(local_cluster(workers=2, ps=2))
+        halves = partitioners.FixedShardsPartitioner(2)
+        return self.stack.enter_context(ParameterServerStrategy(cluster, halves))
+
+    @cache  # noqa: B019
+    def _zeros(self, *shape: int) -> Any:
+        import numpy as np
+
+        from zmqdist import Variable
+
+        with self._strategy.scope():
+            return Variable(np.zeros(shape, np.float32))
+
+    def ps_tasks(self, count: int) -> list[float]:
+        schedule, variable = self._strategy.coordinator.schedule, self._zeros()
+        return rate(lambda: [value.fetch() for value in [schedule(counted, (variable,)) for _ in range(count)]], count)
+
+    def ps_rows(self, count: int, rows: int) -> list[float]:
+        coordinator, table = self._strategy.coordinator, self._zeros(*TABLE)
+
+        def work() -> None:
+            coordinator.fetch([coordinator.schedule(rows_touched, (table, rows, seed)) for seed in range(count)])
+
+        return [value * rows for value in rate(work, count)]
+
+    def ps_model(self, count: int, size: int) -> list[float]:
+        schedule, model = self._strategy.coordinator.schedule, self._zeros(size // 4)
+        touched = rate(lambda: [schedule(model_touched, (model,)).fetch() for _ in range(count)], count)
+        return [value * 2 * size for value in touched]
 
     # -- data ------------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ TINY = Plan(
     fanout_bytes=2**17,
     ring_bytes=2**21,
     element_bytes=2**12,
+    model_bytes=2**20,
     queued=50,
     queued_each=40,
     workers=(2, 5, 10),
@@ -94,6 +95,17 @@ def test_images_are_decoded_by_one_worker_and_by_two(tiny: None, tmp_path: Path)
         ("1 worker", "images/s"),
         ("2 workers", "images/s"),
     ]
+
+
+def test_variables_at_parameter_servers_are_changed_by_tasks(tiny: None, tmp_path: Path) -> None:
+    found = asked(tmp_path, "ps_tasks", "ps_rows", "ps_model", "--against", "none")
+    assert [figure["unit"] for document in found.values() for figure in document["figures"]] == [
+        "tasks/s",
+        "rows/s",
+        "rows/s",
+        "GB/s",
+    ]
+    assert all(figure["median"] > 0 for document in found.values() for figure in document["figures"])
 
 
 def test_collectives_are_measured_beside_plain_sockets(tiny: None, tmp_path: Path) -> None:

@@ -155,6 +155,24 @@ def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_
     assert shipped == [1, 1]
 
 
+def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_see(
+    coordinator: ClusterCoordinator,
+) -> None:
+    seen: list[int] = []
+    first = coordinator.schedule(list)
+
+    def appends() -> int:
+        seen.append(1)
+        return len(seen)
+
+    def appends_to_the_result() -> int:
+        first.append(1)  # type: ignore[attr-defined]  # it is the list there
+        return len(first)  # type: ignore[arg-type]
+
+    for fn in (appends, appends_to_the_result):
+        assert coordinator.fetch([coordinator.schedule(fn) for _ in range(9)]) == [1] * 9
+
+
 def _shipped(coordinator: ClusterCoordinator) -> list[int]:
     """How many functions went to the dispatcher, message by message, from now on."""
     from zmqdist.messages import Define

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import io
 import re
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,20 +45,28 @@ def test_the_gradient_is_the_slope_of_the_loss(digits: ModuleType) -> None:
             assert (above - loss) / step == pytest.approx(gradient[at], rel=1e-3, abs=1e-4)
 
 
-def test_the_result_is_the_same_to_the_last_bit_with_any_number_of_workers(
-    digits: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_a_later_run_goes_on_where_an_earlier_one_was_stopped(
+    digits: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(digits, "EPOCHS", 3)
-    curves = []
-    for count in (1, 3):
-        with contextlib.ExitStack() as stack:
-            dispatcher = stack.enter_context(zd.DispatchServer())
-            for _ in range(count):
-                stack.enter_context(zd.WorkerServer(zd.data.service.WorkerConfig(dispatcher.target)))
-            coordinator = stack.enter_context(contextlib.closing(zd.coordinator.ClusterCoordinator(dispatcher)))
-            curves.append(digits.train(coordinator, Console(file=io.StringIO())))
-    assert curves[0] == curves[1]
-    assert curves[0][1][-1] > 0.9
+    monkeypatch.setattr(digits, "EPOCHS", 4)
+    stopped = iter([False, False, True])
+    accuracy = digits.accuracy
+
+    def stopping(*args: Any) -> float:
+        if next(stopped, False):
+            raise KeyboardInterrupt
+        return float(accuracy(*args))
+
+    monkeypatch.setattr(digits, "accuracy", stopping)
+    halves = zd.partitioners.FixedShardsPartitioner(2)
+    with zd.local_cluster(workers=2, ps=2, processes=False) as cluster:
+        with zd.ParameterServerStrategy(cluster, halves) as strategy, pytest.raises(KeyboardInterrupt):
+            digits.train(strategy, str(tmp_path), Console(file=io.StringIO()))
+        with zd.ParameterServerStrategy(cluster, halves) as strategy:
+            _, accuracies = digits.train(strategy, str(tmp_path), Console(file=io.StringIO()))
+    told = re.findall(r"epoch +(\d)/4 .* (0\.\d{3})\n", capsys.readouterr().out)
+    assert [number for number, _ in told] == ["1", "2", "3", "4"]
+    assert [text for _, text in told] == [f"{each:.3f}" for each in accuracies]
 
 
 def test_without_matplotlib_it_says_so_in_one_line(
@@ -71,9 +79,9 @@ def test_without_matplotlib_it_says_so_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_program_alone_trains_on_workers_of_its_own(tmp_path: Path) -> None:
+def test_the_program_alone_trains_on_a_cluster_of_its_own(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "error", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-W", "error", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The main job, on the cluster of its file: as it is, with encryption, and with a worker that is killed on the way."""
+"""The main job, on the cluster of its file: as it is, with encryption, and with tasks that are killed on the way."""
 
 from __future__ import annotations
 
@@ -27,34 +27,30 @@ def accuracy(launched: Launched) -> float:
     return float(found[1])
 
 
-@pytest.fixture(scope="module")
-def accuracies() -> set[float]:
-    """What the runs of this module came to: each must come to the same."""
-    return set()
-
-
 @pytest.mark.parametrize("name", ["digits.yaml", "digits-curve.yaml"])
-def test_it_trains_to_more_than_95_percent(launch: Callable[..., Launched], accuracies: set[float], name: str) -> None:
+def test_it_trains_to_more_than_95_percent(launch: Callable[..., Launched], name: str) -> None:
     job = launch(file=of_example(name))
-    assert job.ends(50) == 0, job.text
+    assert job.ends(80) == 0, job.text
     assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
-    accuracies.add(accuracy(job))
-    assert max(accuracies) >= 0.95
-    assert len(accuracies) == 1
+    assert accuracy(job) >= 0.95
     job.left_nothing()
 
 
-def test_a_worker_that_is_killed_is_reported_and_changes_nothing_else(
-    launch: Callable[..., Launched], accuracies: set[float]
-) -> None:
+def test_a_worker_and_a_parameter_server_may_be_killed_on_the_way(launch: Callable[..., Launched]) -> None:
     job = launch(file=of_example("digits.yaml"))
-    pid = job.worker(1)
-    job.saw("epoch  5/30")
-    os.kill(pid, signal.SIGKILL)
-    assert job.ends(50) == 0, job.text
-    told = "[worker-1] ended (killed by SIGKILL); it is started again (1 of 3)"
-    assert job.lines.count(told) == 1, job.text
-    assert job.lines.index(told) < len(job.lines) - 10, "it went on for long after the loss"
-    accuracies.add(accuracy(job))
-    assert len(accuracies) == 1
+    worker, ps = job.task("worker", 1), job.task("ps", 0)
+    job.saw("epoch  3/30", 60)
+    os.kill(worker, signal.SIGKILL)
+    job.saw("epoch  6/30", 60)
+    os.kill(ps, signal.SIGKILL)
+    assert job.ends(80) == 0, job.text
+    for told in (
+        "[worker-1] ended (killed by SIGKILL); it is started again (1 of 3)",
+        "[ps-0] ended (killed by SIGKILL); its variables are lost; it is started again (1 of 3)",
+    ):
+        assert job.lines.count(told) == 1, job.text
+        assert job.lines.index(told) < len(job.lines) - 10, "it went on for long after the loss"
+    assert re.search(r"^ps:0 came back; restored 4 variables from .*/ckpt-\d+, \d+ s old; ", job.text, re.MULTILINE)
+    assert sum(bool(EPOCH.fullmatch(line)) for line in job.lines) == 30, job.text
+    assert accuracy(job) >= 0.95
     job.left_nothing()

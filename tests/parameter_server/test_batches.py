@@ -163,3 +163,23 @@ def test_a_server_that_is_gone_is_an_error_of_apply_and_read(made: Any) -> None:
             strategy.apply(SGD(1.0), [(1.0, each) for each in variables])
         assert variables[0].numpy() == 0.0
         strategy.close()
+
+
+def test_variables_of_two_strategies_are_not_taken_for_each_other(made: Any) -> None:
+    one, other = made(), made()
+    with one.scope():
+        mine = [zd.Variable(float(number)) for number in range(4)]
+    with other.scope():
+        theirs = [zd.Variable(100.0 + number) for number in range(4)]
+    assert one.read(mine + theirs) == [0, 1, 2, 3, 100, 101, 102, 103]
+    one.apply(SGD(1.0), [(1.0, mine[0]), (1.0, theirs[3])])
+    assert one.read(mine + theirs) == [-1, 1, 2, 3, 100, 101, 102, 102]
+
+
+def test_a_variable_that_is_there_twice_is_refused_before_any_server_is_told(made: Any) -> None:
+    strategy = made()
+    with strategy.scope():
+        first, second = zd.Variable(1.0), zd.Variable(1.0)
+    with pytest.raises(errors.InvalidArgumentError, match=f"{first.name}.* is there twice"):
+        strategy.apply(SGD(1.0), [(1.0, first), (1.0, second), (1.0, first)])
+    assert strategy.read([first, second]) == [1, 1]

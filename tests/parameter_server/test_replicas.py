@@ -272,3 +272,27 @@ def test_a_server_that_refuses_ends_all_replicas(two: zd.ParameterServerStrategy
         v = zd.Variable(np.zeros(2), aggregation="sum")
     with pytest.raises(errors.InvalidArgumentError, match="shape"):
         two.run(lambda: v.assign_add(np.zeros(3)))
+
+
+def test_replicas_change_different_shards_of_a_variable_in_one_update(made: Any) -> None:
+    strategy = made(lambda shape, dtype: [2, 1], replicas_per_worker=2)
+    strategy.extended._allow_run_without_coordinator = True
+    with strategy.scope():
+        table = zd.Variable(np.zeros((4, 2)), aggregation="sum")
+
+    def change() -> None:
+        row = 3 * _replica()  # of another shard for each replica
+        table.scatter_add(zd.IndexedSlices(np.full((1, 2), row + 1.0), np.array([row])))
+        table.assign_add(np.full((4, 2), 0.5))
+        table.apply(SGD(1.0), zd.IndexedSlices(np.ones((1, 2)), np.array([row])))
+
+    strategy.run(change)
+    assert table.numpy().tolist() == [[1, 1], [1, 1], [1, 1], [4, 4]]
+
+
+def test_replicas_that_change_different_variables_at_the_same_time_are_told_so(two: zd.ParameterServerStrategy) -> None:
+    with two.scope():
+        both = [zd.Variable(0.0, aggregation="sum", name=name) for name in ("left", "right")]
+    with pytest.raises(RuntimeError, match="at the same time: all of them"):
+        two.run(lambda: both[_replica()].assign_add(1.0))
+    assert two.read(both) == [0, 0]

@@ -1,7 +1,7 @@
 """Numbers for functions: each goes to the cluster once, and is forgotten there when it has not been used for long.
 
 A function is recognised by its pickle: one that captures nothing mutable is pickled once (wire/functions.py), one that does is pickled
-each time, and has its old number as long as the bytes are the same.
+each time, and has its old number as long as the bytes are the same. Its pickle is marked, so that slots, too, have it anew for each run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist.coordinator import metrics
+from zmqdist.dispatch.references import CHANGING
 from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import describe
@@ -36,16 +37,15 @@ class FunctionNumbers:
 
     def pickled(self, fn: Callable[..., Any]) -> bytes:
         """The function as it is now. Raises InvalidArgumentError where it cannot be pickled."""
-        if not metrics.enable_metrics:
-            return self._cache.lookup(fn)[0]
-        began = time.perf_counter()
-        blob = self._cache.lookup(fn)[0]
-        self._took_s = time.perf_counter() - began
-        return blob
+        began = time.perf_counter() if metrics.enable_metrics else 0.0
+        blob, stable = self._cache.lookup(fn)
+        if began:
+            self._took_s = time.perf_counter() - began
+        return blob if stable or len(blob) > INLINE_BYTES_MAX else CHANGING + blob
 
     def number(self, fn: Callable[..., Any], blob: bytes, work: int) -> tuple[int, str]:
         """The number and the name of a function for a piece of work that is about to be handed in."""
-        if len(blob) > INLINE_BYTES_MAX:
+        if len(blob) > INLINE_BYTES_MAX + len(CHANGING):
             # Too large for a message, and too large to compare: it serves this one piece of work.
             number = next(self._numbers)
             self._defined.append((number, self._hold(work, [blob])))

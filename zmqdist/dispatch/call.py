@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from zmqdist.dispatch import kept
-from zmqdist.dispatch.references import INPUTS, KEEP, Reference, decode_reference, is_reference
+from zmqdist.dispatch.references import CHANGING, INPUTS, KEEP, Reference, decode_reference, is_reference
 from zmqdist.dispatch.resources import Resources
 from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
@@ -26,7 +26,9 @@ class Fetches(Protocol):
 class Functions:
     """Functions by (coordinator, fn), and what is too large for a message, fetched from whoever holds it.
 
-    A function is unpickled at first use, so that a failure to do so is the error of the work that uses it.
+    A function is unpickled at first use, so that a failure to do so is the error of the work that uses it. One that captures what may
+    change, or is too large for a message, is unpickled for each use: what one run leaves in it the next one does not see, and nothing that
+    it captures stays.
 
     Attributes:
       resources: what stands under numbers that are no functions'.
@@ -37,8 +39,6 @@ class Functions:
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
         self._loaded: dict[tuple[int, int], Any] = {}
-        self._capturing: set[tuple[int, int]] = set()
-        """Loaded functions that hold a resource: they would keep it alive."""
 
     def define(self, functions: list[tuple[int, int, bytes]]) -> None:
         for coordinator, fn, pickled in functions:
@@ -49,10 +49,7 @@ class Functions:
         for key in functions:
             self._pickled.pop(key, None)
             self._loaded.pop(key, None)
-        if self.resources.forget(functions):
-            for key in self._capturing:
-                self._loaded.pop(key, None)
-            self._capturing.clear()
+        self.resources.forget(functions)
 
     def get(self, coordinator: int, fn: int) -> Any:
         key = (coordinator, fn)
@@ -61,14 +58,11 @@ class Functions:
             pickled = self._pickled.get(key)
             if pickled is None:
                 raise InternalError(None, None, f"function {fn} was not sent to this worker")
-            asked = self.resources.asked
             if is_reference(pickled):
-                loaded = trusted.unpack_parts(self.fetched(pickled))
-            else:
-                loaded = trusted.unpack(pickled)
-            self._loaded[key] = loaded
-            if self.resources.asked != asked:
-                self._capturing.add(key)
+                return trusted.unpack_parts(self.fetched(pickled))
+            if pickled[:1] == CHANGING:
+                return trusted.unpack(memoryview(pickled)[1:])
+            loaded = self._loaded[key] = trusted.unpack(pickled)
         return loaded
 
     def fetched(self, payload: bytes) -> list[Any]:

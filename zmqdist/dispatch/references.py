@@ -2,7 +2,7 @@
 
 A reference starts with a byte that neither a pickle nor MessagePack starts with. Work whose arguments are made of results of other work
 has these before its arguments, after a byte of their own. The payload of work whose result is to stay with its worker has one byte more,
-in front of all.
+in front of all. A function that captures what may change has one, too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from zmqdist.limits import ARRAY_BYTES_MAX, FRAMES_MAX
 MARK = b"\xc1"
 KEEP = b"\xc2"
 INPUTS = b"\xc3"
+CHANGING = b"\xc4"
 
 Handle: TypeAlias = tuple[int, int, int, int, int, int, int, int]
 Memory: TypeAlias = tuple[int, int, int, int]

@@ -99,14 +99,9 @@ class _Resource:
 
 
 class Resources:
-    """The resources of one process, or of a worker whose slots are threads. Any thread may use it.
-
-    Attributes:
-      asked: how often one was asked for.
-    """
+    """The resources of one process, or of a worker whose slots are threads. Any thread may use it."""
 
     def __init__(self, fetcher: Fetches) -> None:
-        self.asked = 0
         self._fetcher = fetcher
         self._resources: dict[tuple[int, int], _Resource] = {}
         self._lock = threading.Lock()
@@ -117,7 +112,6 @@ class Resources:
     def get(self, key: tuple[int, int], what: str, definition: bytes, sharers: Sequence[int]) -> Any:
         """See `resource`."""
         with self._lock:
-            self.asked += 1
             entry = self._resources.get(key)
             if entry is None:
                 entry = self._resources[key] = _Resource()
@@ -129,10 +123,9 @@ class Resources:
             raise errors.ClosureInputError(error) from error
         return entry.value
 
-    def forget(self, keys: list[tuple[int, int]]) -> bool:
-        """Drop what stands under these, where something does; whether there was any."""
+    def forget(self, keys: list[tuple[int, int]]) -> None:
+        """Drop what stands under these, where something does."""
         with self._lock:
-            before = len(self._resources)
             for coordinator, number in keys:
                 if number == ALL_NUMBERS:
                     mine = [key for key in self._resources if key[0] == coordinator]
@@ -140,7 +133,6 @@ class Resources:
                     mine = [(coordinator, number)]
                 for key in mine:
                     self._resources.pop(key, None)
-            return len(self._resources) != before
 
     def _build(self, entry: _Resource, what: str, definition: bytes, sharers: Sequence[int]) -> None:
         if is_reference(definition):

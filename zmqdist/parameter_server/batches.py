@@ -1,16 +1,19 @@
 """Several variables in one message to each parameter server; all servers are asked at once.
 
+A message is about one session, so variables of two strategies are never in one.
+
 Not here: one variable (variable.py), all shards of one (sharded.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server.aggregation import aggregated
 from zmqdist.parameter_server.context import here
@@ -21,20 +24,23 @@ from zmqdist.parameter_server.sharded import ShardedVariable
 from zmqdist.parameter_server.variable import Variable
 from zmqdist.variables import client
 
+Asked: TypeAlias = tuple[client.PsClient, int]
+"""Who is asked, and about which session."""
+
 
 def read_all(variables: Any) -> Any:
     """The structure with values in place of variables; what is no variable stays. Caches are passed by."""
     leaves = nest.flatten(variables)
     parts = {part._home.key: part for leaf in leaves for part in _parts(leaf)}
-    by_client: dict[client.PsClient, list[Variable]] = {}
+    by_session: dict[Asked, list[Variable]] = {}
     values: dict[Any, Any] = {}
     for key, part in parts.items():
         if isinstance(part._home, RemoteHome):
-            by_client.setdefault(part._home.client, []).append(part)
+            by_session.setdefault((part._home.client, part._home.session), []).append(part)
         else:
             values[key] = part.numpy()
-    asked = [each.read([part._home.ref for part in wanted]) for each, wanted in by_client.items()]
-    for wanted, told in zip(by_client.values(), all_values(asked), strict=True):
+    asked = [each.read([part._home.ref for part in wanted]) for (each, _), wanted in by_session.items()]
+    for wanted, told in zip(by_session.values(), all_values(asked), strict=True):
         for part, (_, value) in zip(wanted, told, strict=True):
             values[part._home.key] = value if value.shape else value[()]
 
@@ -66,19 +72,24 @@ def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: i
 
 def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
     """Everything is checked before anything is sent."""
-    by_client: dict[client.PsClient, list[tuple[RemoteHome, client.Change]]] = {}
+    by_session: dict[Asked, list[tuple[RemoteHome, client.Change]]] = {}
     local: list[tuple[LocalHome, client.Change]] = []
+    seen = set()
     for grad, variable in pairs:
         shares = variable._shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
+            if part._home.key in seen:
+                told = f"{part._home.ref} is there twice: add up its gradients, so that it makes one step"
+                raise InvalidArgumentError(None, None, told)
+            seen.add(part._home.key)
             change = client.apply(part._home.ref, optimizer, share)
             if isinstance(part._home, RemoteHome):
-                by_client.setdefault(part._home.client, []).append((part._home, change))
+                by_session.setdefault((part._home.client, part._home.session), []).append((part._home, change))
             else:
                 local.append((part._home, change))
-    steps = [wanted[0][0].in_step(step) for wanted in by_client.values()]
+    steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
     started: list[Pending] = [home.change(change, optimizer) for home, change in local]
-    for (each, wanted), how in zip(by_client.items(), steps, strict=True):
+    for ((each, _), wanted), how in zip(by_session.items(), steps, strict=True):
         started.append(each.update([(home.ref, change) for home, change in wanted], **how))
     all_values(started)
 

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server import caching, context
-from zmqdist.parameter_server.aggregation import ReduceOp
+from zmqdist.parameter_server.aggregation import ReduceOp, aggregated
 from zmqdist.parameter_server.context import ReplicaContext
+from zmqdist.parameter_server.pending import Pending, Ready
 
 
 class PerReplica:
@@ -177,6 +179,30 @@ class _Meeting:
         if self._error is not None:
             raise self._error
         return [self._results[replica] for replica in range(self._replicas)]
+
+
+def once_for_all(variable: Any, value: Any, start: Callable[[Any], Pending]) -> Pending:
+    """`start(value)` changes `variable`; where several replicas do this, once for all of them with what their values become.
+
+    Raises:
+      ValueError: in a context of several replicas, for a variable without aggregation.
+      RuntimeError: another replica is about to change another variable.
+    """
+    replica = context.here.replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return start(value)
+
+    def merge(_strategy: Any, variables: PerReplica, given: PerReplica) -> None:
+        for other in variables.values:
+            if other is not variable:
+                raise RuntimeError(
+                    f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all of them have to make the same "
+                    "changes in the same order, since one is made of them"
+                )
+        start(aggregated(given.values, variable.aggregation, variable.name)).get_value()
+
+    replica.merge_call(merge, (variable, value if isinstance(value, IndexedSlices) else np.asarray(value)))
+    return Ready()
 
 
 # -- bringing together ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ from zmqdist.errors import InvalidArgumentError, UnimplementedError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server import embedding
 from zmqdist.parameter_server.arithmetic import ArrayLike
+from zmqdist.parameter_server.pending import Pending
+from zmqdist.parameter_server.replicas import once_for_all
 from zmqdist.parameter_server.rows import Together, split_rows, start_read, start_rows
 from zmqdist.parameter_server.selection import Rows, checked_numbers
 from zmqdist.specs import TensorSpec, convert
@@ -244,9 +246,12 @@ class ShardedVariable(ArrayLike):
         """
         self._start_apply(fn, grad, step).get_value()
 
-    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Together:
-        shares = self._shares(grad)
-        return Together(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
+    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Pending:
+        def start(grad: Any) -> Together:
+            shares = self._shares(grad)
+            return Together(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
+
+        return once_for_all(self, grad, start)
 
     def _shares(self, grad: Any) -> list[Any]:
         """A gradient cut as the variable is. Every shard has a part, also of no rows: an optimizer counts steps, and synchronous training
@@ -272,9 +277,12 @@ class ShardedVariable(ArrayLike):
         self._start_update(kind, value).get_value()
         return self
 
-    def _start_update(self, kind: str, value: Any) -> Together:
-        parts = self._cut(self._fitting(value))
-        return Together(one._start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
+    def _start_update(self, kind: str, value: Any) -> Pending:
+        def start(value: Any) -> Together:
+            parts = self._cut(self._fitting(value))
+            return Together(one._start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
+
+        return once_for_all(self, value, start)
 
     def _scatter(self, kind: str, sparse_delta: IndexedSlices) -> ShardedVariable:
         if not isinstance(sparse_delta, IndexedSlices):
@@ -284,12 +292,15 @@ class ShardedVariable(ArrayLike):
         self._start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
         return self
 
-    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Together:
-        rows, values = self._fitting_rows(IndexedSlices(values, indices))
-        return Together(
-            self._variables[owner]._start_scatter(kind, local, values[places])
-            for owner, local, places in split_rows(self._offsets, rows)
-        )
+    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Pending:
+        def start(delta: IndexedSlices) -> Together:
+            rows, values = self._fitting_rows(delta)
+            return Together(
+                self._variables[owner]._start_scatter(kind, local, values[places])
+                for owner, local, places in split_rows(self._offsets, rows)
+            )
+
+        return once_for_all(self, IndexedSlices(values, indices), start)
 
     # -- what fits
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -23,12 +22,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server import caching
-from zmqdist.parameter_server.aggregation import VariableAggregation, VariableSynchronization, aggregated
+from zmqdist.parameter_server.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.parameter_server.arithmetic import ArrayLike
-from zmqdist.parameter_server.context import here
 from zmqdist.parameter_server.homes import Home
 from zmqdist.parameter_server.pending import Pending, Ready, Then
-from zmqdist.parameter_server.replicas import PerReplica
+from zmqdist.parameter_server.replicas import once_for_all
 from zmqdist.parameter_server.selection import Rows
 from zmqdist.variables import client
 
@@ -248,7 +246,7 @@ class Variable(ArrayLike):
     def _start_update(self, kind: str, value: Any) -> Pending:
         """`kind` is "assign", "add" or "sub"."""
         change = _DENSE[kind]
-        return self._merged(value, lambda value: self._home.change(change(self._home.ref, value)))
+        return once_for_all(self, value, lambda value: self._home.change(change(self._home.ref, value)))
 
     def _start_scatter(self, kind: str, indices: Any, values: Any) -> Pending:
         """`kind` is what comes behind "scatter_"."""
@@ -256,22 +254,10 @@ class Variable(ArrayLike):
         def start(delta: IndexedSlices) -> Pending:
             return self._home.change(client.scatter(self._home.ref, kind, delta))
 
-        return self._merged(IndexedSlices(values, np.asarray(indices)), start)
+        return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
 
     def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Pending:
-        return self._merged(grad, lambda grad: self._home.apply(fn, grad, step))
-
-    def _merged(self, value: Any, start: Callable[[Any], Pending]) -> Pending:
-        """`start(value)`; where several replicas do this, once for all of them with what their values become."""
-        replica = here.replica
-        if replica is None or replica.num_replicas_in_sync == 1:
-            return start(value)
-
-        def merge(_strategy: Any, given: PerReplica) -> None:
-            start(aggregated(given.values, self.aggregation, self.name)).get_value()
-
-        replica.merge_call(merge, (value if isinstance(value, IndexedSlices) else np.asarray(value),))
-        return Ready()
+        return once_for_all(self, grad, lambda grad: self._home.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
         if not isinstance(delta, IndexedSlices):

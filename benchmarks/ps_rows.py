@@ -1,0 +1,17 @@
+"""How many rows a second do two workers read of a table at two parameter servers, and add to?
+
+A row has 64 numbers of 4 bytes. Each task takes so many rows by chance, waits for them, adds to them, and waits for that.
+"""
+
+from __future__ import annotations
+
+from benchmarks.measuring import Case, Plan, Question
+
+
+def cases(plan: Plan) -> list[Case]:
+    return [Case(f"{rows:,} a task", {"rows": rows}) for rows in (100, 4000)]
+
+
+QUESTION = Question(
+    "ps_rows", "Rows read from and added to a table at 2 parameter servers", "rows/s", cases=cases, count=10
+)
