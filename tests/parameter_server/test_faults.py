@@ -9,6 +9,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -401,6 +402,29 @@ def test_what_is_tried_again_with_once_passes_over_the_updates_that_were_made(tw
     assert swapped.fetch()
     assert count.numpy() == 11
     assert rows.numpy().tolist() == [[-1, -1], [0, 0], [-1, -1], [-1, -1]]
+
+
+def test_a_worker_that_dies_in_a_synchronous_step_counts_in_it_once(two: Program, tmp_path: Path) -> None:
+    with zd.ParameterServerStrategy(two.cluster, aggregate="sync", workers_per_step=2) as strategy:
+        with strategy.scope():
+            mean = zd.Variable(np.zeros(1), name="mean")
+        client = strategy._session.clients[0]
+
+        def push(gradient: float) -> None:
+            (tmp_path / str(os.getpid())).touch()
+            mean.apply(zd.optimizers.SGD(1.0), np.array([gradient]), step=0)
+
+        def pushed() -> bool:
+            told = client.about().get_value()["variables"]
+            return [each["bytes"] for each in told if each["session"] == strategy.session] == [16]
+
+        strategy.coordinator.schedule(push, (1.0,), worker=0, once=True)
+        eventually(pushed, "the gradient waits in its step", WITHIN_S)
+        two.cluster.restart_worker(0)
+        eventually(lambda: len(list(tmp_path.iterdir())) == 2, "it is pushed again", WITHIN_S)
+        strategy.coordinator.schedule(push, (3.0,), worker=1, once=True)
+        strategy.coordinator.join(WITHIN_S)
+        assert mean.numpy().tolist() == [-2.0]
 
 
 def test_each_scheduled_function_counts_for_itself(two: Program) -> None:
