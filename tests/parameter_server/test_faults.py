@@ -201,6 +201,7 @@ def test_handle_dataset_creation_failure(program: Program, from_function: bool) 
     results = [program.coordinator.schedule(step, (first,)) for _ in range(3)]
     program.coordinator.join(WITHIN_S)
     program.cluster.kill_worker(0)
+    eventually(lambda: "worker:0" not in program.coordinator.workers(), "the coordinator misses it", WITHIN_S)
     second, third = iter(datasets), iter(datasets)
     for iterator in (first, second, third):
         results += [program.coordinator.schedule(step, (iterator,)) for _ in range(3)]

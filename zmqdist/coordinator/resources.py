@@ -144,7 +144,7 @@ class Resources:
         return len(self._live)
 
     def workers(self) -> list[int]:
-        """The indices of the workers that are there, sorted; waits for a first one.
+        """The indices of the workers that are there, sorted; of those that are missing, where all are. Waits for a first one to come.
 
         Raises:
           UnavailableError: there was none for `patience_s`, or the dispatcher takes no coordinator.
@@ -155,10 +155,10 @@ class Resources:
                 self._watching = True
                 shell.watch(self._members)
             there = shell.changed.wait_for(
-                lambda: self._present or shell.closed or shell.failure is not None, self._patience_s
+                lambda: self._present or self._lost or shell.closed or shell.failure is not None, self._patience_s
             )
-            if self._present:
-                return sorted(self._present)
+            if known := self._present or self._lost:
+                return sorted(known)
             fail = shell.failure
         if shell.closed:
             raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator has been closed")
