@@ -142,7 +142,7 @@ def test_numbers_of_workers_and_of_tasks(dispatcher: zd.DispatchServer, tmp_path
         with ClusterCoordinator(dispatcher) as coordinator:
             value = coordinator.schedule(waits, (tmp_path,))
             until(lambda: first.num_tasks == 1)
-            assert [row.running for row in dispatcher.snapshot().workers] == [1]
+            until(lambda: [row.running for row in dispatcher.snapshot().workers] == [1])  # told when a look has seen it
             go(tmp_path)
             value.get(20)
             until(lambda: first.num_tasks == 0)
