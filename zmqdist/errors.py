@@ -318,13 +318,15 @@ class PSUnavailableError(UnavailableError):
 
     Attributes:
       original_exception: what was met, an UnavailableError.
+      address: of the task; "" where it is not known.
     """
 
-    def __init__(self, original_exception: UnavailableError) -> None:
+    def __init__(self, original_exception: UnavailableError, address: str = "") -> None:
         if not isinstance(original_exception, UnavailableError):
             raise AssertionError(f"made from a {type(original_exception).__name__}, wants an UnavailableError")
         super().__init__(original_exception.node_def, original_exception.op, original_exception.message)
         self.original_exception = original_exception
+        self.address = address
 
 
 class _Derived(Exception):

@@ -1,12 +1,14 @@
-"""What a running function can ask about itself: `zmqdist.cancelled()`, and on which worker it is.
+"""What a running function can ask about itself: `zmqdist.cancelled()`, on which worker it is, and what its updates are to be known as.
 
 Whoever runs a function says so here for its thread, or for its process. A worker is known by its index and by how many there are.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -16,6 +18,7 @@ Worker: TypeAlias = "Callable[[], tuple[int, int]]"
 _here = threading.local()
 _process_wide: Callable[[], bool] | None = None
 _worker_of_process: Worker | None = None
+_once_of_process: _Once | None = None
 
 
 def enter(cancelled: Callable[[], bool], worker: Worker | None = None) -> None:
@@ -107,6 +110,33 @@ def building(what: str) -> Iterator[None]:
 def being_built() -> str | None:
     """What is being built in the present thread, as `building` was told; None for nothing."""
     return getattr(_here, "building", None)
+
+
+class _Once:
+    """A function whose effects elsewhere are to count once, however often it is run."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.numbers: defaultdict[Hashable, Iterator[int]] = defaultdict(itertools.count)
+
+
+@contextmanager
+def once(key: str) -> Iterator[None]:
+    """What the present thread runs is known as `key`, the same each time it is run; so are, in a slot process, the threads it starts."""
+    global _once_of_process
+    once = _here.once = _Once(key)
+    if _worker_of_process is not None:
+        _once_of_process = once
+    try:
+        yield
+    finally:
+        _here.once = _once_of_process = None
+
+
+def key_of(about: Hashable) -> str:
+    """A key for the next update of something: the same for the n-th update of it each time this function is run; "" outside of `once`."""
+    once = getattr(_here, "once", None) or _once_of_process
+    return "" if once is None else f"{once.key}/{about}.{next(once.numbers[about])}"
 
 
 def inherit() -> Callable[[], None]:

@@ -41,6 +41,12 @@ def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_
         pause.wait(0.01)
 
 
+def stop(pid: int) -> None:
+    """SIGSTOP a child of this process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
 class Launched:
     """A child process in `folder`, with a folder for temporary files of its own.
 

@@ -31,10 +31,11 @@ class Cluster:
 
     Attributes:
       spec: job to addresses.
+      threads: whether what is started from now on is a thread here.
     """
 
     def __init__(self, workers: int, ps: int, threads: bool) -> None:
-        self._threads = threads
+        self.threads = threads
         self._ports: list[Reserved] = []
         self.spec = {"worker": [self.port() for _ in range(workers)], "ps": [self.port() for _ in range(ps)]}
         self.tasks: dict[tuple[str, int], Any] = {}
@@ -50,7 +51,7 @@ class Cluster:
     def start(self, job: str, index: int, config: dict[str, Any] | None = None) -> None:
         """Start a task, or start it again."""
         config = {"worker_processes": False, **(config or {})}
-        if self._threads:
+        if self.threads:
             self.tasks[job, index] = Server(self.spec, job, index, config=config)
             return
         told = json.dumps([self.spec, job, index, config])

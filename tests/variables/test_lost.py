@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.launch.launched import stop
 from tests.server.conftest import free_addresses
 from tests.variables.conftest import PROGRAM, SESSION, Make
 from tests.variables.middle import Wire
@@ -180,8 +181,7 @@ def test_a_ps_that_is_stopped_is_given_up_after_a_while_and_one_that_goes_on_ans
     monkeypatch.setattr(c, "PS_PATIENCE_S", 0.2)
     process = begun(child, address)
     client, ref = variable(address)
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)  # all of its threads have stopped
+    stop(process.pid)
     with pytest.raises(PSUnavailableError, match="no answer from"):
         client.update([(ref, c.add(ref, [1, 1]))]).get_value()
     monkeypatch.undo()
@@ -196,3 +196,20 @@ def test_a_ps_that_stops_in_order_ends_what_waits(client: PsClient, make: Make, 
     ps.stop(0.1)
     with pytest.raises(PSUnavailableError, match="variable 'w' on ps:0"):
         pending.get_value()
+
+
+def test_a_watch_ends_with_its_session_and_fails_with_its_ps(address: str, child: Child) -> None:
+    process = begun(child, address)
+    client, _ = variable(address)
+    ended, lost = client.watch("ps:1", SESSION, 0.0), threading.Event()
+    ended.when_done(lost.set)
+    assert not lost.is_set()
+    client.close_session(SESSION).get_value()
+    assert lost.wait(30)
+    assert ended.get_value() is None
+    variable(address)
+    watched = client.watch("ps:1", SESSION, 0.0)
+    process.kill()
+    with pytest.raises(PSUnavailableError, match=rf"ps:1 \({address}\) .*nobody listens at") as caught:
+        watched.get_value()
+    assert caught.value.address == address

@@ -393,7 +393,7 @@ class Shell:
         with self.lock:
             if not self._machine.enlisted:
                 self.refusal = failed
-            self._fail_round(failed)
+            self.fail_round(failed)
             self.changed.notify_all()
         self._drain()
         self._fail(list(self._values), payload)
@@ -526,7 +526,7 @@ class Shell:
                     apart.discard(work)
                     aside += 1
                 elif kind and self._rounds and kind in FAILURES:
-                    self._fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
+                    self.fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
                 if value is None:
                     continue
                 value._settle(kind, payload)
@@ -543,8 +543,8 @@ class Shell:
         if calls:
             self.call_back(calls)
 
-    def _fail_round(self, failed: _Failure) -> None:
-        """With the lock held."""
+    def fail_round(self, failed: Callable[[], BaseException]) -> None:
+        """With the lock held; `failed` makes an exception each time. Whoever waits has to be notified."""
         self.failure = self.failure or failed
         if len(self.failures) < limits.FAILURES_TOLD:
             self.failures.append(failed)

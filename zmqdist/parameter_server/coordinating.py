@@ -6,18 +6,27 @@
     A function that is scheduled inside `cache_variable_reads()` runs inside one.
     Who works for it is the strategy's to say: workers that are added or removed are invited, started or dismissed there (connecting.py).
     It pickles as a stub that knows its strategy and schedules nothing.
+    The loss of a parameter server fails the round that is unfinished then, whatever its functions do, and each loss one round.
+    A function that is scheduled with `once=True` is known by a key to the parameter servers: they pass over what it did in an earlier run.
 """
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from functools import partial
 from typing import Any, NoReturn
 
+from zmqdist import running
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.coordinator.coordinator import worker_name
+from zmqdist.errors import PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.parameter_server import caching, context
 from zmqdist.parameter_server.strategy import ParameterServerStrategy
+from zmqdist.parameter_server.watching import watch
 
 
 class StrategyCoordinator(ClusterCoordinator):
@@ -34,6 +43,10 @@ class StrategyCoordinator(ClusterCoordinator):
             except BaseException:
                 strategy._coordinator = None
                 raise
+            self._onces = itertools.count(1)
+            self._told: set[str] = set()
+            lost = weakref.WeakMethod(self._lost)
+            watch(strategy._session, lambda error: (found := lost()) is not None and found(error))
             self._made = True
 
     @property
@@ -47,12 +60,44 @@ class StrategyCoordinator(ClusterCoordinator):
         fn: Callable[..., Any],
         args: Iterable[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        once: bool | None = None,
         **how: Any,
     ) -> RemoteValue:
-        """As of ClusterCoordinator; RuntimeError inside another strategy's scope."""
+        """As of ClusterCoordinator; RuntimeError inside another strategy's scope.
+
+        Args:
+          once: if the function has to be run again, because its worker died or for `retries`, the parameter servers pass over those updates
+            that it has made already, and answer what they answered then: the n-th of a variable is the same each time. They remember the
+            last 65,536 of a strategy. What is read is as it is now. None: only in synchronous mode, where a gradient that came twice would
+            stand for one of another worker.
+        """
         if context.here.scopes:
             context.check_not_in_another(self._scheduled_on)
-        return super().schedule(caching.with_caching(fn) if callable(fn) else fn, args, kwargs, **how)
+        if callable(fn):
+            fn = caching.with_caching(fn)
+            if once or (once is None and self.strategy.aggregate == "sync"):
+                args = f"{self._shell.number:x}-{next(self._onces)}", *(() if args is None else args)
+                fn = _Once(fn)
+        return super().schedule(fn, args, kwargs, **how)
+
+    def _lost(self, error: PSUnavailableError) -> None:
+        shell = self._shell
+        with shell.lock:
+            if error.address not in self._told and shell.scheduled > shell.resolved:
+                shell.fail_round(partial(copy, error))
+                shell.changed.notify_all()
+
+    def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:
+        try:
+            super()._end_round(until, timeout)
+        except Exception as error:
+            self._told.update(
+                each.address
+                for each in (error, *getattr(error, "failures", ()))
+                if isinstance(each, PSUnavailableError)
+            )
+            raise
 
     def add_worker(self, address: str = "", index: int | None = None) -> int:
         """Have one more worker work for this program from now on: what was made per worker is built there before it takes work.
@@ -92,6 +137,19 @@ class StrategyCoordinator(ClusterCoordinator):
 
     def __reduce__(self) -> Any:
         return CoordinatorStub, (self._scheduled_on,)
+
+
+class _Once:
+    """Runs a function with its key; pickles as its function does."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._fn = fn
+        self.__qualname__ = getattr(fn, "__qualname__", type(fn).__qualname__)
+        self.__module__ = getattr(fn, "__module__", type(fn).__module__)
+
+    def __call__(self, key: str, /, *args: Any, **kwargs: Any) -> Any:
+        with running.once(key):
+            return self._fn(*args, **kwargs)
 
 
 class CoordinatorStub:

@@ -82,6 +82,11 @@ class Session:
         """Of the servers, by index."""
         return [client.client_of(address) for address in self.addresses]
 
+    def watched(self) -> list[client.Started]:
+        """For each server a question that ends with it, or with the session."""
+        self.check_open()
+        return [each.watch(f"ps:{ps}", self.number, self._recovery_s) for ps, each in enumerate(self.clients)]
+
     def make(self, name: str, initial: Initial, ps: int) -> RemoteHome:
         """Make a variable at a server, and wait until it is there.
 

@@ -163,8 +163,8 @@ class ParameterServerStrategy(OnWorkers):
       replicas_per_worker: how often `run` calls its function on a worker, in threads.
       placement: "round_robin", "least_bytes", or `fn(name, shape, dtype, loads)`, which gives the index of a ps.
       connect_timeout_s: how long to wait for the tasks.
-      aggregate: "async": gradients of `apply` count as they come. "sync": those of one step are averaged, and applied once. Either way a
-        function that runs again, because its worker was lost after its gradient had left, is counted twice.
+      aggregate: "async": gradients of `apply` count as they come. "sync": those of one step are averaged, and applied once. A function
+        that runs again, because its worker was lost after its gradient had left, counts twice where the first, and once in the second.
       workers_per_step: of how many, in synchronous mode; fewer than there are workers leaves out the slowest. None: as many as there are.
       recovery_s: how long who uses a variable waits when its ps was lost, for `zmqdist.checkpoint` to bring it back; 0: it is an error.
 
@@ -197,6 +197,7 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
         Placement(placement, 1)  # what is wrong with it is said before anybody is waited for
         self.num_replicas_in_sync = replicas_per_worker
+        self.aggregate = aggregate
         self._partitioner = variable_partitioner
         self._resolver = cluster_resolver
         self._coordinator: StrategyCoordinator | None = None

@@ -18,7 +18,6 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -44,11 +43,11 @@ from zmqdist.net.credentials import Credentials
 from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.about import ABOUT
-from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
 from zmqdist.variables.casting import cast
 from zmqdist.variables.functions import PackedFunction, UpdateFunctions
 from zmqdist.variables.host import PREFIX
+from zmqdist.variables.ids import Ids
 from zmqdist.wire import trusted
 
 KNOCK_S: Final = 1.0
@@ -205,6 +204,14 @@ class Started:
         """Whether waiting would be over at once, unless it must be asked again. Never waits."""
         return self._outcome is not None or self._trouble is not None or (self._call is not None and self._call.done())
 
+    def when_done(self, fn: Callable[[], object]) -> None:
+        """Call `fn()` once as soon as `done()`: now, or in a thread that must not wait."""
+        call = self._call
+        if self.done() or call is None:
+            fn()
+        else:
+            call.add_done_callback(lambda _: fn())
+
     def get_value(self) -> Any:
         """Wait for the answer.
 
@@ -268,7 +275,7 @@ class Started:
             raise DeadlineExceededError(None, None, lost.message)
         until = min(until, now + self._question.recovery_s)
         if now >= until:
-            raise PSUnavailableError(lost)
+            raise PSUnavailableError(lost, self._client.address)
         time.sleep(min(AGAIN_S, until - now))
         return until
 
@@ -302,40 +309,6 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-class _Ids:
-    """Numbers of updates, and up to which of them nobody will ask again."""
-
-    def __init__(self) -> None:
-        self.client = new_incarnation()
-        self._lock = threading.Lock()
-        self._last = 0
-        self._open: dict[int, None] = {}
-        self._loose: dict[int, StatusOrResult] = {}
-        self._settled: deque[tuple[int, StatusOrResult | None]] = deque()
-        """What `settled` was told, and `next` has not seen: a finalizer, too, may append to it at any moment."""
-
-    def next(self) -> tuple[int, int, int]:
-        """Client, number, and up to which number all is settled."""
-        with self._lock:
-            self._last += 1
-            while self._settled:
-                number, call = self._settled.popleft()
-                if call is None:
-                    self._open.pop(number, None)
-                else:
-                    self._loose[number] = call
-            for number in [number for number, call in self._loose.items() if call.done()]:
-                del self._loose[number]
-                self._open.pop(number, None)
-            self._open[self._last] = None
-            return self.client, self._last, next(iter(self._open)) - 1
-
-    def settled(self, number: int, call: StatusOrResult | None) -> None:
-        """Nobody waits for this one any more. One that is still on its way (`call`) is settled when it has ended. Takes no lock."""
-        if number:
-            self._settled.append((number, call))
-
-
 class PsClient:
     """One ps, from this process. From any thread. Made by `client_of`; waits for nothing."""
 
@@ -344,7 +317,7 @@ class PsClient:
         self.credentials = credentials
         self.reached = False
         self._rpc = ZmqClient(address, security=credentials.client(address, role))
-        self._ids = _Ids()
+        self._ids = Ids()
         self._reaching = threading.Lock()
         self._sent: set[bytes] = set()
 
@@ -365,6 +338,10 @@ class PsClient:
     def close_session(self, session: int) -> Started:
         """Drop its variables."""
         return self._start(f"the ps at {self.address}", "close", session)
+
+    def watch(self, task: str, session: int, recovery_s: float) -> Started:
+        """Its value comes when the session is closed; that the ps has lost it, or is gone, is its error."""
+        return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
     def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any]] | None = None) -> Started:
         """Make a variable, unless it is there.
@@ -415,7 +392,8 @@ class PsClient:
 
         Args:
           want: give the new values, too.
-          key: of this update in its session: a second one with the same key, of any process, changes nothing.
+          key: of this update in its session: a second one with the same key, of any process, changes nothing. "": as the running function
+            was scheduled (running.py).
           step: of synchronous training, from 0: gradients wait for those of `workers_per_step` such updates, and their mean is applied.
           due: when the caller stops waiting, on `time.monotonic`. The update may be made all the same.
           still: nobody changes the arrays in `changes` before the answer is here.
@@ -430,6 +408,7 @@ class PsClient:
             (ref.number, "call", change[1].digest, change[2]) if change[0] == "call" else (ref.number, *change)
             for ref, change in changes
         ]
+        key = key or running.key_of(refs[0].number)
         args = refs[0].session, *id, want, key, step, workers_per_step, *told
         more: dict[str, Any] = {
             "read": _outcomes_with_values if want else _outcomes,
@@ -520,7 +499,7 @@ class PsClient:
         self._sent.difference_update(fn.digest for fn in functions)
 
     def settled(self, question: _Question, call: StatusOrResult | None) -> None:
-        """As `_Ids.settled`."""
+        """As `Ids.settled`."""
         self._ids.settled(question.sequence, call)
 
 

@@ -58,6 +58,7 @@ class _Session:
     def __init__(self) -> None:
         self.variables: dict[int, Variable] = {}
         self.keys = Keys(PS_ONCE_MAX)
+        self.watching: set[Asked] = set()
 
 
 class _Update:
@@ -107,7 +108,19 @@ class Host:
         self._log = UpdateLog(PS_CLIENTS_MAX)
         self._running: dict[tuple[int, int] | tuple[_Session, str], _Update] = {}
         self._functions: OrderedDict[bytes, tuple[str, Callable[..., Any]]] = OrderedDict()
-        for method in ("open", "close", "create", "function", "read", "rows", "saved", "update", "drop", "about"):
+        for method in (
+            "open",
+            "close",
+            "watch",
+            "create",
+            "function",
+            "read",
+            "rows",
+            "saved",
+            "update",
+            "drop",
+            "about",
+        ):
             service.register_later(PREFIX + method, getattr(self, f"_{method}"), roles=ROLES)
         router.on_gone.append(self._gone)
 
@@ -123,8 +136,16 @@ class Host:
         self._sessions.setdefault(session, _Session())
         asked.answer((self._incarnation, self._name, was_there))
 
+    def _watch(self, asked: Asked, session: int) -> None:
+        """Answered when the session is closed: whoever asks sees by the call's end that this process has gone."""
+        watching = self._session(session).watching
+        watching.add(asked)
+        asked.on_dropped(lambda: watching.discard(asked))
+
     def _close(self, asked: Asked, session: int) -> None:
         self._known.close(session)
+        for watcher in self._sessions[session].watching if session in self._sessions else ():
+            watcher.answer(None)
         self._end(session, "was closed")
         asked.answer(None)
 
@@ -133,7 +154,11 @@ class Host:
 
     def _end(self, session: int, why: str) -> None:
         ended = self._sessions.pop(session, None)
-        for variable in () if ended is None else ended.variables.values():
+        if ended is None:
+            return
+        for watcher in ended.watching:  # only the first answer counts
+            watcher.fail(AbortedError(None, None, f"{self._name}: session {session} {why}"))
+        for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
 
     def _abandon(self, variable: Variable, why: str) -> None:

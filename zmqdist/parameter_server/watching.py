@@ -1,0 +1,41 @@
+"""The loss of a parameter server, known at once, and not only when somebody uses one of its variables.
+
+A question to each server that is answered when the session is closed. It ends early with the server: then, in a thread, it is asked
+again as everything is that is asked of a server (variables/client.py), and what comes of that is the verdict. A server that is to be
+recovered is waited for as long.
+
+Not here: what a loss means for whoever schedules (coordinating.py).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from zmqdist.errors import OpError, PSUnavailableError
+from zmqdist.parameter_server.sessions import Session
+from zmqdist.variables.client import Started
+
+Lost = Callable[[PSUnavailableError], object]
+
+
+def watch(session: Session, lost: Lost) -> None:
+    """Have `lost(error)` called in a thread, once for each server of the session that is lost before the session is closed."""
+    for started in session.watched():
+        started.when_done(partial(_begin, started, lost))
+
+
+def _begin(started: Started, lost: Lost) -> None:
+    if not sys.is_finalizing():
+        threading.Thread(target=_judge, args=(started, lost), name="zmqdist-ps-lost", daemon=True).start()
+
+
+def _judge(started: Started, lost: Lost) -> None:
+    try:
+        started.get_value()
+    except PSUnavailableError as error:
+        lost(error)
+    except OpError:
+        pass  # the session was closed meanwhile
