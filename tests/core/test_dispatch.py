@@ -316,6 +316,24 @@ def test_p3_a_lost_start_is_charged_and_the_work_runs_again_carefully(
     assert given(effects) == []
 
 
+def test_what_has_lost_a_start_is_tried_again_after_what_waits(broker: Broker) -> None:
+    """It may be what never ends, or what kills its process."""
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, *range(1, 9))
+    begin(broker, 1)
+    broker.handle(SEEN, 1.0)
+    effects = worker(broker, "v", 1, slots=20, now=1.0)
+    sent = [
+        work
+        for message in effects
+        if isinstance(message.message, Assign)
+        for _, _, work, _ in given([message]) + given([message], careful=True)
+    ]
+    assert sent[-1] == 1
+    assert sorted(sent) == list(range(1, 9))
+
+
 @pytest.mark.parametrize(("lost_before", "starts"), [(0, 3), (1, 2), (2, 1)])
 def test_p3_work_fails_when_attempts_max_starts_were_lost_those_under_other_dispatchers_included(
     broker: Broker, lost_before: int, starts: int

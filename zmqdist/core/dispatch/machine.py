@@ -6,8 +6,9 @@ Theory of operation
     have room in their window (core/credit.py), each with its share of what waits; coordinators take turns. When nothing waits
     and a worker is idle, what others have not begun is called back.
     A lease ends by an outcome, by being returned, with its slot or with its worker. An attempt that had started is charged to
-    the work when its process dies; work that had not started goes back uncharged, to the front. Where nobody knows, it goes back
-    uncharged and is handed out carefully: its start is reported before it happens.
+    the work when its process dies, and goes back to the end: what may never end, or kills its process, must not keep what waits from being
+    tried. Work that had not started goes back uncharged, to the front. Where nobody knows, it goes back uncharged. Both these and what
+    has lost a start are handed out carefully: the start is reported before it happens.
 
 Promises, checked by tests/sim
     P1   each submitted piece of work ends at its session exactly once: by a result (a bulk one until it is taken: again when its

@@ -76,10 +76,13 @@ class Placement:
         self._enrol(line)
 
     def put_back(self, lease: Lease, *, careful: bool) -> None:
-        """What a lease was for, to the front of where it came from."""
+        """What a lease was for, to the front of where it came from; to its end where starts of it were lost: others first."""
         line = lease.session.line(lease.rank.line.worker)
         rank = line.rank(lease.rank.priority)
-        (rank.careful if careful else rank.queue).appendleft(lease.again())
+        if lease.lost:
+            rank.queue.append(lease.again())
+        else:
+            (rank.careful if careful else rank.queue).appendleft(lease.again())
         lease.session.left_queue -= 1
         self._count(line, 1)
         self._enrol(line)
@@ -218,9 +221,9 @@ class Placement:
             careful = min(take, len(rank.careful))
             others = min(take - careful, len(rank.queue))
             if careful:
-                self._lease(hands, rank, rank.careful, careful, batch.functions, batch.careful)
+                self._lease(hands, rank, rank.careful, careful, batch, batch.careful)
             if others:
-                self._lease(hands, rank, rank.queue, others, batch.functions, batch.items)
+                self._lease(hands, rank, rank.queue, others, batch, batch.items)
             count -= careful + others
             if not rank.queue and not rank.careful:
                 line.ranks.pop()
@@ -237,7 +240,7 @@ class Placement:
         rank: Rank,
         queue: deque[Item],
         count: int,
-        functions: list[tuple[int, int, bytes]],
+        batch: Batch,
         into: list[Leased],
     ) -> None:
         """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
@@ -247,7 +250,7 @@ class Placement:
         checked = -1
         for _ in range(count):
             item = queue.popleft()
-            _, attempt, _, fn, payload = item
+            _, attempt, lost, fn, payload = item
             if fn != checked:
                 if (coordinator, fn) not in known:
                     pickled = session.functions.get(fn)
@@ -256,10 +259,10 @@ class Placement:
                     ):  # forgotten: its coordinator had the result before the worker that made it was lost
                         continue
                     known.add((coordinator, fn))
-                    functions.append((coordinator, fn, pickled))
+                    batch.functions.append((coordinator, fn, pickled))
                 checked = fn
             leases[number] = Lease(session, rank, item)
-            into.append((number, coordinator, attempt, fn, payload))
+            (batch.careful if lost else into).append((number, coordinator, attempt, fn, payload))
             number += 1
         self._next_lease = number
         session.outstanding += number - first
@@ -302,7 +305,7 @@ class Placement:
             if functions:
                 yield Assign(functions, [])
             functions = part
-        for items, careful in ((batch.careful, True), (batch.items, False)):
+        for items, careful in ((batch.items, False), (batch.careful, True)):
             if items:
                 for share in split(items):
                     yield Assign(functions, share, careful, len(self._named))
