@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from zmqdist.server.server import Server
+from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, client_of
 
 SESSION = 1
@@ -19,8 +20,10 @@ Make = Callable[..., Ref]
 
 
 @pytest.fixture(autouse=True)
-def _own_secrets(own_secrets: None) -> None:
-    """All tests of this folder."""
+def _own_secrets(own_secrets: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tests of this folder; what others of this process have used at a port that is given again here is not theirs."""
+    monkeypatch.setattr(c, "_credentials", {})
+    monkeypatch.setattr(c, "_clients", {})
 
 
 @pytest.fixture

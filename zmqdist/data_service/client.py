@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
-import random
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -121,7 +121,7 @@ def register_dataset(
         raise ValueError(f"`on_conflict` is {on_conflict!r}, wants one of {list(ON_CONFLICT)}")
     _check_dataset(dataset)
     at = service_of(service)
-    request = random.getrandbits(62)
+    request = secrets.randbits(62)
     id = None if dataset_id is None else id_of(dataset_id)
     check_external_state(dataset)
     try:

@@ -5,11 +5,12 @@ Waits and tries again while the dispatcher is away; the same question goes with 
 
 from __future__ import annotations
 
-import random
+import secrets
 import threading
 import time
 from collections.abc import Callable, MutableSequence
 from math import inf
+from random import SystemRandom
 from typing import Any, Final
 
 from zmqdist.data_service.runners.base import POSITION, SOURCE
@@ -25,6 +26,9 @@ from zmqdist.errors import (
 )
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
+
+_chance = SystemRandom()
+"""Not the module's own state, which belongs to the program, and to its seeds."""
 
 RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
 """Codes after which the same question may be asked again: the other side was not there, or gave up."""
@@ -70,7 +74,7 @@ def insist(
             left_s = until - time.monotonic()
             if error.error_code not in again or left_s <= 0:
                 raise
-        stopped.wait(min(pause_s * random.uniform(0.6, 1.0), left_s))
+        stopped.wait(min(pause_s * _chance.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 
@@ -122,7 +126,7 @@ class Dealer:
             return position
 
     def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        request = random.getrandbits(62)
+        request = secrets.randbits(62)
 
         def question() -> Any:
             return asking.start(
@@ -150,7 +154,7 @@ class Dealer:
 
     def _hand_back(self, source: int, run: _Run) -> None:
         state, task, life = self._who
-        request = random.getrandbits(62)
+        request = secrets.randbits(62)
         args = (state, task, life, source, request, run.repetition, ((run.next, run.stop - run.next),))
 
         def question() -> Any:
@@ -160,7 +164,7 @@ class Dealer:
 
     def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
         """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
-        request = random.getrandbits(62)
+        request = secrets.randbits(62)
 
         def question() -> Any:
             return asking.start(self._client, "zmqdist.data.portions", *self._who, client, request, count).get_value()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import random
+import secrets
 import sys
 import threading
 import time
@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter
+from random import SystemRandom
 from typing import Any, Final
 
 from zmqdist.core.splits.records import Terms
@@ -52,6 +53,9 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult
 
 log = logging.getLogger("zmqdist.data")
+
+_chance = SystemRandom()
+"""Not the module's own state, which belongs to the program, and to its seeds."""
 
 AHEAD: Final = 2
 """Batches asked for of each task."""
@@ -156,7 +160,7 @@ class Reader:
         self._opened: tuple[int, int] | None = None
         self._number = 0
         """Of the client that this is to the dispatcher."""
-        request = random.getrandbits(62)
+        request = secrets.randbits(62)
         terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
 
         args = (request, wish.job_name, wish.repetition, terms, wish.consumer_index, wish.saved)
@@ -338,7 +342,7 @@ class Reader:
 
     def _note(self, tasks: list[tuple[Any, ...]], hold: bool, ended: dict[int, int]) -> None:
         """Which tasks there are now. The rest is of coordinated reads."""
-        random.shuffle(tasks)
+        _chance.shuffle(tasks)
         there = set()
         coordinated = self._wish.terms.coordinated
         self._subset = self._awaits = False

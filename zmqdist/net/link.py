@@ -16,8 +16,8 @@ Nothing here waits or starts a thread. The owner, one thread at a time,
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
+from random import SystemRandom
 from typing import Final
 
 import zmq
@@ -40,6 +40,9 @@ from zmqdist.net.monitor import (
 from zmqdist.net.security import ClientSecurity
 
 log = logging.getLogger("zmqdist.net")
+
+_chance = SystemRandom()
+"""Not the module's own state, which belongs to the program, and to its seeds."""
 
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -181,7 +184,7 @@ class Link:
         self._waiting = True
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        self.due = now + pause_s * random.uniform(0.5, 1.0)
+        self.due = now + pause_s * _chance.uniform(0.5, 1.0)
 
     def _drop(self, linger_s: float = 0.0) -> None:
         """After this there is no socket, no probe and nothing due."""

@@ -5,7 +5,7 @@ Rules
     what is refused has changed nothing, and the changes of one update of several variables are made together or not at all.
     Each commit that changes the value adds 1 to the version, which begins at 1.
     A function of a user works on copies. What it made is taken when it has returned.
-    Everything but `small` is called under the variable's lock.
+    Everything is called under the variable's lock.
 
 Changes, as they travel: (kind, ...)
     ("assign" | "add" | "sub", value)           of the variable's shape and dtype
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from zmqdist.core.updates import Steps
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.limits import INLINE_BYTES_MAX, PS_STEPS_OPEN_MAX
+from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import Optimizer, summed_rows
 from zmqdist.variables.storage import SCATTERS, Storage
 
@@ -72,11 +72,6 @@ class Variable:
         self.updates = 0
         self.bytes_in = 0
         self.bytes_out = 0
-
-    @property
-    def small(self) -> bool:
-        """Whether what is done with it takes microseconds."""
-        return self.storage.nbytes <= INLINE_BYTES_MAX
 
     @property
     def nbytes(self) -> int:
