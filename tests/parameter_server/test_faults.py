@@ -150,6 +150,23 @@ def test_worker_preemption_between_functions(program: Program) -> None:
     assert program.iterations.numpy() == 4
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_thousands_of_schedules_while_a_worker_dies_and_comes_back(two: Program) -> None:
+    """Of the tests with TensorFlow's multi-process runner. The worker is away for as long as the other one makes a thousand steps."""
+    step = two.step()
+    for _ in range(5000):
+        two.coordinator.schedule(step)
+    two.begun(500)
+    two.cluster.kill_worker(0)
+    two.begun(1500)
+    two.cluster.restart_worker(0)
+    last = two.coordinator.schedule(lambda: 4)
+    two.coordinator.join(120.0)
+    assert last.fetch() == 4
+    assert two.iterations.numpy() >= 5000
+
+
 @pytest.mark.parametrize("once", [False, True])
 def test_worker_preemption_midst_function(program: Program, once: bool) -> None:
     """F-9: with `once` a step that is run again counts once."""
