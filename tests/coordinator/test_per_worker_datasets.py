@@ -286,14 +286,14 @@ def test_with_shard_each_element_comes_once(coordinator: ClusterCoordinator, sou
 def test_a_newcomer_has_no_share_before_the_next_iterator_and_gaps_in_the_indices_lose_nothing() -> None:
     with zd.local_cluster(workers=3) as cluster, ClusterCoordinator(cluster) as coordinator:
         cluster.kill_worker(1)
-        until(lambda: len(coordinator._shell.members) == 2)
+        until(lambda: len(coordinator._shell.members or ()) == 2)
         dataset = coordinator.create_per_worker_dataset(data.Dataset.range(10), shard=True)
         iterator = iter(dataset)
         shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 2)]
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))
         cluster.add_worker()
         assert coordinator.schedule(work.elements, (iterator,), worker=3).fetch(20) == []
-        until(lambda: len(coordinator._shell.members) == 3)
+        until(lambda: len(coordinator._shell.members or ()) == 3)
         iterator = iter(dataset)
         shares = [coordinator.schedule(work.elements, (iterator,), worker=index) for index in (0, 2, 3)]
         assert sorted(chain(*coordinator.fetch(shares))) == list(range(10))

@@ -68,6 +68,9 @@ PAUSE_S_MAX: Final = 1.0
 TURN_S: Final = 0.02
 """Where there are more tasks than questions allowed, one that has nothing is left for the next after so long."""
 
+LONG_TURN_S: Final = 1.0
+"""Where there are enough questions for all, there may be more tasks a moment later, and one that has nothing must not have the only one."""
+
 TARGET_OF: Final = 16
 """The consumer's time for an element is a mean over about so many batches."""
 
@@ -394,7 +397,7 @@ class Reader:
             room, each_max, wait_s = AHEAD * (len(sources) + 1) - self._held, ELEMENTS_MAX, None
         else:
             each_max = max(1, limit // max(1, AHEAD * len(sources)))
-            room, wait_s = limit // each_max - self._held, None if limit >= len(sources) else TURN_S
+            room, wait_s = limit // each_max - self._held, LONG_TURN_S if limit >= len(sources) else TURN_S
         for _ in range(AHEAD):
             for source in sources:
                 if room > 0 and source.asked < AHEAD:
