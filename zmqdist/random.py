@@ -8,8 +8,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from random import SystemRandom
 
 __all__ = ["set_seed"]
+
+chance = SystemRandom()
+"""For pauses and the order of questions. Not the state of the module `random`, which belongs to the program, and to its seeds."""
 
 _lock = threading.Lock()
 _seed: int | None = None

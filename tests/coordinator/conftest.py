@@ -43,3 +43,22 @@ def coordinator(
     cluster = threads if request.param == "threads" else processes
     with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[zd.local_cluster]:
+    """Five workers, a process each."""
+    with zd.local_cluster(workers=5) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=[None, 2], ids=["roomy", "queue of 2"])
+def of_five(request: pytest.FixtureRequest, five: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(five, queue_max=request.param, cancel_grace_s=0.3) as made:
+        yield made
+
+
+@pytest.fixture
+def one(five: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(five, cancel_grace_s=0.3) as made:
+        yield made

@@ -32,22 +32,9 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispat
 WORKERS = 5
 
 
-@pytest.fixture(scope="module")
-def five() -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=WORKERS) as cluster:
-        yield cluster
-
-
-@pytest.fixture(params=[None, 2], ids=["roomy", "queue of 2"])
-def coordinator(request: pytest.FixtureRequest, five: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(five, queue_max=request.param, cancel_grace_s=0.3) as made:
-        yield made
-
-
 @pytest.fixture
-def one(five: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(five, cancel_grace_s=0.3) as made:
-        yield made
+def coordinator(of_five: ClusterCoordinator) -> ClusterCoordinator:
+    return of_five
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, MutableSequence
 from math import inf
-from random import SystemRandom
 from typing import Any, Final
 
 from zmqdist.data_service.runners.base import POSITION, SOURCE
@@ -24,11 +23,9 @@ from zmqdist.errors import (
     OpError,
     UnavailableError,
 )
+from zmqdist.random import chance
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
-
-_chance = SystemRandom()
-"""Not the module's own state, which belongs to the program, and to its seeds."""
 
 RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
 """Codes after which the same question may be asked again: the other side was not there, or gave up."""
@@ -74,7 +71,7 @@ def insist(
             left_s = until - time.monotonic()
             if error.error_code not in again or left_s <= 0:
                 raise
-        stopped.wait(min(pause_s * _chance.uniform(0.6, 1.0), left_s))
+        stopped.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 
 

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from operator import attrgetter
-from random import SystemRandom
 from typing import Any, Final
 
 from zmqdist.core.splits.records import Terms
@@ -48,14 +47,12 @@ from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpEr
 from zmqdist.limits import WAIT_LOG_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
+from zmqdist.random import chance
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult
 
 log = logging.getLogger("zmqdist.data")
-
-_chance = SystemRandom()
-"""Not the module's own state, which belongs to the program, and to its seeds."""
 
 AHEAD: Final = 2
 """Batches asked for of each task."""
@@ -345,7 +342,7 @@ class Reader:
 
     def _note(self, tasks: list[tuple[Any, ...]], hold: bool, ended: dict[int, int]) -> None:
         """Which tasks there are now. The rest is of coordinated reads."""
-        _chance.shuffle(tasks)
+        chance.shuffle(tasks)
         there = set()
         coordinated = self._wish.terms.coordinated
         self._subset = self._awaits = False

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from random import SystemRandom
 from typing import Final
 
 import zmq
@@ -38,11 +37,9 @@ from zmqdist.net.monitor import (
     open_monitor,
 )
 from zmqdist.net.security import ClientSecurity
+from zmqdist.random import chance
 
 log = logging.getLogger("zmqdist.net")
-
-_chance = SystemRandom()
-"""Not the module's own state, which belongs to the program, and to its seeds."""
 
 BACKOFF_MIN_S: Final = 0.05
 BACKOFF_MAX_S: Final = 1.0
@@ -184,7 +181,7 @@ class Link:
         self._waiting = True
         pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        self.due = now + pause_s * _chance.uniform(0.5, 1.0)
+        self.due = now + pause_s * chance.uniform(0.5, 1.0)
 
     def _drop(self, linger_s: float = 0.0) -> None:
         """After this there is no socket, no probe and nothing due."""
