@@ -77,6 +77,8 @@ def test_elements_come_back_type_for_type(elements: list[Any]) -> None:
         [np.zeros(2, [("a", "i1"), ("b", "f8")])] * 2, [np.zeros(2, [("a", "i1"), ("b", "f8")])[0]] * 2,
         [np.array([b"12345"], "V5")] * 2, [np.bool_(True), np.bool_(False)], [np.float16(1), np.float16("nan")],
         [np.zeros(3), np.zeros(4)], [np.zeros((2, 3)), np.zeros((3, 2))], [np.array(["a", "b"])[0], "a"],
+        [{(): "", 3: ""}, {3: "", (): ""}], [{np.int64(3): "", (): ""}, {(): "", np.int64(3): ""}],
+        [{1: "a"}, {True: "b"}], [{"a": "b", 1: "c"}, {"a": "d", 1: "e"}], [{"a": "b", "c": "d"}, {"c": "e", "a": "f"}],
         [(), ()], [{}, {}], [((), np.int64(1)), ((), np.int64(2))], [(np.int64(1),), (np.int64(1), np.int64(2))],
         [{"a": np.int64(1), "b": "x"}, {"b": "y", "a": np.int64(2)}], [{"a": np.int64(1)}, {"b": np.int64(1)}],
         [{1: "a", ("b", 2): b"c"}] * 2, [(np.int64(1), "a"), Point(np.int64(1), "a")], [Point("a", ((), {})), Point("b", ((), {}))],

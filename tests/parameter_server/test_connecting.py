@@ -103,7 +103,7 @@ def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_w
     monkeypatch.setattr(metrics, "enable_metrics", True)
     before = metrics.get_metric_summary("server_def_update")["num"]
     connected(cluster(2, 1).spec)
-    assert metrics.get_metric_summary("server_def_update")["num"] == before + 2
+    assert metrics.get_metric_summary("server_def_update")["num"] >= before + 2
 
 
 def test_the_chiefs_address_may_be_in_use(cluster: Clusters, connected: Connect) -> None:

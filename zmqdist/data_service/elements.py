@@ -27,6 +27,7 @@ thousand of those.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NoReturn
 
@@ -72,12 +73,18 @@ def _column(items: Sequence[Any]) -> Any:
             return _arrays(items)
         if cls is str or cls is bytes:
             return _texts(cls, items)
-        if cls is dict and first and list(map(tuple, items)).count(tuple(first)) == len(items):
+        if cls is dict and first and _same_names(items):
             columns = zip(*map(dict.values, items), strict=True)
             return dict(zip(first, map(_column, columns), strict=True))
         if isinstance(first, tuple) and first and list(map(len, items)).count(len(first)) == len(items):
             return _like(first, map(_column, zip(*items, strict=True)))
     return [EACH, *map(_single, items)]
+
+
+def _same_names(items: Sequence[dict[Any, Any]]) -> bool:
+    """Whether their keys are the same strings in the same order. Other keys may be equal and of another type, as 1 and True."""
+    keys = list(map(tuple, items))
+    return set(map(type, chain.from_iterable(keys))) == {str} and keys.count(keys[0]) == len(keys)
 
 
 def _like(form: Any, items: Iterable[Any]) -> Any:

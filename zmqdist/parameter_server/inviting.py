@@ -56,7 +56,7 @@ class _Wanted:
       client, asked, asked_at: the question that is on its way, and since when.
       trouble: what the last one ended with.
       since: when the present trouble began, on `time.monotonic`.
-      accepted: it has said that it works for us; until it is lost.
+      accepted: it has said that it works for us; until it is asked again. The dispatcher may tell of it a little later.
     """
 
     address: str
@@ -187,7 +187,6 @@ class Inviting:
                 self._note(index, task, now)
             if self._works(index, task):
                 continue
-            task.accepted = False
             if task.asked is None:
                 if task.again_at <= now:
                     self._ask(index, task, now)
@@ -196,6 +195,7 @@ class Inviting:
         return due, ended
 
     def _ask(self, index: int, task: _Wanted, now: float) -> None:
+        task.accepted = False
         try:
             security = self._credentials.client(task.address, "submit")
             task.client = ZmqClient(task.address, f"invites worker:{index}", security=security)
