@@ -92,6 +92,28 @@ def test_the_frames_of_a_call_that_waits_for_a_server_are_copied_at_once(serve: 
     assert [bytes(frame) for frame in call.frames] == [b"before"]
 
 
+def test_an_answer_that_a_whole_slice_did_not_announce_is_counted(
+    serve: Serve, open_channel: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    calls = [start(channel), start(channel)]
+    held.answer(0)
+    channel.wait(calls[0])
+    poll = channel._line.poll
+
+    def deaf(timeout_ms: float) -> list[tuple[int, int]]:
+        if timeout_ms:
+            held.answer(1)
+        poll(timeout_ms)
+        return []
+
+    monkeypatch.setattr(channel._line, "poll", deaf)
+    channel.wait(calls[1])
+    assert (calls[1].code, channel.stalls) == (0, 1)
+    channel.stalls = 0
+
+
 def test_many_threads_wait_for_calls_that_end_in_any_order(serve: Serve, open_channel: Open) -> None:
     held = Held(serve())
     channel = open_channel(held.served.address)

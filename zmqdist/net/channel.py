@@ -330,17 +330,17 @@ class Channel:
 
     def _lead(self, call: ClientCall, shielded: bool) -> None:
         """Read for everybody until the call has ended."""
-        asked = False  # EVENTS, since this thread or another has sent (R1)
+        slice_ms = 0.0  # first EVENTS must be asked, since this thread or another has sent (R1)
         try:
             while True:
-                ready = self._line.poll(self._slice_ms(call.due)) if asked else self._spin()
+                ready = self._line.poll(slice_ms) if slice_ms else self._spin()
                 _let_others(self)
                 with self._lock:
-                    self._serve(ready, asked)
-                    asked = True
+                    self._serve(ready, slice_ms)
                     if call.ended or (shielded and self._gate.interrupted):
                         self._step_down()
                         return
+                slice_ms = self._slice_ms(call.due)
         except BaseException:  # from a signal handler of the user, or a bug: the others must have a leader (R4)
             with self._lock:
                 if self._leader == get_ident():
@@ -444,8 +444,8 @@ class Channel:
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
 
-    def _serve(self, ready: list[tuple[int, int]], asked: bool = True) -> None:
-        """What the leader does after each poll; `asked`: what had arrived before it would have been found."""
+    def _serve(self, ready: list[tuple[int, int]], slept_ms: float) -> None:
+        """What the leader does after each poll, which had so much time."""
         line = self._line
         if self._closed:
             return
@@ -457,7 +457,8 @@ class Channel:
                 tend = True
             else:
                 announced = True
-        unannounced = asked and not ready and not line.poll(0)
+        # Shorter sleeps often end as something arrives, and that may come between this look and the question below.
+        unannounced = not ready and slept_ms >= SLICE_S * 1000 and not line.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
         if line.settle(announced):
@@ -557,10 +558,12 @@ class Channel:
     def _lead_a_slice(self) -> None:
         try:
             slice_ms = self._slice_ms(self._line.table.deadline)
-            ready = self._line.poll(min(slice_ms, NAP_S * 1000) if self._napping else slice_ms)
+            if self._napping:
+                slice_ms = min(slice_ms, NAP_S * 1000)
+            ready = self._line.poll(slice_ms)
             _let_others(self)
             with self._lock:
-                self._serve(ready)
+                self._serve(ready, slice_ms)
                 self._end_nap()
                 self._tell(self._leader)
         finally:
