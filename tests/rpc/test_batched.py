@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -177,6 +178,8 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     assert late.get_error()[0] == errors.DEADLINE_EXCEEDED
     assert gone.get_error()[0] == errors.CANCELLED
     until(lambda: client.methods() and len(server._router.peers) == 1)
+    held = [served for calls in server._service._calls._by_peer.values() for served in calls.values()]
+    until(lambda: sum(served.wanted(time.monotonic()) for served in held) == 2)  # its clock for `late` began a little later
     release.set()
     assert first.is_ok()
     assert kept.is_ok()

@@ -438,8 +438,6 @@ class Channel:
         line_due = self._line.due
         if line_due is not None and line_due < due:
             due = line_due
-        if due == inf:
-            return SLICE_S * 1000
         return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
@@ -457,7 +455,7 @@ class Channel:
                 tend = True
             else:
                 announced = True
-        # Shorter sleeps often end as something arrives, and that may come between this look and the question below.
+        # A shorter sleep often ends as something arrives, perhaps between this look and the question below.
         unannounced = not ready and slept_ms >= SLICE_S * 1000 and not line.poll(0)
         if unannounced and self._leader_call is not None:
             self.stalls += self._leader_call.ended
@@ -557,9 +555,8 @@ class Channel:
 
     def _lead_a_slice(self) -> None:
         try:
-            slice_ms = self._slice_ms(self._line.table.deadline)
-            if self._napping:
-                slice_ms = min(slice_ms, NAP_S * 1000)
+            nap_ms = NAP_S * 1000 if self._napping else inf
+            slice_ms = min(nap_ms, self._slice_ms(self._line.table.deadline))
             ready = self._line.poll(slice_ms)
             _let_others(self)
             with self._lock:
