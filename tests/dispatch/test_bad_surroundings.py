@@ -81,12 +81,10 @@ def test_a_coordinator_with_another_secret_is_refused_in_every_call(
         zd.DispatchServer(DispatcherConfig(**ours)) as dispatcher,
         ClusterCoordinator(with_secrets(dispatcher, others)) as coordinator,
     ):
-        for _ in range(2):  # before the answer of the dispatcher is here, and after it
+        asks = (lambda: coordinator.schedule(int).get(20), lambda: (coordinator.schedule(int), coordinator.join(20)))
+        for ask in asks * 2:  # before the answer of the dispatcher is here, and after it
             with pytest.raises(kind, match=told):
-                coordinator.schedule(int).get(20)
-            with pytest.raises(kind, match=told):
-                coordinator.schedule(int)
-                coordinator.join(20)
+                ask()
 
 
 class with_secrets:

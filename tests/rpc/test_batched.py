@@ -179,7 +179,9 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     assert gone.get_error()[0] == errors.CANCELLED
     until(lambda: client.methods() and len(server._router.peers) == 1)
     held = [served for calls in server._service._calls._by_peer.values() for served in calls.values()]
-    until(lambda: sum(served.wanted(time.monotonic()) for served in held) == 2)  # its clock for `late` began a little later
+    until(
+        lambda: sum(served.wanted(time.monotonic()) for served in held) == 2
+    )  # its clock for `late` began a little later
     release.set()
     assert first.is_ok()
     assert kept.is_ok()
