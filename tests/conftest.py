@@ -122,6 +122,8 @@ def _no_process_outlives_its_module() -> Iterator[None]:
 def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _belongings()
     yield
+    if (ports := sys.modules.get("tests.ports")) is not None:
+        ports.release()
     if request.node.get_closest_marker("shares_cluster") is None:
         left = left_behind(before, _belongings, PATIENCE_S)
         assert not left, "this test left behind:\n" + "\n".join(left)

@@ -334,7 +334,7 @@ class Assign(Message, tag=43):
     """Work to be run, oldest first, and the functions that this worker has not seen: (coordinator, fn, pickled).
 
     `careful` work was with a worker that died, and nobody knows whether it had begun: report each start before it happens.
-    `workers` is how many there are.
+    `workers` is how many there are. `first`: it was scheduled for this worker, and goes before what waits there for any.
     """
 
     SENT = "dispatcher -> worker"
@@ -342,6 +342,7 @@ class Assign(Message, tag=43):
     items: list[Leased]
     careful: bool = False
     workers: int = 0
+    first: bool = False
 
 
 class Recall(Message, tag=44):

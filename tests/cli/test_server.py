@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import zmqdist as zd
 from tests.cli.conftest import Open
 from tests.cli.running import PATIENCE_S, eventually, run
 from tests.cli.test_failures import assert_one_line
+from tests.ports import free_address
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import main
 
@@ -32,10 +32,7 @@ program: "true"
 @pytest.fixture
 def addresses() -> list[str]:
     """Two that are free."""
-    with socket.socket() as first, socket.socket() as second:
-        for each in (first, second):
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in (first, second)]
+    return [free_address(), free_address()]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -100,9 +99,3 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not become true"
         pause.wait(0.005)
-
-
-def free_address() -> str:
-    """One on loopback that nobody had a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"127.0.0.1:{listening.getsockname()[1]}"

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.coordination.kept import KEEPER, TASK, Caller, Keeper, free_address, until
+from tests.coordination.kept import KEEPER, TASK, Caller, Keeper, until
+from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient, TaskState, task_of

@@ -116,7 +116,7 @@ def test_a_running_function_is_cut_off_at_its_time(in_processes: ClusterCoordina
 
 def test_one_that_waits_for_an_input_ends_at_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
-    second = in_threads.schedule(len, (first,), timeout=0.05)
+    second = in_threads.schedule(len, (first,), timeout=1.0)  # time to schedule the third
     third = in_threads.schedule(abs, (second,))
     with pytest.raises(errors.ClosureInputError) as told:
         third.fetch(20)

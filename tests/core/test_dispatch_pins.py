@@ -24,6 +24,7 @@ from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
     VALUE,
+    Assign,
     CutOff,
     Enlist,
     Enlisted,
@@ -81,11 +82,18 @@ def test_p12_it_is_given_before_any_other_work(broker: Broker) -> None:
     assert works(worker(broker)) == [4, 1]
 
 
-def test_p12_it_stays_within_the_window_and_the_rest_waits(broker: Broker) -> None:
+def test_p12_it_stays_within_the_window_and_one_more_a_slot_and_the_rest_waits(broker: Broker) -> None:
     worker(broker, "w0", 0)
     worker(broker, "w1", 1)
-    assert given(pin(broker, 1, 2, 3)) == [("w0", 1, 1, 0), ("w0", 2, 2, 0)], "w1 is idle, and gets nothing"
-    assert works(done(broker, 1, peer="w0")) == [3]
+    assert works(pin(broker, 1, 2, 3, 4)) == [1, 2, 3], "w1 is idle, and gets nothing"
+    assert works(done(broker, 1, peer="w0")) == [4]
+
+
+def test_p12_it_goes_before_what_its_worker_holds_already(broker: Broker) -> None:
+    worker(broker, "w0", 0)
+    assert [message.first for _, message in told(submit(broker, 1, 2, 3), Assign)] == [False]
+    effects = pin(broker, 4, 5)
+    assert ([message.first for _, message in told(effects, Assign)], works(effects)) == ([True], [4])
 
 
 def test_p12_it_is_not_called_back_for_an_idle_worker(broker: Broker) -> None:

@@ -423,6 +423,46 @@ def test_what_is_forgotten_everywhere_is_forgotten_by_all_slots_that_have_starte
     assert hear(worker, forget) == [ForgetFunctions(1, [(1, ALL_NUMBERS), (1, 40)])]
 
 
+# -- P9: work for this very worker ---------------------------------------------------------------------------------------
+
+
+def order(worker: Worker, count: int) -> list[int]:
+    """The leases that run next, one after the other."""
+    ran = []
+    for _ in range(count):
+        (position, item), *_ = worker._slots[0].given
+        ran.append(item[0])
+        finish(worker, position, now=1000.0 * len(ran))
+    return ran
+
+
+def test_p9_it_goes_before_what_waits_and_behind_what_came_before_it_in_the_same_way(worker: Worker) -> None:
+    assign(worker, 1, 2, 3)
+    assign(worker, 4, 5, first=True)
+    assign(worker, 6)
+    assign(worker, 7, first=True)
+    assert order(worker, 7) == [1, 4, 5, 7, 2, 3, 6]
+
+
+def test_p9_what_a_slot_had_and_gave_back_stays_before_it(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3)
+    finish(worker, 2, 3)
+    assign(worker, 4, 5, 6, 7)
+    assign(worker, 8, first=True)
+    hear(worker, Recall([7]))
+    assert do(worker, SlotReclaimed(0, 4))[0] == returned(7)
+    assign(worker, 9, first=True)
+    assert order(worker, 5) == [4, 5, 6, 8, 9]
+
+
+def test_p9_careful_work_too(worker: Worker) -> None:
+    assign(worker, 1, 2)
+    assign(worker, 3, careful=True, first=True)
+    finish(worker, 1, now=100.0)
+    assert hear(worker, Beat(), 100.0)[0] == give((2, 3))
+
+
 # -- P8: a start delay --------------------------------------------------------------------------------------------------
 
 

@@ -64,8 +64,9 @@ def hear(worker: Worker, message: Message, now: float = 0.0) -> list[Effect]:
     return worker.handle(Heard(DISPATCHER, message), now)
 
 
-def assign(worker: Worker, *leases: int, careful: bool = False, now: float = 0.0) -> list[Effect]:
-    return hear(worker, Assign([(1, 7, b"f")], [(n, 1, 0, 7, b"%d" % n) for n in leases], careful), now)
+def assign(worker: Worker, *leases: int, careful: bool = False, first: bool = False, now: float = 0.0) -> list[Effect]:
+    items = [(n, 1, 0, 7, b"%d" % n) for n in leases]
+    return hear(worker, Assign([(1, 7, b"f")], items, careful, 0, first), now)
 
 
 def finish(worker: Worker, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -51,12 +50,6 @@ def until(condition: Callable[[], Any], what: str = "", patience_s: float = PATI
     while not condition():
         assert time.monotonic() < deadline, f"never came: {what or condition}"
         time.sleep(0.005)
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 def values(dataset: Any) -> list[Any]:

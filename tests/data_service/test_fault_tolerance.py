@@ -13,11 +13,11 @@ import pytest
 from tests.data_service.clusters import (
     READ_AHEAD,
     TestCluster,
-    free_port,
     process_cluster,
     until,
     values,
 )
+from tests.ports import free_port
 from zmqdist.core.splits.records import ReleaseClient, encode
 from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, ShardingPolicy, distribute

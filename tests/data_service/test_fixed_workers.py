@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.data_service.clusters import TestCluster, free_port, values
+from tests.data_service.clusters import TestCluster, until, values
+from tests.ports import free_port
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy
 from zmqdist.errors import NotFoundError
@@ -54,14 +55,18 @@ def test_without_a_list_there_are_no_shares() -> None:
         next(iter(cluster.distribute(Dataset.range(5), DATA)))
 
 
+def places_of(cluster: TestCluster, count: int) -> dict[str, int]:
+    """Index by address, as soon as so many workers are known."""
+    splits = cluster.dispatcher._shell.data.splits
+    until(lambda: len(splits.state.workers) == count)
+    return {worker.address: worker.index for worker in splits.state.workers.values()}
+
+
 def test_places_outlive_the_dispatcher() -> None:
     with cluster_of(["localhost"] * 2, 2) as cluster:
-        places = {
-            worker.address: worker.index for worker in cluster.dispatcher._shell.data.splits.state.workers.values()
-        }
+        places = places_of(cluster, 2)
         cluster.restart_dispatcher()
         for index in (1, 0):
             cluster.restart_worker(index)
-        workers = cluster.dispatcher._shell.data.splits.state.workers.values()
-        assert {worker.address: worker.index for worker in workers} == places
+        assert places_of(cluster, 2) == places
         assert sorted(values(cluster.distribute(Dataset.range(20), DATA))) == list(range(20))

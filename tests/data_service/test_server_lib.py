@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.data_service.clusters import free_port, until
+from tests.data_service.clusters import until
+from tests.ports import free_port
 from zmqdist.data.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
 from zmqdist.errors import OpError
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data_service.clusters import TestCluster, free_port, until, values
+from tests.data_service.clusters import TestCluster, until, values
+from tests.ports import free_port
 from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful
 from zmqdist.data.service import (

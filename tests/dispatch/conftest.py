@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from tests.ports import free_port
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.launch.children import Child, Children
 
@@ -29,8 +29,7 @@ sys.exit(run_dispatcher(DispatcherConfig(**json.loads(sys.argv[1])), announce=la
 @pytest.fixture
 def port() -> int:
     """A port of loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture

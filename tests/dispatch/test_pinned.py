@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, dies_first, exits, go, until, waits
+from tests.dispatch.work import begun, dies_first, exits, go, notes, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child
 
 Start = Callable[..., Child]
@@ -34,6 +35,12 @@ def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
 def parent() -> int:
     """The template process, of which each worker has one."""
     return os.getppid()
+
+
+def held(worker: zd.WorkerServer) -> int:
+    """How much waits there for its slots."""
+    machine = worker._shell.machine
+    return 0 if machine is None else len(machine._queue)
 
 
 class Watcher:
@@ -66,6 +73,22 @@ def test_work_for_one_worker_runs_there_and_waits_for_one_that_comes_later(
     start_worker(dispatcher.address, index=1)
     assert later.get(20) not in on_first
     assert coordinator.schedule(parent, worker="worker:1").get(20) == later.get()
+
+
+def test_it_goes_before_what_its_worker_holds_already(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as worker:
+        coordinator.schedule(waits, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        for name in "abc":
+            coordinator.schedule(notes, (tmp_path, name))
+        until(lambda: held(worker) == 1)
+        coordinator.schedule(notes, (tmp_path, "p"), worker=0)
+        until(lambda: held(worker) == 2)
+        go(tmp_path)
+        coordinator.join(20)
+    assert (tmp_path / "order").read_text() == "pabc"
 
 
 def test_it_waits_for_the_next_life_of_a_worker_that_died(

@@ -81,6 +81,12 @@ def segfaults() -> None:
     ctypes.string_at(0)
 
 
+def notes(folder: Path, name: str) -> None:
+    """Appends its name to the file `order`."""
+    with (folder / "order").open("a") as file:
+        file.write(name)
+
+
 def starts(folder: Path, name: str) -> int:
     """How often `counts` was started under this name."""
     path = folder / f"count-{name}"

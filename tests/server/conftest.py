@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,12 +28,3 @@ def made() -> Iterator[Callable[..., Server]]:
     for server in servers:
         server.stop(0.5)
         assert server._node.loop.faults == 0
-
-
-def free_addresses(count: int) -> list[str]:
-    """Addresses on loopback that nobody had a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses

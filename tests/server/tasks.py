@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from zmqdist.server.server import Server
 
 PATIENCE_S = 60.0

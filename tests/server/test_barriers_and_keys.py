@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.coordination.kept import Caller, until
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from zmqdist import errors
 from zmqdist.core.coordination import CoordinationConfig
 from zmqdist.net import keys

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from zmqdist.cluster.defs import ClusterDeviceFilters, ServerDef
 from zmqdist.errors import (
     AbortedError,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from zmqdist.errors import InvalidArgumentError, NotFoundError, UnknownError
 from zmqdist.server import connect
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from zmqdist.errors import UNAVAILABLE, FailedPreconditionError, InvalidArgumentError
 from zmqdist.rpc import ZmqClient
 from zmqdist.server.server import Server

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from tests.server.tasks import Side, cluster
 from zmqdist.errors import (
     RESOURCE_EXHAUSTED,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from zmqdist.errors import (
     AbortedError,
     CancelledError,

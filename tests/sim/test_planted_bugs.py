@@ -23,7 +23,7 @@ from zmqdist.core.worker_events import FreeBulk
 from zmqdist.messages import Assign, Define, Members, Submit
 from zmqdist.testing import simulate
 
-SEEDS_MAX = 400
+SEEDS_MAX = 1000
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -92,6 +92,11 @@ def no_defines(self: Closures, effects: list[Any]) -> list[Any]:
 def never_careful(self: Worker, message: Any, now: float) -> None:
     if isinstance(message, Assign):
         message.careful = False
+
+
+def never_first(self: Worker, message: Any, now: float) -> None:
+    if isinstance(message, Assign):
+        message.first = False
 
 
 def no_charge(self: Dispatch, lost: Any, worker: str) -> list[Send]:
@@ -212,6 +217,7 @@ BUGS: list[tuple[str, Plant, str]] = [
     ("lost starts are not counted over dispatchers", after(Closures, "_submit", no_losses_told), "closures P5"),
     ("functions are not sent to a new dispatcher", after(Closures, "_welcome", no_defines), "dispatch P7"),
     ("careful work is begun like any other", before(Worker, "_hear", never_careful), "worker P6"),
+    ("work for this worker waits like any other", before(Worker, "_hear", never_first), "worker P9"),
     ("work that was returned is lost", before(Dispatch, "returned", drop_returned), "dispatch P"),
     (
         "a bulk result is forgotten with its worker",
@@ -238,7 +244,7 @@ BUGS: list[tuple[str, Plant, str]] = [
     ("the options of work are not sent", instead(Pins, "grouped", all_plain), "dispatch P1"),
     ("priorities are ignored", instead(Placement, "enqueue", of_no_priority), "dispatch P13"),
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
-    ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), "dispatch P14"),
+    ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), "dispatch P"),
     ("an error of work apart ends the round", after(Pins, "ended", all_count), "closures P10"),
     ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), "dispatch P15"),
     ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),

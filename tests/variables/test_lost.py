@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.launch.launched import stop
-from tests.server.conftest import free_addresses
+from tests.ports import free_addresses
 from tests.variables.conftest import PROGRAM, SESSION, Make
 from tests.variables.middle import Wire
 from zmqdist import limits

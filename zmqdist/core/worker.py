@@ -21,6 +21,7 @@ Promises, checked by tests/core/test_worker.py, test_worker_stops.py and tests/s
     P6  careful work is not begun before its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
     P8  with a start delay, worker i begins with a coordinator's first work i times that later (stagger.py)
+    P9  work for this very worker is begun before what waits here for any, in the order in which it came
 
 Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
 """
@@ -115,8 +116,8 @@ class Worker:
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
         self._queue: deque[Leased] = deque()
-        self._care: set[int] = set()
-        """Leases in the queue that are careful work."""
+        self._care: set[int] = set()  # leases in the queue that are careful work
+        self._first: set[int] = set()  # leases that go before the others there, and perhaps some that have left it
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -210,12 +211,12 @@ class Worker:
 
     def _hear(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, careful, workers):
+            case Assign(functions, items, careful, workers, first):
                 self.workers = workers
                 self._stagger.came(items, self.index, now)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
-                self._queue.extend(items)
+                self._first = _queue(self._queue, items, self._first, first)
                 if careful:
                     self._care.update(item[0] for item in items)
                 return self._return_queue() if self.leaving else []
@@ -567,3 +568,19 @@ class Worker:
             effects.append(Send(DISPATCHER, Done(part, started)))
             started = []
         return effects
+
+
+def _queue(queue: deque[Leased], items: list[Leased], first: set[int], ahead: bool) -> set[int]:
+    """Add `items`: at the end, or, if they go `ahead`, behind the last one there that is `first`. The leases of all that are."""
+    if not ahead:
+        queue.extend(items)
+        return first
+    place, there = 0, {item[0] for item in items}
+    for number, item in enumerate(queue, 1):
+        if item[0] in first:
+            place = number
+            there.add(item[0])
+    queue.rotate(-place)
+    queue.extendleft(reversed(items))
+    queue.rotate(place)
+    return there

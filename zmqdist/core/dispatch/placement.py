@@ -187,10 +187,11 @@ class Placement:
         rota = self._rota
         if not rota and not self._called:
             return self._recall(now)
+        pinned: dict[Hands, Batch] = {}
         batches: dict[Hands, Batch] = {}
         while self._called:
             hands = next(iter(self._called))
-            self._give(hands, hands.window.limit - hands.outstanding, self._pinned[hands.name], batches, now)
+            self._give(hands, _room_for_its_own(hands), self._pinned[hands.name], pinned, now)
         recalls = [] if rota else self._recall(now)
         while rota and self._idle:
             hands = next(iter(self._idle))
@@ -202,12 +203,16 @@ class Placement:
             if hands in self._roomy:  # to the end of the line
                 self._roomy.move_to_end(hands)
         effects = [
-            Send(hands.member.peer, message) for hands, batch in batches.items() for message in self._messages(batch)
+            Send(hands.member.peer, message)
+            for given in (pinned, batches)
+            for hands, batch in given.items()
+            for message in self._messages(batch, first=given is pinned)
         ]
         return effects + recalls
 
     def _call(self, hands: Hands) -> None:
-        _set(self._called, hands, hands in self._roomy and hands.name in self._pinned)
+        usable = hands.reachable and not hands.member.leaving
+        _set(self._called, hands, usable and hands.name in self._pinned and _room_for_its_own(hands) > 0)
 
     def _give(self, hands: Hands, count: int, rota: deque[Line], batches: dict[Hands, Batch], now: float) -> None:
         batch = batches.get(hands)
@@ -298,7 +303,7 @@ class Placement:
                 return entry[2]
         return None
 
-    def _messages(self, batch: Batch) -> Iterator[Assign]:
+    def _messages(self, batch: Batch, *, first: bool) -> Iterator[Assign]:
         """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
@@ -308,7 +313,7 @@ class Placement:
         for items, careful in ((batch.items, False), (batch.careful, True)):
             if items:
                 for share in split(items):
-                    yield Assign(functions, share, careful, len(self._named))
+                    yield Assign(functions, share, careful, len(self._named), first)
                     functions = []
 
     @staticmethod
@@ -321,6 +326,11 @@ def _spare(hands: Hands) -> list[int]:
     """Leases that its slots will not have begun and others may: the newest, but for one a slot."""
     spare = [number for number, lease in hands.leases.items() if not lease.started and not lease.rank.line.worker]
     return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
+
+
+def _room_for_its_own(hands: Hands) -> int:
+    """How much pinned work it may have now: one more for each slot than of any, so that it can go before what waits there."""
+    return hands.window.limit + hands.member.slots - hands.outstanding
 
 
 def _worth_recalling_at(hands: Hands) -> float:

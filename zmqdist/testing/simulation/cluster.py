@@ -325,6 +325,7 @@ class SimCluster:
             work = int(payload.split(b"|")[2])
             worker, priority, apart = coordinator.options.get(work, PLAIN)
             assert worker in ("", member.name), f"dispatch P12: work {work} is for {worker}, and goes to {member.name}"
+            assert assign.first == bool(worker), f"dispatch P12: {member.name} is not told for whom work {work} is"
             line = (number, worker, apart)
             if line not in waiting:
                 waiting[line] = self._waiting(coordinator, worker, apart)
@@ -369,11 +370,13 @@ class SimCluster:
         member = self.broker.membership.by_peer[connection]
         self._check_options(member, message)
         hands = self.broker.dispatch.hands[member]
-        assert hands.outstanding <= hands.window.limit, "dispatch P6: more leases than the window allows"
-        if message.careful:
-            for worker in self.workers:
-                if worker.life == member.incarnation:
-                    worker.careful.update(item[0] for item in message.items)
+        limit = hands.window.limit + (member.slots if message.first else 0)
+        assert hands.outstanding <= limit, "dispatch P6: more leases than the window allows"
+        for worker in self.workers:
+            if worker.life == member.incarnation:
+                leases = {item[0] for item in message.items}
+                worker.careful.update(leases if message.careful else ())
+                worker.own.update(leases if message.first else ())
 
     def _check_release(self, connection: SimConnection, message: Message) -> None:
         """Nobody lets go of what a coordinator keeps, while its connection stands."""

@@ -101,6 +101,8 @@ class SimWorker:
         self.thawed_unheard = False
         """It was frozen as a whole, and has not registered since."""
         self.careful: set[int] = set()
+        self.own: set[int] = set()
+        self._given: set[int] = set()
         self.held: dict[int, int] = {}
         """Bulk results: lease -> number of the run."""
         self._random: Random = cluster.random
@@ -282,12 +284,22 @@ class SimWorker:
 
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
+    def _check_own(self, give: Give) -> None:
+        """Nothing that any worker may run goes before what waits for this one, but for what a slot has had and given back."""
+        leases = {self.machine.lease_at(give.slot, item[0]) for item in give.items}
+        waiting = self.own.intersection(item[0] for item in self.machine._queue)
+        assert not waiting or leases <= self.own | self._given, (
+            "worker P9: what is for this worker waits for other work"
+        )
+        self._given.update(lease for lease in leases if lease is not None)
+
     def _give(self, give: Give) -> None:
         slot = self._slots[give.slot]
         assert slot is not None
         slot.given_to = give.items[-1][0]
         if not self.machine.can_kill:
             assert (slot.running, len(give.items)) == (None, 1), "worker P1: a thread has one item at a time"
+        self._check_own(give)
 
         def arrive() -> None:
             if not slot.alive:
