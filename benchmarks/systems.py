@@ -137,8 +137,9 @@ class Session:
         commands = [os.path.dirname(python), *filter(None, [os.environ.get("PATH")])]  # some start their own by name
         own = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(commands), _MARK: self._mark}
         own["TMPDIR"] = self._folder.name
-        # A cluster that the environment names is not the one to measure.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("ZMQDIST_")}
+        # A cluster that the environment names is not the one to measure. Others are installed with their bytecode.
+        ours = ("ZMQDIST_", "PYTHONDONTWRITEBYTECODE")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         return {**kept, **self._system.environment, **own}
 
     def ask(self, question: str, limit_s: float = ANSWER_LIMIT_S, **what: Any) -> list[float]:
