@@ -134,7 +134,9 @@ def test_nothing_is_left_of_work_whose_results_were_taken(wired: Wired) -> None:
     for worker in wired.workers.values():
         assert (worker.running, worker.busy_slots) == (0, 0)
         (slot,) = worker._slots
-        assert not any((worker._queue, worker._care, worker._outcomes, worker._started, worker._bulk))
+        assert not any(
+            (worker._queue, worker._queue.care, worker._queue.own, worker._outcomes, worker._started, worker._bulk)
+        )
         assert not any((slot.given, slot.cut, slot.wanted_back))
 
 

@@ -444,16 +444,38 @@ def test_p9_it_goes_before_what_waits_and_behind_what_came_before_it_in_the_same
     assert order(worker, 7) == [1, 4, 5, 7, 2, 3, 6]
 
 
-def test_p9_what_a_slot_had_and_gave_back_stays_before_it(worker: Worker) -> None:
+def test_p9_what_a_slot_has_not_begun_in_a_while_is_taken_back_for_it(worker: Worker) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
     assign(worker, 4, 5, 6, 7)
+    assert assign(worker, 8, first=True) == []
+    assert worker.deadline is not None
+    assert worker.deadline <= STUCK_S
+    assert Reclaim(0) in do(worker, Ticked(), now=STUCK_S)
+    do(worker, SlotReclaimed(0, 4), now=STUCK_S)
+    assign(worker, 9, first=True, now=STUCK_S)
+    assert order(worker, 6) == [4, 8, 9, 5, 6, 7]
+
+
+def test_p9_what_a_slot_gives_back_goes_behind_it_and_its_own_kind_before_it(worker: Worker) -> None:
+    batches(worker)
+    assign(worker, 2, 3)
+    finish(worker, 2, 3)
+    assign(worker, 4, 5, first=True)
+    assign(worker, 6, 7)
     assign(worker, 8, first=True)
     hear(worker, Recall([7]))
     assert do(worker, SlotReclaimed(0, 4))[0] == returned(7)
     assign(worker, 9, first=True)
-    assert order(worker, 5) == [4, 5, 6, 8, 9]
+    assert order(worker, 5) == [4, 5, 8, 9, 6]
+
+
+def test_p9_careful_work_whose_start_was_reported_is_not_overtaken(worker: Worker) -> None:
+    assert assign(worker, 1, 2, careful=True) == [started(1), say(Beat())]
+    assert assign(worker, 3, first=True) == []
+    assert hear(worker, Beat())[0] == give((1, 1), new=True)
+    assert order(worker, 2) == [1, 3]
 
 
 def test_p9_careful_work_too(worker: Worker) -> None:

@@ -138,6 +138,12 @@ for element in dataset:
 """
 
 
+def acknowledged(cluster: TestCluster) -> bool:
+    """Whether the dispatcher knows of an element that a reader has had."""
+    iterations = list(cluster.dispatcher._shell.data.splits.state.iterations.values())
+    return any(each.portions.done or any(one.acked for one in each.portions.open.values()) for each in iterations)
+
+
 def test_what_a_killed_reader_had_not_done_goes_to_another() -> None:
     with TestCluster(2, fault_tolerant_mode=False, client_timeout_ms=500, job_gc_check_interval_ms=100) as cluster:
         reader = subprocess.Popen(
@@ -145,6 +151,7 @@ def test_what_a_killed_reader_had_not_done_goes_to_another() -> None:
         )
         assert reader.stdout is not None
         had = [int(reader.stdout.readline()) for _ in range(5000)]
+        until(lambda: acknowledged(cluster), "an acknowledgement")
         reader.kill()
         had += [int(line) for line in reader.communicate()[0].split("\n")[:-1]]
         rest = [int(x) for x in cluster.distribute(Dataset.range(COUNT), **ONCE, job_name="killed")]

@@ -50,10 +50,16 @@ class Gate:
     def open(self) -> None:
         Path(self.path).touch()
 
+    def reached(self) -> bool:
+        """Whether an element waits for it."""
+        return any(Path(self.path).parent.glob("gate-*"))
+
     def __call__(self, x: Any) -> Any:
         import os
         import time
+        from pathlib import Path
 
+        Path(f"{self.path}-{x}").touch()
         while not os.path.exists(self.path):
             time.sleep(0.005)
         return x
@@ -317,8 +323,10 @@ def test_workers_dont_exceed_max_stream_assignments(tmp_path: Path, most: int) -
 def test_a_worker_that_leaves_commits_and_others_go_on(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with TestCluster(1) as cluster:
-        handle = distributed_save(gated(Dataset.range(200), gate), str(tmp_path / "s"), cluster.target)
-        until(lambda: handle.progress()["streams"] == 1)
+        dataset = Dataset.range(200)
+        late = dataset.map(lambda x: gate(x) if x >= 100 else x, output_signature=dataset.element_spec)
+        handle = distributed_save(late, str(tmp_path / "s"), cluster.target)
+        until(gate.reached)
         leaver = threading.Thread(target=cluster.workers[0].stop, args=(WAIT_S,))
         leaver.start()
         gate.open()

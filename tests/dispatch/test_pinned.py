@@ -91,6 +91,26 @@ def test_it_goes_before_what_its_worker_holds_already(
     assert (tmp_path / "order").read_text() == "pabc"
 
 
+@pytest.mark.parametrize("processes", [True, False])
+def test_it_goes_before_a_backlog_that_was_given_when_work_was_quick(
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path, processes: bool
+) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0, processes=processes)) as worker:
+        for _ in range(3):
+            coordinator.fetch(coordinator.map(abs, range(500)))
+        coordinator.schedule(waits, (tmp_path,))
+        for _ in range(100):
+            coordinator.schedule(notes, (tmp_path, "a"))
+        until(lambda: begun(tmp_path))
+        coordinator.schedule(notes, (tmp_path, "p"), worker=0)
+        machine = worker._shell.machine
+        assert machine is not None
+        until(lambda: machine._queue.own_waits and len(machine._slots[0].given) == 1)
+        go(tmp_path)
+        coordinator.join(20)
+    assert (tmp_path / "order").read_text() == "p" + "a" * 100
+
+
 def test_it_waits_for_the_next_life_of_a_worker_that_died(
     dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
 ) -> None:

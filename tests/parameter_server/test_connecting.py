@@ -106,6 +106,23 @@ def test_how_long_it_takes_until_a_worker_is_told_is_counted_where_metrics_are_w
     assert metrics.get_metric_summary("server_def_update")["num"] >= before + 2
 
 
+def test_a_worker_that_has_accepted_is_not_asked_again_before_the_dispatcher_tells_of_it(
+    cluster: Clusters, connected: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one question more it would not be known to work for a quarter of a second."""
+    told = inviting.Inviting._members
+
+    def late(self: inviting.Inviting, present: Any) -> None:
+        def tell() -> None:
+            eventually(lambda: self._closed or any(task.accepted for task in self._wanted.values()), "it accepts")
+            told(self, present)
+
+        threading.Thread(target=tell, daemon=True).start()
+
+    monkeypatch.setattr(inviting.Inviting, "_members", late)
+    assert run(connected(cluster(1, 1).spec)) == [os.getpid()]
+
+
 def test_the_chiefs_address_may_be_in_use(cluster: Clusters, connected: Connect) -> None:
     servers = cluster(1, 1)
     spec = {**servers.spec, "chief": [servers.port()]}

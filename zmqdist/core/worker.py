@@ -21,14 +21,14 @@ Promises, checked by tests/core/test_worker.py, test_worker_stops.py and tests/s
     P6  careful work is not begun before its start was reported and the report has arrived
     P7  a worker without a dispatcher for `orphan_limit_s` ends itself
     P8  with a start delay, worker i begins with a coordinator's first work i times that later (stagger.py)
-    P9  work for this very worker is begun before what waits here for any, in the order in which it came
+    P9  work for this very worker is begun before what waits here for any, in the order in which it came; what a slot has is taken
+        back for that if it is not over in STUCK_S
 
 Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from zmqdist import errors
@@ -37,6 +37,7 @@ from zmqdist.core.contact import Contact, earliest
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.slot import Slot
 from zmqdist.core.stagger import Stagger
+from zmqdist.core.waiting import Waiting
 from zmqdist.core.worker_events import (
     NOT_RUN,
     DispatcherDown,
@@ -83,7 +84,7 @@ DISPATCHER: Final = "dispatcher"
 """The one peer of this machine."""
 
 STUCK_S: Final = 0.02
-"""A slot that reported nothing for this long gives up what it has not begun, if another slot could run it."""
+"""A slot that reported nothing for this long gives up what it has not begun, if another slot could run it, or other work goes first."""
 SPAWN_FAILURES_MAX: Final = 3
 """Slot processes that die before they are ready, one after the other, before the worker gives up."""
 
@@ -115,9 +116,7 @@ class Worker:
         self.serving = False  # readers want to have something to its end: a worker that leaves waits, within its grace
         self.ended: Exit | None = None
         self._slots = [Slot(i) for i in range(slots)]
-        self._queue: deque[Leased] = deque()
-        self._care: set[int] = set()  # leases in the queue that are careful work
-        self._first: set[int] = set()  # leases that go before the others there, and perhaps some that have left it
+        self._queue = Waiting()
         self._functions: dict[tuple[int, int], bytes] = {}
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
@@ -175,7 +174,7 @@ class Worker:
         effects = self._apply(event, now)
         if self.ended is None:
             effects += self._fill(now) if self._queue else []
-            effects += self._balance(now) if len(self._slots) > 1 else []
+            effects += self._balance(now) if len(self._slots) > 1 or self._queue.own else []
             effects += self._report() if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
@@ -216,9 +215,7 @@ class Worker:
                 self._stagger.came(items, self.index, now)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
-                self._first = _queue(self._queue, items, self._first, first)
-                if careful:
-                    self._care.update(item[0] for item in items)
+                self._queue.put(items, careful=careful, own=first)
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s):
                 self.index = index
@@ -297,8 +294,8 @@ class Worker:
     def _abandon(self) -> list[Effect]:
         """Drop everything: nobody will take the outcomes, and nothing may go on running."""
         effects: list[Effect] = [FreeBulk(lease) for lease in self._bulk]
-        self._queue.clear()
-        self._care.clear()
+        self._queue.empty()
+        self._queue.own.clear()
         self._outcomes.clear()
         self._started.clear()
         self._bulk.clear()
@@ -342,21 +339,14 @@ class Worker:
         return [*effects, self.ended]
 
     def _return_queue(self) -> list[Effect]:
-        leases = [item[0] for item in self._queue]
-        self._queue.clear()
-        self._care.clear()
-        return self._returned(leases)
+        return self._returned(self._queue.empty())
 
     def _returned(self, leases: list[int]) -> list[Effect]:
         return [Send(DISPATCHER, Returned(leases))] if leases and self.registered else []
 
     def _take_back(self, wanted: set[int]) -> list[Effect]:
-        back = [item[0] for item in self._queue if item[0] in wanted]
-        if back:
-            taken = set(back)
-            self._queue = deque(item for item in self._queue if item[0] not in taken)
-            self._care -= taken
-            wanted -= taken
+        back = self._queue.take_out(wanted)
+        wanted -= set(back)
         effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
@@ -389,7 +379,7 @@ class Worker:
                 break
             if not slot.ready or slot.reclaiming or slot.orphan or slot.cut:
                 continue
-            if self._care and self._queue[0][0] in self._care:
+            if self._queue.care and self._queue[0][0] in self._queue.care:
                 effects += self._give_careful(slot, now)
             elif len(slot.given) <= slot.batch // 2:
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
@@ -404,11 +394,12 @@ class Worker:
                 return []
             beat = self._beat()
             self._careful = (lease, self._contact.beats_sent)
+            self._queue.begins = lease
             return [Send(DISPATCHER, Done([], [lease])), beat]
         if self._contact.beats_echoed < self._careful[1]:
             return []
         self._careful = None
-        self._care.discard(lease)
+        self._queue.care.discard(lease)
         return [self._give(slot, 1, now)]
 
     def _give(self, slot: Slot, count: int, now: float) -> Give:
@@ -416,7 +407,7 @@ class Worker:
         was_idle = not slot.given
         functions: list[tuple[int, int, bytes]] = []
         items: list[tuple[int, int, int, bytes]] = []
-        queue, care, given, known, position = self._queue, self._care, slot.given, slot.known, slot.position
+        queue, care, given, known, position = self._queue, self._queue.care, slot.given, slot.known, slot.position
         for _ in range(min(count, len(queue))):
             if care and queue[0][0] in care:
                 break
@@ -439,7 +430,8 @@ class Worker:
         count = 0
         leftover: list[int] = []
         effects: list[Effect] = []
-        given, ended, asked_back = slot.given, self._outcomes, bool(slot.cut or slot.wanted_back)
+        given, ended, own = slot.given, self._outcomes, self._queue.own
+        asked_back = bool(slot.cut or slot.wanted_back)
         for position, kind, payload in outcomes:
             if not given or given[0][0] != position:
                 continue  # of before it was abandoned
@@ -458,6 +450,8 @@ class Worker:
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
             ended.append((lease, kind, payload))
+            if own:
+                own.discard(lease)
             if kind == BULK:
                 self._bulk[lease] = ended[-1]
         slot.heard_at = now
@@ -470,7 +464,7 @@ class Worker:
         """A slot was about to begin this when it was told not to."""
         if self._goes_back(slot, item[0]):
             return self._returned([item[0]])
-        self._queue.appendleft(item)
+        self._queue.put_back([item])
         return []
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
@@ -485,12 +479,9 @@ class Worker:
         return Reclaim(slot.index)
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
-        back: list[int] = []
-        for item in slot.take_unbegun(position, now):
-            if self._goes_back(slot, item[0]):
-                back.append(item[0])
-            else:
-                self._queue.appendleft(item)
+        unbegun = slot.take_unbegun(position, now)
+        back = [item[0] for item in unbegun if self._goes_back(slot, item[0])]
+        self._queue.put_back([item for item in reversed(unbegun) if item[0] not in set(back)])
         slot.wanted_back.clear()
         self._started += slot.begun(position)
         effects = self._returned(back)
@@ -523,16 +514,17 @@ class Worker:
                 back.append(lease)  # it ended, and its outcome is lost with the slot
             else:
                 again.append(item)
-        for item in reversed(again):
-            self._queue.appendleft(item)
+        self._queue.put_back(again)
         effects += self._returned(back)
         self._slots[event.slot] = Slot(event.slot)
         return effects if self.leaving and not self._queue else [*effects, Spawn(event.slot)]
 
     def _could_balance(self, slot: Slot) -> bool:
-        """Whether the slot has work that it has not begun while another slot has nothing to do."""
-        if len(slot.given) < 2 or slot.reclaiming or self._queue:
+        """Whether the slot has work that it has not begun while another slot has nothing to do, or work for this very worker waits."""
+        if len(slot.given) < 2 or slot.reclaiming:
             return False
+        if self._queue:
+            return self._queue.own_waits
         return any(other.ready and not other.given for other in self._slots)
 
     def _balance(self, now: float) -> list[Effect]:
@@ -543,9 +535,7 @@ class Worker:
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
         """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
         back = {item[0] for item in self._queue if (item[1], item[3]) in keys}
-        self._queue = deque(item for item in self._queue if item[0] not in back)
-        self._care -= back
-        effects = self._returned(sorted(back))
+        effects = self._returned(sorted(self._queue.take_out(back)))
         for key in keys:
             self._functions.pop(key, None)
         for slot in self._slots:
@@ -568,19 +558,3 @@ class Worker:
             effects.append(Send(DISPATCHER, Done(part, started)))
             started = []
         return effects
-
-
-def _queue(queue: deque[Leased], items: list[Leased], first: set[int], ahead: bool) -> set[int]:
-    """Add `items`: at the end, or, if they go `ahead`, behind the last one there that is `first`. The leases of all that are."""
-    if not ahead:
-        queue.extend(items)
-        return first
-    place, there = 0, {item[0] for item in items}
-    for number, item in enumerate(queue, 1):
-        if item[0] in first:
-            place = number
-            there.add(item[0])
-    queue.rotate(-place)
-    queue.extendleft(reversed(items))
-    queue.rotate(place)
-    return there

@@ -17,7 +17,7 @@ Promises, checked by tests/sim
     P3   work is charged only for starts that were lost, and fails when `attempts_max` were
     P4   work that had not started goes back uncharged
     P5   GenerationEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
-    P6   a worker never holds more leases than its window, and for each slot one more that is pinned to it
+    P6   a worker is never given more leases than its window, but for work that is pinned to it: of that it may have one a slot all the same
     P7   with a live worker and no further faults every queue empties
     P8   a function is sent to a worker once, before the first work that uses it
     P9   a bulk result keeps its work alive until it is taken

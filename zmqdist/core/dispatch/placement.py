@@ -329,8 +329,11 @@ def _spare(hands: Hands) -> list[int]:
 
 
 def _room_for_its_own(hands: Hands) -> int:
-    """How much pinned work it may have now: one more for each slot than of any, so that it can go before what waits there."""
-    return hands.window.limit + hands.member.slots - hands.outstanding
+    """How much pinned work it may be given now: also where others fill its window, one for each slot, so that it can go before them."""
+    room = hands.window.limit - hands.outstanding
+    return (
+        room if room > 0 else hands.member.slots - sum(bool(lease.rank.line.worker) for lease in hands.leases.values())
+    )
 
 
 def _worth_recalling_at(hands: Hands) -> float:

@@ -102,7 +102,6 @@ class SimWorker:
         """It was frozen as a whole, and has not registered since."""
         self.careful: set[int] = set()
         self.own: set[int] = set()
-        self._given: set[int] = set()
         self.held: dict[int, int] = {}
         """Bulk results: lease -> number of the run."""
         self._random: Random = cluster.random
@@ -285,13 +284,15 @@ class SimWorker:
         self.cluster.clock.after(self._random.uniform(0.005, 0.02), ready)
 
     def _check_own(self, give: Give) -> None:
-        """Nothing that any worker may run goes before what waits for this one, but for what a slot has had and given back."""
-        leases = {self.machine.lease_at(give.slot, item[0]) for item in give.items}
+        """Nothing that any worker may run goes before what waits for this one, but for careful work that was announced."""
+        leases = {self.machine.lease_at(give.slot, item[0]) or 0 for item in give.items}
         waiting = self.own.intersection(item[0] for item in self.machine._queue)
-        assert not waiting or leases <= self.own | self._given, (
-            "worker P9: what is for this worker waits for other work"
+        early = leases - self.own - self.careful
+        assert not waiting or not early, "worker P9: what is for this worker waits for other work"
+        given, waiting = leases & self.own - self.careful, waiting - self.careful
+        assert not given or not waiting or max(given) < min(waiting), (
+            "worker P9: what is for this worker is out of order"
         )
-        self._given.update(lease for lease in leases if lease is not None)
 
     def _give(self, give: Give) -> None:
         slot = self._slots[give.slot]
