@@ -17,6 +17,7 @@ import click
 from zmqdist._version import __version__
 from zmqdist.errors import ConfigError, OpError
 from zmqdist_cli.exit_codes import ExitCode
+from zmqdist_cli.interrupts import importing
 
 COMMANDS: Final = {
     "launch": ("launch", "Start all jobs of a cluster file and run its program."),
@@ -46,7 +47,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"zmqdist_cli.{COMMANDS[cmd_name][0]}")
+        with importing():
+            module = importlib.import_module(f"zmqdist_cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         return command
 

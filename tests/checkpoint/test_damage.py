@@ -82,6 +82,11 @@ def change(saved: Path, **changed: Any) -> None:
 MANIFESTS: dict[str, tuple[Callable[[Path], Any], type[OpError], str]] = {
     "not there": (lambda saved: shutil.rmtree(saved), NotFoundError, "checkpoint .*/c: not found"),
     "unfinished": (lambda saved: (saved / "manifest.json").unlink(), NotFoundError, "no manifest.json in it"),
+    "a folder of some": (
+        lambda saved: shutil.move(saved / "manifest.json", (saved / "ckpt-1").mkdir() or saved / "ckpt-1"),
+        NotFoundError,
+        "it is a folder of checkpoints, of which one is wanted, as ckpt-1",
+    ),
     "newer": (
         lambda saved: change(saved, format=99),
         FailedPreconditionError,

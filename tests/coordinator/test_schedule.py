@@ -123,7 +123,8 @@ def captures_a_lock() -> Any:
 BAD: list[tuple[Any, Any, Any, type[Exception], str]] = [
     (5, None, None, TypeError, r"schedule\(\) takes a callable, not int"),
     (None, None, None, TypeError, "takes a callable, not NoneType"),
-    (int, 5, None, TypeError, "not iterable"),
+    (int, 5, None, TypeError, r"args is 5, wants a tuple or a list: args=\(5,\)"),
+    (int, "5", None, TypeError, r"args is '5', wants a tuple or a list"),
     (int, None, 5, TypeError, "not iterable"),
     (int, (LOCK,), None, errors.InvalidArgumentError, r"args\[0\], a _thread\.lock, cannot be pickled"),
     (int, ([{"a": LOCK}],), None, errors.InvalidArgumentError, r"args\[0\]\[0\]\['a'\], a _thread\.lock"),

@@ -64,6 +64,7 @@ def places_of(cluster: TestCluster, count: int) -> dict[str, int]:
 
 def test_places_outlive_the_dispatcher() -> None:
     with cluster_of(["localhost"] * 2, 2) as cluster:
+        assert sorted(values(cluster.distribute(Dataset.range(20), DATA))) == list(range(20))  # both are in the journal
         places = places_of(cluster, 2)
         cluster.restart_dispatcher()
         for index in (1, 0):

@@ -106,6 +106,17 @@ def test_a_dispatcher_as_target_brings_its_secret_along(ours: Secrets) -> None:
         assert len(coordinator.schedule(bytes, (3_000_000,)).get(20)) == 3_000_000
 
 
+def test_a_dispatcher_whose_name_nobody_knows_is_told() -> None:
+    told = r"nosuch\.invalid:5950: the name 'nosuch\.invalid' cannot be looked up"
+    for connects in (
+        lambda: zd.WorkerServer(WorkerConfig("nosuch.invalid:5950", insecure=True)),
+        lambda: ClusterCoordinator("nosuch.invalid:5950"),
+    ):
+        with pytest.raises(errors.OpError) as caught:
+            connects()
+        assert re.search(told, str(caught.value)) or "no CURVE keys" in str(caught.value)
+
+
 def test_a_port_in_use_is_told(port: int) -> None:
     with zd.DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         told = re.escape(

@@ -62,12 +62,16 @@ def test_a_test_that_leaves_something_behind_fails_and_is_told_what(inner: pytes
 
 
 def test_an_orphan_is_found_after_its_module(inner: pytest.Pytester) -> None:
-    """The grandchild belongs to process 1 by then: no list of children has it."""
+    """The grandchild belongs to process 1 by then: no list of children has it. While it calls exec it has no environment to be seen."""
     inner.makepyfile(
         """
 import subprocess
+from pathlib import Path
 def test_leaves():
     subprocess.run(["sh", "-c", "sleep 30 >/dev/null 2>&1 & echo $! >orphan"], check=True)
+    command = Path("/proc", Path("orphan").read_text().strip(), "cmdline")
+    while command.read_bytes() != b"sleep" + bytes(1) + b"30" + bytes(1):
+        pass
 """
     )
     result = run(inner)

@@ -187,8 +187,9 @@ def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(temporary: P
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"ps": -1}, errors.InvalidArgumentError, "ps is -1, wants 0 or more"),
-    ({"workers": -1}, errors.InvalidArgumentError, "workers is -1, wants 0 or more"),
+    ({"ps": -1}, errors.InvalidArgumentError, "ps is -1, wants a number, 0 or more"),
+    ({"workers": -1}, errors.InvalidArgumentError, "workers is -1, wants a number, 0 or more"),
+    ({"workers": "2"}, errors.InvalidArgumentError, "workers is '2', wants a number"),
     ({"slots": 0}, errors.InvalidArgumentError, "slots is 0, wants 1 to 4096"),
     ({"lease_s": 0}, errors.InvalidArgumentError, "lease_s is 0, wants more than 0 s"),
     ({"leases": 1}, TypeError, "leases"),
@@ -214,6 +215,14 @@ def test_a_worker_that_dies_at_the_start_is_told(monkeypatch: pytest.MonkeyPatch
     told = r"worker:0 ended before it had registered \(exit code 1\); its reason is on standard error"
     with pytest.raises(errors.UnavailableError, match=told):
         zd.local_cluster(workers=1)
+
+
+def test_what_is_closed_says_so() -> None:
+    with zd.local_cluster(workers=0, ps=1, processes=False) as cluster:
+        pass
+    for use in (ClusterCoordinator, zd.ParameterServerStrategy, lambda cluster: cluster.kill_ps(0)):
+        with pytest.raises(errors.FailedPreconditionError, match="this local_cluster has been closed"):
+            use(cluster)
 
 
 def test_close_may_be_called_twice() -> None:

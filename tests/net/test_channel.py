@@ -186,9 +186,10 @@ def test_an_answer_that_came_before_the_server_ended_is_still_read(serve: Serve,
     served = serve()
     channel = open_channel(served.address)
     ask(channel)
+    answer, answered = served.answer, threading.Event()
+    served.answer = lambda *given: (answer(*given), answered.set())  # type: ignore[method-assign]
     call = start(channel, b"value")
-    served.loop.run(lambda: None)
-    until(lambda: served.loop.run(lambda: len(served.shown)))
+    assert answered.wait(5)
     served.loop.stop()
 
     def tended() -> bool:

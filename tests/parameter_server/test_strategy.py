@@ -176,11 +176,34 @@ def test_a_placement_that_names_no_server_is_refused(made: Any, index: Any) -> N
         {"workers_per_step": 2},
         {"aggregate": "sync", "workers_per_step": 0},
         {"partitioner": 3},
+        {"recovery_s": "60"},
+        {"recovery_s": -1},
+        {"recovery_s": float("nan")},
     ],
 )
 def test_options_that_cannot_be_are_refused(made: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"not|wants"):
         made(**options)
+
+
+def test_steps_of_more_workers_than_there_are_are_warned_of(made: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made(aggregate="sync", workers_per_step=5)
+    assert "a step takes the gradients of 5 workers and there are 2" in caplog.text
+
+
+def test_what_cannot_be_applied_is_told_before_anything_is_sent(made: Any) -> None:
+    strategy = made()
+    with strategy.scope():
+        variable = zd.Variable(np.zeros(2))
+    grad = np.ones(2)
+    for wrong, told in (
+        (lambda: variable.apply(zd.optimizers.SGD, grad), "takes an optimizer"),
+        (lambda: variable.apply(None, grad), "takes an optimizer"),
+        (lambda: strategy.apply(zd.optimizers.SGD(0.1), [(variable, grad)]), r"pairs \(gradient, variable\)"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            wrong()
+    assert variable.version == 1
 
 
 def test_a_name_that_is_taken_gets_a_number(made: Any) -> None:

@@ -137,6 +137,8 @@ class Manifest:
             told = (
                 f"there is no {MANIFEST} in it: writing it was never finished" if storage.exists(path) else "not found"
             )
+            if within := _checkpoints_in(path):
+                told = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
             raise NotFoundError(None, None, f"checkpoint {path}: {told}") from None
         except OSError as error:
             raise storage.error_of(error, file) from error
@@ -230,3 +232,11 @@ def _read_plain(value: Any) -> Plain:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError(f"{value!r:.100} is no value of a checkpoint")
     return value
+
+
+def _checkpoints_in(path: str) -> list[str]:
+    """Names of folders in this one that have a manifest."""
+    try:
+        return [name for name in storage.names(path) if storage.exists(storage.join(path, name, MANIFEST))]
+    except OSError:
+        return []

@@ -151,7 +151,7 @@ class ClusterCoordinator:
 
         Raises:
           Exception: an earlier function of this round failed: its error, as `join` raises it; nothing was scheduled by this call.
-          TypeError: `fn` is not callable, or `args` not iterable.
+          TypeError: `fn` is not callable, or `args` is text, or not iterable.
           ValueError: `worker` is no worker's name; `priority` has more than 32 bits; `retries` or `timeout` is out of range; or a
             RemoteValue of another coordinator is among the arguments.
           InvalidArgumentError: `fn` or an argument cannot be pickled; it says which.
@@ -164,6 +164,8 @@ class ClusterCoordinator:
             options = _options(worker, priority)
         if retries or timeout is not None or lineage:
             wishes = Wishes.checked(retries, timeout, lineage)
+        if isinstance(args, (str, bytes)) or not (args is None or isinstance(args, Iterable)):
+            raise TypeError(f"args is {args!r}, wants a tuple or a list: args=({args!r},)")
         positional = () if args is None else tuple(args)
         keywords = {} if kwargs is None else dict(kwargs)
         return self._schedule(fn, positional, keywords, keep or lineage, options, wishes)

@@ -220,7 +220,9 @@ class _Shell:
     def wait_registered(self) -> None:
         """Until the dispatcher has taken this worker. Raises why it did not."""
         while not self._registered.wait(FIRST_CONTACT_LOG_S):
-            log.info("worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer")
+            log.warning(
+                "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer"
+            )
         if self.ended is not None and self.ended.code:
             raise errors.from_code(self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}")
 
@@ -442,9 +444,13 @@ class _Shell:
 
 
 def own_host(dispatcher: str) -> str:
-    """The address of this machine from which the dispatcher is reached. Nothing is sent."""
+    """The address of this machine from which the dispatcher is reached. Nothing is sent. Raises UnavailableError: its name is not known."""
     host, port = split(dispatcher)
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        told = f"the dispatcher's address {dispatcher}: the name {host!r} cannot be looked up ({error.strerror})"
+        raise errors.UnavailableError(None, None, told) from None
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

@@ -62,12 +62,13 @@ class local_cluster:
       UnavailableError: a process ended before it was ready; with its exit code.
       UnknownError: the port could not be bound.
       InvalidArgumentError: a number that cannot be.
+      FailedPreconditionError: whoever uses it after `close`.
     """
 
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         for name, count in (("workers", workers), ("ps", ps)):
-            if count < 0:
-                raise errors.InvalidArgumentError(None, None, f"{name} is {count}, wants 0 or more")
+            if type(count) is not int or count < 0:
+                raise errors.InvalidArgumentError(None, None, f"{name} is {count!r}, wants a number, 0 or more")
         config = DispatcherConfig(**options)  # what is wrong with it is said before anything has been made
         self._slots = slots
         self._listener = _listen(config)
@@ -118,6 +119,7 @@ class local_cluster:
 
     @property
     def target(self) -> str:
+        self._check_open()
         return self.dispatcher.target
 
     @property
@@ -155,7 +157,12 @@ class local_cluster:
         self._kill("ps", index)
         self._wait_for([self._start(self._ps(index))])
 
+    def _check_open(self) -> None:
+        if self._closed.locked():
+            raise errors.FailedPreconditionError(None, None, "this local_cluster has been closed")
+
     def _kill(self, job: str, index: int) -> None:
+        self._check_open()
         child = self._processes.get(f"{job}:{index}")
         if child is None:
             count = sum(name.startswith(f"{job}:") for name in self._processes)

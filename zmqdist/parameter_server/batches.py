@@ -54,6 +54,9 @@ def read_all(variables: Any) -> Any:
 def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
     """See `ParameterServerStrategy.apply`. Several replicas do it once, with what their gradients become by each variable's aggregation."""
     pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+    for _, variable in pairs:
+        if not isinstance(variable, (Variable, ShardedVariable)):
+            raise TypeError(f"apply() takes pairs (gradient, variable), and {type(variable).__name__} is no variable")
     replica = here.replica
     if replica is None or replica.num_replicas_in_sync == 1:
         _apply(optimizer, pairs, step)

@@ -193,6 +193,8 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f'aggregate is "async" or "sync", not {aggregate!r}')
         if workers_per_step is not None and (aggregate == "async" or workers_per_step < 1):
             raise ValueError(f'workers_per_step is {workers_per_step}: it wants 1 or more, and aggregate="sync"')
+        if isinstance(recovery_s, bool) or not isinstance(recovery_s, (int, float)) or not recovery_s >= 0:
+            raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
         Placement(placement, 1)  # what is wrong with it is said before anybody is waited for
@@ -209,6 +211,11 @@ class ParameterServerStrategy(OnWorkers):
         try:
             workers = len(self._connected.workers)
             steps = 0 if aggregate == "async" else workers_per_step or workers
+            if steps > workers:
+                log.warning(
+                    "a step takes the gradients of %d workers and there are %d: it waits for more, or for several functions of one",
+                    *(steps, workers),
+                )
             self._session = Session(self._connected.ps, self._connected.credentials, steps, recovery_s)
         except BaseException:
             self._connected.close()

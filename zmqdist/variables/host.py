@@ -172,7 +172,7 @@ class Host:
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
         if found is None:
-            told = f"{self._name} does not know session {session}: it was started again, or has dropped it"
+            told = f"{self._name} does not know session {session}: it was started again, or the strategy was closed"
             raise AbortedError(None, None, told)
         return found
 
