@@ -481,7 +481,8 @@ class Worker:
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
         back = [item[0] for item in unbegun if self._goes_back(slot, item[0])]
-        self._queue.put_back([item for item in reversed(unbegun) if item[0] not in set(back)])
+        gone = set(back)
+        self._queue.put_back([item for item in reversed(unbegun) if item[0] not in gone])
         slot.wanted_back.clear()
         self._started += slot.begun(position)
         effects = self._returned(back)
