@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SETUP  := setup.py setup.cfg pyproject.toml
 SEEDS  ?= 5000
+RERUNS ?= 0
 
 .DELETE_ON_ERROR:
 .PHONY: help run test slow lint types layers wheel-check sim protocol clean
@@ -15,7 +16,7 @@ run: $(VENV)/ready-run ## the main job: train on the digits, on a cluster of thi
 	. $(BIN)/activate && zmqdist launch configs/digits.yaml
 
 test: $(VENV)/ready-dev ## all tests, and the code blocks of README.md and docs/
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 --reruns $(RERUNS) -r aR
 
 slow: $(VENV)/ready-dev ## the tests that take tens of seconds or gigabytes, and are no part of `make test`
 	$(BIN)/python -m pytest -m slow
