@@ -155,7 +155,8 @@ def apply(ref: Ref, how: Optimizer | Callable[..., Any], gradient: Any) -> Chang
       gradient: an array, or IndexedSlices.
     """
     if isinstance(how, type) or (not callable(how) and not isinstance(how, Optimizer)):
-        raise TypeError(f"{ref}: apply() takes an optimizer, as SGD(0.1), or a function, not {how!r}")
+        wanted = "an optimizer, as SGD(0.1), or a function"
+        raise InvalidArgumentError(None, None, f"{ref}: apply() takes {wanted}, not {how!r}")
     sparse = isinstance(gradient, IndexedSlices)
     told: Any = (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if sparse else ref.fit(gradient)
     if isinstance(how, Optimizer):
