@@ -256,7 +256,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
     ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), ("dispatch P7", "dispatch P14")),
     ("an error of work apart ends the round", after(Pins, "ended", all_count), "closures P10"),
-    ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), "dispatch P15"),
+    ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), ("dispatch P7", "dispatch P15")),
     ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
 ]

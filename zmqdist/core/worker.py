@@ -381,9 +381,13 @@ class Worker:
                 continue
             if self._queue.care and self._queue[0][0] in self._queue.care:
                 effects += self._give_careful(slot, now)
-            elif len(slot.given) <= slot.batch // 2:
+            elif len(slot.given) <= slot.batch // 2 and not self._would_wait(slot):
                 effects.append(self._give(slot, slot.batch - len(slot.given), now))
         return effects
+
+    def _would_wait(self, slot: Slot) -> bool:
+        """Whether what is for this very worker would be behind other work at the slot."""
+        return bool(slot.given) and self._queue.own_waits and slot.given[-1][1][0] not in self._queue.own
 
     def _give_careful(self, slot: Slot, now: float) -> list[Effect]:
         if slot.given:
