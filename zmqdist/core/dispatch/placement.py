@@ -168,7 +168,7 @@ class Placement:
         """Keep the lists of workers, and the sums over them, true for one of them."""
         count = hands.outstanding
         slots = hands.member.slots
-        usable = hands.reachable and not hands.member.leaving
+        usable = _usable(hands)
         surplus = hands.reachable and count > slots
         _set(self._idle, hands, usable and count < slots)
         _set(self._roomy, hands, usable and count < hands.window.limit)
@@ -211,8 +211,8 @@ class Placement:
         return effects + recalls
 
     def _call(self, hands: Hands) -> None:
-        usable = hands.reachable and not hands.member.leaving
-        _set(self._called, hands, usable and hands.name in self._pinned and _room_for_its_own(hands) > 0)
+        waits = _usable(hands) and hands.name in self._pinned
+        _set(self._called, hands, waits and _room_for_its_own(hands) > 0)
 
     def _give(self, hands: Hands, count: int, rota: deque[Line], batches: dict[Hands, Batch], now: float) -> None:
         batch = batches.get(hands)
@@ -326,6 +326,10 @@ def _spare(hands: Hands) -> list[int]:
     """Leases that its slots will not have begun and others may: the newest, but for one a slot."""
     spare = [number for number, lease in hands.leases.items() if not lease.started and not lease.rank.line.worker]
     return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
+
+
+def _usable(hands: Hands) -> bool:
+    return hands.reachable and not hands.member.leaving
 
 
 def _room_for_its_own(hands: Hands) -> int:
