@@ -2,12 +2,22 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-SETUP  := setup.py setup.cfg pyproject.toml
+SETUP  := setup.py setup.cfg pyproject.toml constraints.txt
+PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SEEDS  ?= 5000
-RERUNS ?= 0
+RUNS   ?= 100
+MINUTES ?= 10
+JOBS   ?= 4
+# Most tests wait, so more of them run side by side than there are cores. Six take longer: they are in each other's way.
+PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+# Without compiled files each of the thousands of processes that the tests start compiles all of zmqdist.
+unexport PYTHONDONTWRITEBYTECODE
+# Packages of another Python, or of another checkout, would go before those of .venv.
+unexport PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help run test slow lint types layers wheel-check sim protocol clean
+.PHONY: help run test test-all endurance lint types layers wheel-check versions constraints sim protocol clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -15,11 +25,14 @@ help: ## this list
 run: $(VENV)/ready-run ## the main job: train on the digits, on a cluster of this machine
 	. $(BIN)/activate && zmqdist launch configs/digits.yaml
 
-test: $(VENV)/ready-dev ## all tests, and the code blocks of README.md and docs/
-	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 --reruns $(RERUNS) -r aR
+test: $(VENV)/ready-dev ## the tests, and the code blocks of README.md and docs/: under five minutes on two cores
+	$(PYTEST) --tier test
 
-slow: $(VENV)/ready-dev ## the tests that take tens of seconds or gigabytes, and are no part of `make test`
-	$(BIN)/python -m pytest -m slow
+test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training, planted bugs, long faults, many processes
+	$(PYTEST) --tier all
+
+endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10
+	$(BIN)/python -m tests.endurance --runs $(RUNS) --minutes $(MINUTES)
 
 lint: $(VENV)/ready-dev ## ruff's rules and its format
 	$(BIN)/ruff check .
@@ -35,6 +48,12 @@ layers: $(VENV)/ready-dev ## who may import whom (.importlinter)
 wheel-check: $(VENV)/ready-dev ## build the archive and the wheel; install and import that wheel in a place of its own
 	.ci/wheel-check $(BIN)/python
 
+versions: ## the pure tests on Python 3.10, 3.12 and 3.13, with minimum, pinned and newest versions of what zmqdist needs
+	$(PYTHON) .ci/versions.py
+
+constraints: ## write constraints.txt anew, with the newest versions; this needs Python 3.10 to 3.13
+	$(PYTHON) .ci/constraints.py
+
 sim: $(VENV)/ready-dev ## a long run of the simulated cluster: make sim SEEDS=5000
 	$(BIN)/python -m pytest tests/sim --seeds $(SEEDS) --timeout 3600
 
@@ -42,17 +61,19 @@ protocol: $(VENV)/ready-dev ## write the table of docs/protocol.md anew
 	$(BIN)/python docs/generate_protocol.py
 
 clean: ## remove what make, the tests and the example have made
-	rm -rf $(VENV) build dist *.egg-info digits.png
+	rm -rf $(VENV) .venvs build dist *.egg-info digits.png
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One environment for all; a stamp tells what is in it, and a change of the packaging installs again.
 $(VENV)/ready-run: $(SETUP) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[examples]'
+	$(PIP) -e '.[examples]'
 	touch $@
 
 $(VENV)/ready-dev: $(SETUP) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples]'
+	$(PIP) -e '.[dev,examples]'
+	@# Else each process of pytest compiles all the tests in its first run.
+	$(BIN)/python -m pytest --collect-only -qq --tier all > $(VENV)/collected.txt
 	touch $@ $(VENV)/ready-run
 
 $(BIN)/python:

@@ -101,7 +101,7 @@ def _given(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="+", metavar="NAME", help="questions, or all")
     parser.add_argument(
         "--against",
-        type=_systems,
+        type=systems_named,
         default=list(SYSTEMS),
         metavar="SYSTEM,...",
         help=f"of {','.join(SYSTEMS)}, where tf and ray take in tf-data and so on; or none (default: all)",
@@ -126,7 +126,7 @@ def _given(arguments: list[str] | None) -> argparse.Namespace:
     return given
 
 
-def _systems(text: str) -> list[str]:
+def systems_named(text: str) -> list[str]:
     names = [] if text == "none" else text.split(",")
     for name in names:
         if name not in SYSTEMS:

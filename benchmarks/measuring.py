@@ -264,20 +264,20 @@ def _compare(
                 say(f"{question.name}: {where}")
                 with _blaming(mine):
                     count = _calibrated(mine, question, case, plan)
-                pairs = _pairs(mine, other, question, case, plan, count)
+                taken = pairs(mine, other, question, case, plan, count)
             except Unusable as reason:
                 found.skipped.append(f"skipped: {where}: {reason}")
                 say(found.skipped[-1])
                 if where == other.system.title:
                     break
                 continue
-            ours.setdefault((question.name, case.label), []).extend(pair[0] for pair in pairs)
-            ratio = median(_times_better(question, *map(median, pair)) for pair in pairs)
-            theirs = [pair[1] for pair in pairs]
+            ours.setdefault((question.name, case.label), []).extend(pair[0] for pair in taken)
+            ratio = median(times_better(question, *map(median, pair)) for pair in taken)
+            theirs = [pair[1] for pair in taken]
             found.figures.append(_figure(question, case, other.system, theirs, ratio))
 
 
-def _pairs(
+def pairs(
     mine: Side, other: Side, question: Question, case: Case, plan: Plan, count: int
 ) -> list[tuple[list[float], list[float]]]:
     """So many blocks of each in turn, each first as often as the other."""
@@ -320,7 +320,7 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
     if key not in side.counts:
         if question.count:
             long = replace(plan, block_s=plan.block_s * question.longer, count_max=plan.count_max * question.longer)
-            side.counts[key] = _fitting(lambda count: side.block(question, case, count), question.count, long)
+            side.counts[key] = fitting(lambda count: side.block(question, case, count), question.count, long)
             side.rest(question)
         else:
             side.counts[key] = 0
@@ -329,7 +329,7 @@ def _calibrated(side: Side, question: Question, case: Case, plan: Plan) -> int:
     return side.counts[key]
 
 
-def _fitting(block: Callable[[int], object], count: int, plan: Plan) -> int:
+def fitting(block: Callable[[int], object], count: int, plan: Plan) -> int:
     """How many fill a block, beginning with `count`. The first one pays for processes, connections and imports, and tells nothing."""
 
     def times(factor: float) -> int:
@@ -357,7 +357,7 @@ def blocks_of(question: Question, plan: Plan) -> int:
     return min(wanted, question.blocks or wanted)
 
 
-def _times_better(question: Question, mine: float, other: float) -> float:
+def times_better(question: Question, mine: float, other: float) -> float:
     return mine / other if question.unit.endswith("/s") else other / mine
 
 

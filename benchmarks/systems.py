@@ -99,6 +99,7 @@ class Session:
 
     Attributes:
       answers: the questions that it knows.
+      mark: stands in the environment of its process and of all that it starts.
 
     Raises:
       Unusable: it is not installed, or does not start. So does `ask` when it fails, or takes longer than `limit_s`.
@@ -106,7 +107,7 @@ class Session:
 
     def __init__(self, system: System, pythons: dict[str, str]) -> None:
         self._system = system
-        self._mark = f"{os.getpid()}.{next(_numbers)}"
+        self.mark = f"{os.getpid()}.{next(_numbers)}"
         self._folder = tempfile.TemporaryDirectory(prefix="zmqdist-bench-", ignore_cleanup_errors=True)
         words = [system.variant] if system.variant else []
         python = python_of(system, pythons)
@@ -132,10 +133,14 @@ class Session:
             self.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def _environment(self, python: str) -> dict[str, str]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         commands = [os.path.dirname(python), *filter(None, [os.environ.get("PATH")])]  # some start their own by name
-        own = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(commands), _MARK: self._mark}
+        own = {"PYTHONPATH": os.pathsep.join(paths), "PATH": os.pathsep.join(commands), _MARK: self.mark}
         own["TMPDIR"] = self._folder.name
         # A cluster that the environment names is not the one to measure. Others are installed with their bytecode.
         ours = ("ZMQDIST_", "PYTHONDONTWRITEBYTECODE")
@@ -199,7 +204,7 @@ class Session:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_LIMIT_S)
         if not self._none_left(LINGER_S):  # what ends by itself may do so
-            for pid in _marked(self._mark):
+            for pid in marked(self.mark):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             self._none_left(LINGER_S)
@@ -212,7 +217,7 @@ class Session:
     def _none_left(self, limit_s: float) -> bool:
         """Wait until nothing is left of what it has started."""
         until = time.monotonic() + limit_s
-        while left := _marked(self._mark):
+        while left := marked(self.mark):
             if time.monotonic() >= until:
                 break
             time.sleep(0.02)
@@ -225,7 +230,7 @@ class Session:
         self.close()
 
 
-def _marked(mark: str) -> list[int]:
+def marked(mark: str) -> list[int]:
     """The processes that still run with this mark; zombies have no environment."""
     wanted = f"{_MARK}={mark}".encode()
     found = []

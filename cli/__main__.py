@@ -1,5 +1,6 @@
 """The command `zmqdist`, and `python -m zmqdist_cli`."""
 
+import signal
 import sys
 
 from zmqdist_cli.interrupts import importing
@@ -9,7 +10,11 @@ def main() -> int:
     """Run it. Returns its exit code."""
     with importing():
         from zmqdist_cli.main import main as run
-    return run()
+    code = run()
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # only the interpreter's own end is left: Ctrl-C needs no traceback there
+    return code
 
 
 if __name__ == "__main__":

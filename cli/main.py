@@ -41,6 +41,13 @@ COMMANDS: Final = {
 class Commands(click.Group):
     """The group, with its commands loaded on first use and their failures told in one line."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            # click 8.1 would show the help on stdout, as if it had been asked for; 8.2 raises an error that 8.1 does not have.
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(int(ExitCode.USAGE))
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -124,9 +131,6 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         code = cli.main(arguments, prog_name="zmqdist", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        return int(ExitCode.USAGE)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx is not None else "zmqdist"
         told(f"{path}: {error.format_message()} (see {path} --help)")

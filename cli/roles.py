@@ -5,7 +5,6 @@ What a cluster file says (--config) counts where the command line says nothing.
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -142,8 +141,6 @@ def worker(
         insecure=credentials.insecure,
         **options,
     )
-    if not context.obj:  # why a worker ends is told by run_worker
-        logging.getLogger("zmqdist.dispatch").setLevel(logging.CRITICAL)
     context.exit(run_worker(config, grace_s=grace_s, announce=click.echo))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zmqdist.files import read_regular
 from zmqdist_cli.common import check_keys, grace_option, secret_options
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _of_text(text: str) -> ClusterSpec:
 
     try:
         if text.startswith("@"):
-            text = Path(text[1:]).read_text()
+            text = read_regular(text[1:]).decode()
         return ClusterSpec(json.loads(text))
     except OSError as error:
         raise click.UsageError(f"--spec: {text[1:]} cannot be read: {error.strerror}") from None

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from zmqdist.cluster import ClusterConfig, WorkerJob, schema
-from zmqdist.errors import ConfigError
+from zmqdist.errors import ConfigError, OpError
 
 from .exit_codes import ExitCode
 
@@ -21,6 +21,8 @@ from .exit_codes import ExitCode
 def validate(context: click.Context, config: str | None, *, wants_schema: bool, as_json: bool) -> None:
     """Check the cluster file CONFIG; nothing is started and no host is asked.
 
+    What is ok here `zmqdist launch` starts on this machine, unless a port is in use or an address is of another machine.
+
     Exit codes: 0 it is right, 2 it is wrong (file:line: key: what) or the command line is.
     """
     if wants_schema:
@@ -28,16 +30,23 @@ def validate(context: click.Context, config: str | None, *, wants_schema: bool, 
         return
     if config is None:
         raise click.UsageError("which CONFIG? (only --schema needs none)")
+    from zmqdist.launch.launcher import Launch
+
     try:
-        summary = summarize(ClusterConfig.load(config))
+        loaded = ClusterConfig.load(config)
+        Launch(loaded, (), click.echo).check()
     except ConfigError as error:
         click.echo(f"zmqdist validate: {error}", err=True)
         context.exit(int(ExitCode.CONFIG))
+    except OpError as error:  # `launch` would refuse it
+        click.echo(f"zmqdist validate: {config}: {error}", err=True)
+        context.exit(int(ExitCode.CONFIG))
+    summary = summarize(loaded)
     click.echo(json.dumps({"file": config, **summary}, indent=2) if as_json else f"ok: {_line(summary)}")
 
 
 def summarize(config: ClusterConfig) -> dict[str, Any]:
-    """Name, jobs, security and launcher of a config, without the values of `env`."""
+    """Name, jobs and security of a config, without the values of `env`."""
     jobs: dict[str, Any] = {}
     if config.jobs.dispatcher is not None:
         jobs["dispatcher"] = {"tasks": 1, "address": config.jobs.dispatcher.address}
@@ -47,7 +56,7 @@ def summarize(config: ClusterConfig) -> dict[str, Any]:
             jobs[name]["slots"] = job.slots
         if job.tasks is not None:
             jobs[name]["addresses"] = {str(index): address for index, address in sorted(job.addresses().items())}
-    return {"name": config.name, "jobs": jobs, "curve": config.security.curve, "launcher": config.launcher}
+    return {"name": config.name, "jobs": jobs, "curve": config.security.curve}
 
 
 def _line(summary: dict[str, Any]) -> str:
@@ -59,4 +68,4 @@ def _line(summary: dict[str, Any]) -> str:
             slots = f" (slots {job['slots']})" if "slots" in job else ""
             parts.append(f"{name} x {job['tasks']}{slots}")
     curve = summary["curve"] if summary["curve"] == "auto" else str(summary["curve"]).lower()
-    return f"{summary['name']}: {', '.join(parts)}; curve {curve}; launcher {summary['launcher']}"
+    return f"{summary['name']}: {', '.join(parts)}; curve {curve}"

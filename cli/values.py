@@ -25,6 +25,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from zmqdist.files import open_regular
 from zmqdist.specs import TensorSpec
 
 _WORDS: Final = {"True": True, "False": False, "None": None}
@@ -171,12 +172,13 @@ def save(value: Any, path: Path) -> str:
 
 def _of_file(path: Path) -> Any:
     try:
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return dict(arrays)
-        data = path.read_bytes()
+        with open_regular(path) as file:
+            if path.suffix == ".npy":
+                return np.load(file, allow_pickle=False)
+            if path.suffix == ".npz":
+                with np.load(file, allow_pickle=False) as arrays:
+                    return dict(arrays)
+            data = file.read()
         return json.loads(data) if path.suffix == ".json" else data
     except OSError as error:
         raise click.UsageError(f"@{path}: cannot be read: {error.strerror or error}") from None

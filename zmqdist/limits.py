@@ -19,6 +19,10 @@ FRAME_BYTES_MAX: Final = HEADER_BYTES_MAX
 FRAMES_MAX: Final = 1024
 """Frames of one message, header included: an RPC argument has one frame for each large array in it."""
 
+PAYLOAD_BYTES_MAX: Final = FRAME_BYTES_MAX
+"""Bytes of all payload frames of one message. What is larger than CHUNK_BYTES travels in several, so this is far more than any has; without
+it one message could keep 16 GiB."""
+
 DEPTH_MAX: Final = 64
 """Nesting of containers in a value of the safe codec. Deeper structures are a mistake or an attack on the stack."""
 
@@ -49,6 +53,9 @@ would take all there are; but thousands of CURVE handshakes at once take seconds
 
 CALLS_PENDING_MAX: Final = 65_536
 """Calls of one peer that a server holds unanswered; the next is answered RESOURCE_EXHAUSTED."""
+
+STATE_BYTES_MAX: Final = 2**30
+"""Bytes of elements in the state of one iterator. It is text: while it is made and written there are five times as many in memory."""
 
 # -- what travels how ---------------------------------------------------------------------------------------------
 
@@ -126,11 +133,14 @@ QUEUE_UNBOUNDED: Final = 2**60
 ATTEMPTS_MAX: Final = 3
 """Starts of one piece of work that may end with the death of their process, before it fails with WorkerLost."""
 
-WORKER_WINDOW_MAX: Final = 1024
-"""Pieces of work per slot that a worker may hold unfinished. The window grows to this for tiny work only (core/credit.py)."""
+WORKER_WINDOW_MAX: Final = 4096
+"""Pieces of work per slot that a worker may hold unfinished. The window grows to this for tiny work and long ways only (core/credit.py)."""
 
 ERROR_BYTES_MAX: Final = 2**20
 """Bytes of an exception that travels; a larger one becomes an UnknownError, and its text and traceback are cut."""
+
+ERROR_CHARS_MAX: Final = 2**18
+"""Characters of the error that a call ends with; a longer one loses its middle, and says so. One message may have many errors in it."""
 
 FUNCTIONS_KEPT_MAX: Final = 1024
 """Function definitions that one coordinator keeps with the dispatcher and the workers; the longest unused go first."""
@@ -308,6 +318,9 @@ CHECKPOINT_SHARDS_AT_ONCE: Final = 4
 
 CHECKPOINT_POLL_S: Final = 0.5
 """Who waits for a new checkpoint looks for it this often."""
+
+PS_VERSION_LIFE_BITS: Final = 40
+"""Of a variable's version count its changes: 100,000 in a second for four months. Above them is how often it was recovered."""
 
 RECOVERY_LOOK_S: Final = 0.25
 """A parameter server whose variables are to be brought back is asked this often whether it has lost them: a small question."""

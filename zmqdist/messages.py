@@ -378,11 +378,16 @@ class Leave(Message, tag=47):
 
 
 class Done(Message, tag=48):
-    """Leases that have ended, and leases that have begun since the last message."""
+    """Leases that have ended, and leases that have begun since the last message.
+
+    busy_us: so long the worker has had work since its last message. trip_us: the round trip between the two; 0 while it is not known.
+    """
 
     SENT = "worker -> dispatcher"
     outcomes: list[Outcome]
     started: list[int]
+    busy_us: int = 0
+    trip_us: int = 0
 
 
 class Returned(Message, tag=49):

@@ -31,6 +31,12 @@ def set_seed(seed: int | None) -> None:
         _operations = itertools.count()
 
 
+def is_seeded() -> bool:
+    """Whether what is defined now takes its numbers from a seed of this process."""
+    with _lock:
+        return _seed is not None
+
+
 def operation_seed(seed: int | None) -> tuple[int, int] | None:
     """The two numbers that an operation defined now draws from, given its own seed; None where nobody set any."""
     with _lock:

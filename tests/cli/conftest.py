@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
+import zmqdist as zd
 from tests.cli.running import Terminal
 
 Open = Callable[..., Terminal]
+
+
+def start_worker(terminal: Open, address: str, *options: str) -> Terminal:
+    opened = terminal("worker", "--dispatcher", address, *options)
+    opened.saw(f" of {address}: ")
+    return opened
 
 
 @pytest.fixture
@@ -24,6 +31,13 @@ def terminal() -> Iterator[Open]:
     yield open_one
     for each in reversed(opened):
         each.kill()
+
+
+@pytest.fixture(scope="module")
+def dispatcher_here() -> Iterator[str]:
+    """The "host:port" of a dispatcher in a thread of this process, for commands that only ask it."""
+    with zd.DispatchServer() as server:
+        yield server.address
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Open
-from tests.cli.running import run
+from tests.cli.running import run_here
 from zmqdist.observe import bench
 from zmqdist_cli.main import main
 
@@ -25,10 +25,11 @@ def test_bench_answers_every_question_in_a_table(
     assert told.err == ""
 
 
-def test_bench_measures_calls_to_a_peer_as_json(terminal: Open) -> None:
+def test_bench_measures_calls_to_a_peer_as_json(terminal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "QUICK", TINY)
     peer = terminal("bench", "--serve", "127.0.0.1:0")
     address = peer.saw("benchmark peer at").split()[-1]
-    done = run("bench", "--peer", address, "--quick", "--json")
+    done = run_here("bench", "--peer", address, "--quick", "--json")
     assert done.code == 0, done.err
     assert [figure["unit"] for figure in json.loads(done.out)["figures"]] == ["us", "us", "calls/s"]
     peer.interrupt()

@@ -19,7 +19,7 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.conftest import Open
-from tests.cli.running import eventually, run
+from tests.cli.running import eventually, run_here
 from tests.cli.test_failures import assert_one_line
 from zmqdist import errors
 from zmqdist.rpc import ZmqServer
@@ -335,15 +335,15 @@ def test_the_remote_traceback_is_shown_where_it_is_asked_for(ask: Any) -> None:
     assert ask("fails", "op", "--traceback")[2] == "zmqdist call: NOT_FOUND: no such thing\n"
 
 
-def test_a_role_that_may_not_is_refused_and_another_may(dispatcher: tuple[Any, str]) -> None:
-    _, there = dispatcher
-    done = run("call", there, "drain", "worker", "0", "1.0")
+def test_a_role_that_may_not_is_refused_and_another_may(dispatcher_here: str) -> None:
+    there = dispatcher_here
+    done = run_here("call", there, "drain", "worker", "0", "1.0")
     assert done.code == ExitCode.REFUSED
     assert "zmqdist call: PERMISSION_DENIED: role client may not call drain (allowed: admin, submit)" in done.err
     assert_one_line(done.err)
-    done = run("call", there, "drain", "worker", "0", "1.0", "--role", "submit")
+    done = run_here("call", there, "drain", "worker", "0", "1.0", "--role", "submit")
     assert (done.code, done.err) == (1, "zmqdist call: NOT_FOUND: no worker worker:0 here; there are: none\n")
-    done = run("call", there, "status", "--json")
+    done = run_here("call", there, "status", "--json")
     assert json.loads(done.out)["address"] == there
 
 
@@ -457,7 +457,7 @@ def test_a_reader_that_has_enough_ends_a_stream(streaming: str, tmp_path: Path) 
 
 
 def test_a_deadline_ends_a_stream(streaming: str, tmp_path: Path) -> None:
-    done = run("call", streaming, "endless", str(tmp_path), "--timeout", "0.5")
+    done = run_here("call", streaming, "endless", str(tmp_path), "--timeout", "0.5")
     assert done.code == ExitCode.UNAVAILABLE
     assert "zmqdist call: DEADLINE_EXCEEDED: " in done.err
     assert_one_line(done.err)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
-from tests.cli.conftest import Open
-from tests.cli.running import Terminal, run
+import zmqdist as zd
+from tests.cli.running import run, run_here
 from zmqdist import errors
+from zmqdist.dispatch.config import DispatcherConfig
+from zmqdist.observe.peer import serving
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import exit_code, main
 from zmqdist_cli.main import told as tell
@@ -39,22 +43,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cluster files, a token and keys that fit nothing."""
     tmp_path = tmp_path_factory.mktemp("files")
     (tmp_path / "launcher.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "launcher: slurm\n")
+    (tmp_path / "noport.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py"))
     (tmp_path / "program.yaml").write_text(CLUSTER.replace("PROGRAM", "no-such-program-here"))
     (tmp_path / "key.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py").replace("count: 1", "cuont: 1"))
     (tmp_path / "curve.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {curve: true}\n")
     (tmp_path / "disk.yaml").write_text(
         CLUSTER.replace(":0}", ":0, fault_tolerant_mode: true}").replace("PROGRAM", "python x.py")
     )
+    (tmp_path / "nokeys.yaml").write_text(CLUSTER.replace("PROGRAM", "python x.py") + "security: {keys: nowhere}\n")
+    os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "token").write_text("t" * 43 + "\n")
     (tmp_path / "token").chmod(0o600)
-    assert run("keygen", str(tmp_path / "keys")).code == 0
+    assert run_here("keygen", str(tmp_path / "keys")).code == 0
     return tmp_path
 
 
 USAGE: list[tuple[str, str]] = [
     ("stat 127.0.0.1:1", "zmqdist: no such command 'stat' (did you mean status?)"),
     ("xyzzy", "zmqdist: no such command 'xyzzy' (there are: launch,"),
-    ("--bad", "zmqdist: No such option '--bad'"),
+    ("--bad", f"zmqdist: {click.NoSuchOption('--bad').format_message()}"),
     ("status", "zmqdist status: which TARGET?"),
     ("status nowhere", "zmqdist status: 'nowhere' is not an address: wanted host:port"),
     ("status 127.0.0.1:99999", "zmqdist status: '127.0.0.1:99999' is not an address"),
@@ -78,7 +85,7 @@ USAGE: list[tuple[str, str]] = [
     ("worker --dispatcher 127.0.0.1:1 --slots many", "zmqdist worker: Invalid value for '--slots'"),
     ("worker --dispatcher 127.0.0.1:1 --index -1", "zmqdist worker: Invalid value for '--index'"),
     ("worker --config key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("worker --config launcher.yaml", "launcher.yaml gives the dispatcher no fixed port: say --dispatcher"),
+    ("worker --config noport.yaml", "noport.yaml gives the dispatcher no fixed port: say --dispatcher"),
     ("drain 127.0.0.1:1", "zmqdist drain: which TARGET?"),
     ("drain 127.0.0.1:1 worker", "zmqdist drain: 'worker' is not the name of a worker: wanted JOB:INDEX"),
     ("drain a b c", "zmqdist drain: wanted [TARGET] WORKER"),
@@ -86,9 +93,15 @@ USAGE: list[tuple[str, str]] = [
     ("launch", "zmqdist launch: Missing argument 'CONFIG'"),
     ("launch nofile.yaml", "zmqdist launch: nofile.yaml:1: (file): cannot be read"),
     ("launch key.yaml", "key.yaml:4: jobs.worker.cuont:"),
-    ("launch launcher.yaml", "zmqdist launch: launcher: slurm is not there yet"),
+    ("launch launcher.yaml", "launcher.yaml:6: launcher: unknown key"),
     ("launch program.yaml", "zmqdist launch: program.yaml: program: 'no-such-program-here' is not found"),
     ("validate", "zmqdist validate: which CONFIG?"),
+    ("validate program.yaml", "zmqdist validate: program.yaml: program: 'no-such-program-here' is not found"),
+    ("validate disk.yaml", "zmqdist validate: disk.yaml: Cannot enable fault tolerant mode without configuring"),
+    ("validate nokeys.yaml", "zmqdist validate: nokeys.yaml: there is no key file "),
+    ("validate pipe.yaml", "zmqdist validate: pipe.yaml:1: (file): cannot be read: it is not a regular file"),
+    ("launch pipe.yaml", "zmqdist launch: pipe.yaml:1: (file): cannot be read: it is not a regular file"),
+    ("server --spec @pipe.yaml", "zmqdist server: --spec: pipe.yaml cannot be read: it is not a regular file"),
     ("doctor nowhere", "zmqdist doctor: 'nowhere' is not an address"),
     ("doctor nofile.yaml", "zmqdist doctor: nofile.yaml:1: (file): cannot be read"),
     ("doctor key.yaml", "key.yaml:4: jobs.worker.cuont:"),
@@ -141,7 +154,7 @@ def test_a_message_of_several_lines_is_told_in_one(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize("command", ["status", "top", "shutdown", "drain"])
 def test_where_nobody_listens_the_command_says_so_and_ends_in_time(command: str, free: str) -> None:
     words = [command, free, *(["worker:0"] if command == "drain" else []), "--timeout", "0.5"]
-    done = run(*words)
+    done = (run if command == "status" else run_here)(*words)
     assert done.code == ExitCode.UNAVAILABLE
     assert f"zmqdist {command}: no dispatcher answered at {free} within 0.5 s: is it running" in done.err
     assert_one_line(done.err)
@@ -154,18 +167,28 @@ def test_a_worker_without_a_dispatcher_ends_after_its_limit(free: str) -> None:
     assert_one_line(done.err)
 
 
-def test_a_port_in_use_is_named(dispatcher: tuple[Terminal, str]) -> None:
-    _, address = dispatcher
-    done = run("dispatcher", "--port", address.rpartition(":")[2])
+def test_a_worker_says_for_whom_it_waits_and_why(
+    free: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zmqdist.dispatch.worker.FIRST_CONTACT_LOG_S", 0.1)
+    done = run_here("worker", "--dispatcher", free, "--threads", "--orphan-limit", "1")
+    assert done.code == ExitCode.UNAVAILABLE
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert f"worker waits for the dispatcher at {free}: nobody listens there" in said
+
+
+def test_a_port_in_use_is_named(dispatcher_here: str) -> None:
+    address = dispatcher_here
+    done = run_here("dispatcher", "--port", address.rpartition(":")[2])
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
     assert f"could not bind {address}: the port is in use" in done.err
     assert_one_line(done.err)
 
 
 @pytest.mark.parametrize("command", ["status {}", "shutdown {}", "drain {} worker:0", "worker --dispatcher {}"])
-def test_a_wrong_token_is_refused_at_once(command: str, dispatcher: tuple[Terminal, str], folder: Path) -> None:
-    _, address = dispatcher
-    done = run(*command.format(address).split(), "--token-file", "token", cwd=folder)
+def test_a_wrong_token_is_refused_at_once(command: str, dispatcher_here: str, folder: Path) -> None:
+    address = dispatcher_here
+    done = run_here(*command.format(address).split(), "--token-file", "token", cwd=folder)
     assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
     assert f"the server at {address} refused this side" in done.err
     assert "tttt" not in done.err
@@ -174,46 +197,42 @@ def test_a_wrong_token_is_refused_at_once(command: str, dispatcher: tuple[Termin
 
 @pytest.mark.parametrize("command", ["status {}", "worker --dispatcher {}"])
 def test_keys_where_a_token_is_wanted_are_told_from_a_wrong_token(
-    command: str, dispatcher: tuple[Terminal, str], folder: Path
+    command: str, dispatcher_here: str, folder: Path
 ) -> None:
-    _, address = dispatcher
-    done = run(*command.format(address).split(), "--keys", "keys", cwd=folder)
+    address = dispatcher_here
+    done = run_here(*command.format(address).split(), "--keys", "keys", cwd=folder)
     assert (done.code, done.out) == (ExitCode.USAGE, ""), done.err
     assert f"the server at {address} uses the user's token" in done.err
     assert_one_line(done.err)
 
 
-def test_a_wrong_key_is_refused(terminal: Open, folder: Path) -> None:
-    assert run("keygen", str(folder / "others")).code == 0
-    server = terminal("dispatcher", "--port", "0", "--keys", str(folder / "keys"))
-    address = server.saw("dispatcher at zmq://").partition("zmq://")[2]
-    assert run("status", address, "--keys", "keys", cwd=folder).code == 0
-    done = run("status", address, "--keys", "others", cwd=folder)
+def test_a_wrong_key_is_refused(folder: Path) -> None:
+    assert run_here("keygen", str(folder / "others")).code == 0
+    with zd.DispatchServer(DispatcherConfig(keys_dir=str(folder / "keys"))) as server:
+        assert run_here("status", server.address, "--keys", "keys", cwd=folder).code == 0
+        done = run_here("status", server.address, "--keys", "others", cwd=folder)
     assert (done.code, done.out) == (ExitCode.REFUSED, ""), done.err
     assert_one_line(done.err)
 
 
-def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher: tuple[Terminal, str]) -> None:
-    _, address = dispatcher
-    done = run("drain", address, "worker:3")
+def test_a_worker_that_is_not_there_cannot_be_drained(dispatcher_here: str) -> None:
+    address = dispatcher_here
+    done = run_here("drain", address, "worker:3")
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
     assert done.err == "zmqdist drain: no worker worker:3 here; there are: none\n"
 
 
-def test_another_server_than_a_dispatcher_is_told_from_one(terminal: Open) -> None:
-    peer = terminal("bench", "--serve", "127.0.0.1:0")
-    address = peer.saw("benchmark peer at").split()[3].rstrip(":")
-    done = run("status", address)
+def test_another_server_than_a_dispatcher_is_told_from_one() -> None:
+    with serving("127.0.0.1:0") as address:
+        done = run_here("status", address)
     assert (done.code, done.out) == (ExitCode.USAGE, "")
     assert f"what listens at {address} is no dispatcher" in done.err
     assert_one_line(done.err)
-    peer.interrupt()
-    assert peer.ends() == 0
 
 
 def test_a_port_of_something_else_is_unavailable_and_not_a_hang() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        done = run("status", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "1")
+        done = run_here("status", f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "1")
     assert done.code == ExitCode.UNAVAILABLE
     assert_one_line(done.err)
 

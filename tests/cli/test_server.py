@@ -12,7 +12,7 @@ import pytest
 
 import zmqdist as zd
 from tests.cli.conftest import Open
-from tests.cli.running import PATIENCE_S, eventually, run
+from tests.cli.running import PATIENCE_S, eventually, run_here
 from tests.cli.test_failures import assert_one_line
 from tests.ports import free_address
 from zmqdist_cli.exit_codes import ExitCode
@@ -48,7 +48,7 @@ def test_the_tasks_of_a_file_find_each_other_and_end_in_good_order(
     tasks = [terminal("server", file, "--job", "worker", "--index", str(index)) for index in (0, 1)]
     for index, task in enumerate(tasks):
         assert task.saw(" at zmq://") == f"worker:{index} at zmq://{addresses[index]}"
-    done = run("doctor", file)
+    done = run_here("doctor", file)
     assert done.code == ExitCode.OK, done.out
     assert "ok       from worker:0: reaches worker:1" in done.out
     assert "ok       from worker:1: reaches worker:0" in done.out
@@ -113,22 +113,26 @@ def test_who_asks_twice_does_not_wait_for_the_grace(terminal: Open, tmp_path: Pa
     assert failed
 
 
-def test_the_environment_says_which_task_it_is(terminal: Open, addresses: list[str]) -> None:
+def test_the_environment_says_which_task_it_is(
+    terminal: Open, addresses: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 1}}
     task = terminal("server", environment={"TF_CONFIG": json.dumps(told)})
     task.saw(f"worker:1 at zmq://{addresses[1]}")
-    done = run("doctor", environment={"TF_CONFIG": json.dumps(told)})
+    monkeypatch.setenv("TF_CONFIG", json.dumps(told))
+    done = run_here("doctor")
     assert f"ok       worker:0 {addresses[0]}: {addresses[0]} is of this machine, and free" in done.out
     assert f"problem  from worker:1: it cannot reach worker:0 at {addresses[0]}" in done.out
-    assert run("doctor", environment={"TF_CONFIG": "{"}).code == ExitCode.PROGRAM_FAILED
-    assert run("shutdown", addresses[1]).code == 0
+    monkeypatch.setenv("TF_CONFIG", "{")
+    assert run_here("doctor").code == ExitCode.PROGRAM_FAILED
+    assert run_here("shutdown", addresses[1]).code == 0
     assert task.ends() == 0
 
 
 def test_a_port_in_use_is_told(terminal: Open, addresses: list[str]) -> None:
     spec = json.dumps({"worker": [addresses[0]]})
     terminal("server", "--spec", spec).saw("worker:0 at ")
-    done = run("server", "--spec", spec)
+    done = run_here("server", "--spec", spec)
     assert (done.code, done.out) == (ExitCode.PROGRAM_FAILED, "")
     assert (
         f"server: could not start the server of worker:0: could not bind {addresses[0]}: the port is in use" in done.err

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cli.conftest import Open
-from tests.cli.running import COMMAND, PATIENCE_S, Terminal
+import zmqdist as zd
+from tests.cli.running import COMMAND, PATIENCE_S
+from tests.zygote import ServerProcess
+from zmqdist.dispatch.config import WorkerConfig
 
 
 class Screen:
@@ -62,8 +64,16 @@ class Screen:
 
 
 @pytest.fixture
-def screen(dispatcher: tuple[Terminal, str]) -> Iterator[Screen]:
-    opened = Screen("top", dispatcher[1], "--interval", "0.1", "--timeout", "1")
+def dispatcher() -> Iterator[ServerProcess]:
+    """One that can be killed, forked: the command itself is not what is shown here."""
+    server = ServerProcess("dispatcher")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def screen(dispatcher: ServerProcess) -> Iterator[Screen]:
+    opened = Screen("top", dispatcher.address, "--interval", "0.1", "--timeout", "1")
     yield opened
     opened.close()
 
@@ -84,14 +94,13 @@ def test_ctrl_c_ends_it_with_0(screen: Screen) -> None:
 
 
 def test_it_follows_what_happens_and_outlives_a_restart_of_the_dispatcher(
-    screen: Screen, dispatcher: tuple[Terminal, str], terminal: Open
+    screen: Screen, dispatcher: ServerProcess
 ) -> None:
-    first, address = dispatcher
     screen.saw("0 workers")
-    terminal("worker", "--dispatcher", address, "--threads")
-    screen.saw("1 worker,")
-    screen.saw("worker:0")
-    first.kill()
-    screen.saw("trying again")
-    terminal("dispatcher", "--port", address.rpartition(":")[2])
-    screen.saw("1 worker,")
+    with zd.WorkerServer(WorkerConfig(dispatcher_address=dispatcher.address)):
+        screen.saw("1 worker,")
+        screen.saw("worker:0")
+        dispatcher.kill()
+        screen.saw("trying again")
+        dispatcher.start()
+        screen.saw("1 worker,")

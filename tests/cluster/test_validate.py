@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from tests.cluster.samples import MISTAKES, RIGHT
+from tests.commands import Ended, invoke
 from zmqdist.cluster import schema
+from zmqdist.net.keys import keygen
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.validate import validate
 
@@ -19,35 +20,41 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(validate, arguments)
+def run(*arguments: str) -> Ended:
+    return invoke(validate, *arguments)
+
+
+def write(text: str) -> None:
+    """The file, and the keys that it may name."""
+    Path("c.yaml").write_text(text)
+    keygen("keys")
 
 
 @pytest.mark.parametrize(
     ("sample", "line"),
     [
-        ("the smallest", "ok: c: worker x 1 (slots 1); curve auto; launcher local\n"),
+        ("the smallest", "ok: c: worker x 1 (slots 1); curve auto\n"),
         (
             "the page of the documentation",
-            "ok: digits: dispatcher at 127.0.0.1:0, worker x 2 (slots 1), ps x 1; curve auto; launcher local\n",
+            "ok: digits: dispatcher at 127.0.0.1:0, worker x 2 (slots 1), ps x 1; curve auto\n",
         ),
         (
             "everything",
             (
                 "ok: big.cluster_1-a: dispatcher at [::1]:5050, worker x 2 (slots auto), ps x 2, chief x 1, evaluator x 1; "
-                "curve true; launcher slurm\n"
+                "curve true\n"
             ),
         ),
     ],
 )
 def test_a_right_file_is_told_in_one_line(sample: str, line: str) -> None:
-    Path("c.yaml").write_text(RIGHT[sample])
+    write(RIGHT[sample])
     result = run("c.yaml")
     assert (result.exit_code, result.stdout, result.stderr) == (ExitCode.OK, line, "")
 
 
 def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
-    Path("c.yaml").write_text(RIGHT["everything"])
+    write(RIGHT["everything"])
     result = run("c.yaml", "--json")
     assert json.loads(result.stdout) == {
         "file": "c.yaml",
@@ -60,7 +67,6 @@ def test_json_tells_the_same_to_a_program_and_no_value_of_env() -> None:
             "evaluator": {"tasks": 1},
         },
         "curve": True,
-        "launcher": "slurm",
     }
 
 

@@ -29,7 +29,7 @@ def keep() -> Iterator[Callable[..., Keeper]]:
     for keeper in made:
         keeper.stop()
         assert keeper.loop.faults == 0
-        assert keeper.waiting == 0
+        assert keeper.left == 0
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +50,8 @@ class Keeper:
 
     def __init__(self, tasks: int | list[Task] | None = 2, *, address: str = "127.0.0.1:0", **config: Any) -> None:
         names = [("worker", index) for index in range(tasks)] if isinstance(tasks, int) else tasks
+        self.left = 0
+        """Questions that still waited after the stop."""
         self.loop = Loop("zmqdist-keeper")
         incarnation = new_incarnation()
         hello = our_hello("server", incarnation, "keeper")
@@ -61,12 +65,69 @@ class Keeper:
 
     @property
     def waiting(self) -> int:
-        return self.service._tasks.waiting + self.service._keys.waiting
+        """Questions that wait for their answers."""
+        return self.service.snapshot().questions
+
+    def missing(self, name: str) -> tuple[str, ...]:
+        """The tasks for which a barrier waits; none where no task waits there."""
+        return self.service.snapshot().barriers.get(name, ())
 
     def stop(self) -> None:
         if self.loop.running:
             self.service.stop("the keeper stops")
+            self.left = self.waiting
         self.loop.stop()
+
+
+class Cut:
+    """A wire to a keeper that can be cut: connections to `address` are passed on, until `away` ends them; `back` takes new ones."""
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._port = 0
+        self.back()
+        self.address = f"127.0.0.1:{self._port}"
+
+    def back(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self._port))
+        self._port = self._listener.getsockname()[1]
+        self._start(self._accept, self._listener)
+
+    def away(self) -> None:
+        for each in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):  # the other end was first
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in (self._listener, *self._sockets):
+            each.close()
+        self._sockets, self._threads = [], []
+
+    def _start(self, fn: Callable[..., None], *args: Any) -> None:
+        thread = threading.Thread(target=fn, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                here, _ = listener.accept()
+            except OSError:
+                return
+            there = socket.create_connection(self._target)
+            self._sockets += [here, there]
+            self._start(self._pass_on, here, there)
+            self._start(self._pass_on, there, here)
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
 
 
 class Caller(threading.Thread):

@@ -26,39 +26,58 @@ def processes() -> Iterator[zd.local_cluster]:
 
 @pytest.fixture
 def in_threads(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(threads, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as coordinator:
+    with ClusterCoordinator(threads, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
         yield coordinator
 
 
 @pytest.fixture
 def in_processes(processes: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(processes, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as coordinator:
+    with ClusterCoordinator(processes, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as coordinator:
         yield coordinator
 
 
 @pytest.fixture(params=["threads", "processes"])
-def coordinator(
+def either(
     request: pytest.FixtureRequest, threads: zd.local_cluster, processes: zd.local_cluster
 ) -> Iterator[ClusterCoordinator]:
     cluster = threads if request.param == "threads" else processes
-    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=5.0) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def five() -> Iterator[zd.local_cluster]:
-    """Five workers, a process each."""
-    with zd.local_cluster(workers=5) as cluster:
-        yield cluster
-
-
-@pytest.fixture(params=[None, 2], ids=["roomy", "queue of 2"])
-def of_five(request: pytest.FixtureRequest, five: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(five, queue_max=request.param, cancel_grace_s=0.3) as made:
+    with ClusterCoordinator(cluster, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as made:
         yield made
 
 
 @pytest.fixture
-def one(five: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(five, cancel_grace_s=0.3) as made:
+def coordinator(in_threads: ClusterCoordinator) -> ClusterCoordinator:
+    """Of a module whose tests run in full/ on processes, too."""
+    return in_threads
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[zd.local_cluster]:
+    """Three workers, a process each."""
+    with zd.local_cluster(workers=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=[None, 2], ids=["roomy", "queue of 2"])
+def of_three(request: pytest.FixtureRequest, three: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(three, queue_max=request.param, cancel_grace_s=0.3) as made:
         yield made
+
+
+@pytest.fixture
+def one(three: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(three, cancel_grace_s=0.3) as made:
+        yield made
+
+
+@pytest.fixture
+def single() -> Iterator[zd.local_cluster]:
+    """One worker process, which a test replaces."""
+    with zd.local_cluster(workers=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def fragile(single: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(single) as coordinator:
+        yield coordinator

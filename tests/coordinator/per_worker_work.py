@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
+from os import _exit
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zmqdist import data
-from zmqdist.coordinator import get_current_worker_index, get_num_workers
+from zmqdist.coordinator import PerWorkerValues, get_current_worker_index, get_num_workers
 from zmqdist.dispatch import resources
 from zmqdist.dispatch.datasets import WorkerIterator
 
@@ -53,7 +53,7 @@ def add_and_exit_first(counter: Counter, folder: Path) -> int:
         (folder / "exited").touch(exist_ok=False)
     except FileExistsError:
         return add(counter)
-    os._exit(3)
+    _exit(3)
 
 
 def of_worker(counter: Counter) -> tuple[int, int]:
@@ -89,7 +89,7 @@ def add_firsts(one: Any, other: Any) -> int:
 
 
 def by_index() -> Any:
-    return data.Dataset.range(10).shard(5, get_current_worker_index())
+    return data.Dataset.range(10).shard(3, get_current_worker_index())
 
 
 def one_to_two() -> Any:
@@ -125,5 +125,8 @@ def alive() -> tuple[int, int, int]:
     """In the slot that runs this: resources in its table, counters and iterators that live."""
     gc.collect()
     found = [type(each) for each in gc.get_objects()]
-    table = resources._here.resources
-    return len(table), found.count(Counter), found.count(WorkerIterator)
+    return len(resources.present()), found.count(Counter), found.count(WorkerIterator)
+
+
+def statuses(values: PerWorkerValues) -> list[str]:
+    return [value.status.value for value in values]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zmqdist as zd
+from tests.coordinator.stalled import stalled
 from tests.dispatch.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import BATCH_ITEMS_MAX
-from zmqdist.messages import Message, Submit
-from zmqdist.net.dealer import Dealer
+from zmqdist.messages import Submit
 
 WORKS = 2 * BATCH_ITEMS_MAX + 1
 
@@ -38,22 +37,11 @@ class Noted:
 def test_what_gathers_while_the_loop_is_busy_leaves_in_full_messages(
     in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_processes.schedule(abs, (-1,)).fetch(20)  # the dispatcher is there
-    sent: list[int] = []
-    send = Dealer.send
-
-    def noting(self: Dealer, message: Message, *args: Any) -> bool:
-        if isinstance(message, Submit):
-            sent.append(len(message.items))
-        return send(self, message, *args)
-
-    monkeypatch.setattr(Dealer, "send", noting)
-    gate = threading.Event()
-    in_processes._shell._loop.call_soon(gate.wait, 20.0)
-    values = in_processes.map(abs, range(WORKS))
-    gate.set()
+    with stalled(in_processes, monkeypatch) as sent:
+        values = in_processes.map(abs, range(WORKS))
     assert in_processes.fetch(values) == list(range(WORKS))
-    assert sent == [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]
+    counts = [len(message.items) for message in sent if isinstance(message, Submit)]
+    assert counts == [BATCH_ITEMS_MAX, BATCH_ITEMS_MAX, 1]
 
 
 def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(in_processes: ClusterCoordinator) -> None:
@@ -66,9 +54,9 @@ def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(in_processes
         met[id(text)] = text  # so it lives, and nothing else has its id
         return len(met)
 
-    before = in_processes._shell.functions._cache.pickles
+    before = in_processes.snapshot().functions_pickled
     assert in_processes.fetch(in_processes.map(plain, range(WORKS))) == [1] * WORKS
-    assert in_processes._shell.functions._cache.pickles == before + 1
+    assert in_processes.snapshot().functions_pickled == before + 1
 
 
 def test_a_function_that_captures_what_may_change_is_unpickled_for_each_run(
@@ -85,9 +73,9 @@ def test_nothing_is_left_in_any_table_when_the_results_are_taken(
     values = in_processes.map(abs, range(WORKS))
     in_processes.join(20)
     assert in_processes.fetch(values) == list(range(WORKS))
-    shell = in_processes._shell
-    assert not any((shell._values, shell._kept, shell.outbox, shell._cancels, shell.held_by_work))
-    assert (shell._machine.unfinished, shell._machine.queued) == (0, 0)
+    snapshot = in_processes.snapshot()
+    assert (snapshot.unfinished, snapshot.queued, snapshot.values, snapshot.called_back) == (0, 0, 0, 0)
+    assert (snapshot.owners, snapshot.held.parts, snapshot.kept, snapshot.planned) == (0, 0, 0, 0)
 
     def is_empty() -> bool:
         snapshot = processes.dispatcher.snapshot()

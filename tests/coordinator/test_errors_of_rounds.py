@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.coordinator.stalled import stalled
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValueStatus
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(90)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=3) as cluster:
+    with zd.local_cluster(workers=3, processes=False) as cluster:
         yield cluster
 
 
@@ -116,6 +117,48 @@ def test_remote_value_return_error(coordinator: ClusterCoordinator) -> None:
         value.get()
 
 
+def test_an_error_that_get_has_raised_is_not_raised_by_the_next_schedule(coordinator: ClusterCoordinator) -> None:
+    failing = coordinator.schedule(bad)
+    with pytest.raises(errors.InvalidArgumentError):
+        failing.get(20)
+    assert [coordinator.schedule(good).get(20) for _ in range(3)] == [1, 1, 1]
+    with pytest.raises(errors.InvalidArgumentError):  # as TensorFlow's
+        coordinator.join(20)
+    coordinator.join(0)
+
+
+def test_schedule_raises_the_error_that_the_program_has_not_seen(coordinator: ClusterCoordinator) -> None:
+    first = coordinator.schedule(bad, (1,))
+    assert str(first.exception(20)) == "assertion 1 failed"
+    second = coordinator.schedule(bad, (2,))
+    until(second.done)
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 2 failed") as told:
+        coordinator.schedule(good)
+    assert [str(each) for each in told.value.failures] == ["assertion 1 failed", "assertion 2 failed"]
+    assert coordinator.schedule(good).get(20) == 1
+
+
+def test_errors_that_the_program_never_looked_at_are_logged_when_it_closes_the_coordinator(
+    cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        assert coordinator.schedule(bad, (1,)).exception(20) is not None
+        until(coordinator.schedule(bad, (2,)).done)
+    told = [record.message for record in caplog.records if "has not looked at" in record.message]
+    text = "the program has not looked at 1 error of scheduled functions: call join() before the end, or get() of each "
+    assert told == [f"{text}value. The first: InvalidArgumentError: assertion 2 failed"]
+
+
+def test_errors_that_join_has_raised_are_not_logged_at_the_end(
+    cluster: zd.local_cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        coordinator.schedule(bad)
+        with pytest.raises(errors.InvalidArgumentError):
+            coordinator.join(20)
+    assert "has not looked at" not in caplog.text
+
+
 def test_input_error(coordinator: ClusterCoordinator) -> None:
     resource = coordinator.schedule(bad)
     with pytest.raises(errors.InvalidArgumentError):
@@ -162,23 +205,25 @@ def test_resource_can_still_be_used_after_cancellation(coordinator: ClusterCoord
 
 
 def test_all_failures_of_a_round_are_on_the_error_that_is_raised(coordinator: ClusterCoordinator) -> None:
-    first = coordinator.schedule(bad, (1,))
-    assert first.exception(20) is not None
-    shell = coordinator._shell
+    until(coordinator.schedule(bad, (1,)).done)
     with pytest.raises(errors.InvalidArgumentError, match="assertion 1 failed") as told:
         coordinator.schedule(bad, (2,))
     assert [str(error) for error in told.value.failures] == ["assertion 1 failed"]
-    with shell.lock:
-        assert not shell.failures
+    assert not coordinator.snapshot().failed
+    coordinator.join(0)
+    assert coordinator.schedule(bad, (3,)).exception(20) is not None
+    with pytest.raises(errors.InvalidArgumentError, match="assertion 3 failed") as told:
+        coordinator.join(20)
+    assert [str(error) for error in told.value.failures] == ["assertion 3 failed"]
 
 
-def test_failures_are_all_those_that_came_before_it_was_raised(cluster: zd.local_cluster) -> None:
+def test_failures_are_all_those_that_came_before_it_was_raised(
+    cluster: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ClusterCoordinator(cluster) as coordinator:
-        gate = threading.Event()
-        coordinator._shell._loop.call_soon(gate.wait, 20.0)
-        values = [coordinator.schedule(bad, (number,)) for number in range(3)]
-        values.append(coordinator.schedule(len, (values[0],)))
-        gate.set()
+        with stalled(coordinator, monkeypatch):  # what has failed already would be raised by the next `schedule`
+            values = [coordinator.schedule(bad, (number,)) for number in range(3)]
+            values.append(coordinator.schedule(len, (values[0],)))
         for value in values:
             assert value.exception(20) is not None
         with pytest.raises(errors.InvalidArgumentError) as told:
@@ -328,12 +373,14 @@ def _token(cluster: zd.local_cluster) -> dict[str, str]:
 
 
 def test_it_is_collected_without_a_cycle(cluster: zd.local_cluster) -> None:
+    before = set(threading.enumerate())
     coordinator = ClusterCoordinator(cluster)
     assert coordinator.schedule(good).fetch(20) == 1
-    shell = coordinator._shell
+    its_own = set(threading.enumerate()) - before
+    assert "zmqdist-coordinator" in {thread.name for thread in its_own}
     gc.disable()
     try:
         del coordinator
-        assert until(lambda: shell.closed)
+        until(lambda: not any(thread.is_alive() for thread in its_own))
     finally:
         gc.enable()

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from os import _exit
 from pathlib import Path
 
 import zmqdist as zd
@@ -27,7 +28,7 @@ def test_a_forked_child_cannot_fetch_what_a_worker_keeps_and_its_end_takes_it_fr
                 kept.clear()
                 code = 0
             finally:
-                os._exit(code)
+                _exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert kept[0].get(10) == bytes(100_000)
 
@@ -49,7 +50,7 @@ def test_a_forked_child_gets_an_error_and_leaves_what_is_the_parents_alone(tmp_p
             except errors.FailedPreconditionError:
                 pass
             finally:
-                os._exit(code)
+                _exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert cluster.credentials.token_file is not None
         assert Path(cluster.credentials.token_file).exists()
@@ -62,7 +63,7 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         coordinator.schedule(waits, (tmp_path,))
         joining = threading.Thread(target=coordinator.join)
         joining.start()
-        until(coordinator._shell.turn.locked)
+        until(lambda: coordinator.snapshot().waiting_for_end)
         child = os.fork()
         if child == 0:
             signal.alarm(10)
@@ -72,7 +73,7 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
                     ask()
                 except errors.FailedPreconditionError:
                     told += 1
-            os._exit(told)
+            _exit(told)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         go(tmp_path)
         joining.join()
@@ -90,6 +91,6 @@ def test_a_forked_child_that_closes_a_strategy_leaves_the_parents_variables_alon
                 strategy.close()
                 code = 0
             finally:
-                os._exit(code)
+                _exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert variable.numpy() == 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def test_a_large_result_is_private_to_each_function_that_has_it(
     assert coordinator.fetch([coordinator.schedule(changes, (value,)) for _ in range(4)]) == [2 * MIB] * 4
     mine = value.get(20)
     assert mine.sum(dtype=np.int64) == MIB
-    until(lambda: len(coordinator._shell._store) == 0)
+    until(lambda: coordinator.snapshot().held.parts == 0)
 
 
 def test_a_result_that_was_taken_and_changed_is_given_as_it_is_then(in_threads: ClusterCoordinator) -> None:
@@ -96,7 +97,7 @@ def test_many_inputs_are_too_large_for_a_message_together(coordinator: ClusterCo
     size = INLINE_BYTES_MAX // 4
     values = [coordinator.schedule(bytes, (size,)) for _ in range(8)]
     assert coordinator.schedule(lambda given: sum(map(len, given)), (values,)).fetch(20) == 8 * size
-    until(lambda: len(coordinator._shell._store) == 0)
+    until(lambda: coordinator.snapshot().held.parts == 0)
 
 
 def test_a_chain_runs_in_its_order(coordinator: ClusterCoordinator) -> None:
@@ -105,8 +106,7 @@ def test_a_chain_runs_in_its_order(coordinator: ClusterCoordinator) -> None:
         value = coordinator.schedule(add, (value,))
     assert value.fetch(20) == 100
     coordinator.join(20)
-    assert not coordinator._shell.plans
-    assert not coordinator._shell._values
+    assert (coordinator.snapshot().planned, coordinator.snapshot().values) == (0, 0)
 
 
 def test_an_input_lives_as_long_as_somebody_waits_for_it_and_no_longer(
@@ -129,21 +129,27 @@ def test_what_waits_for_an_input_counts_for_the_length_of_the_queue(threads: zd.
         until(lambda: begun(tmp_path))
         for _ in range(2):
             coordinator.schedule(len, (first,))
-        with coordinator._shell.lock:
-            assert not coordinator._shell.has_room()
+        scheduling = threading.Thread(target=coordinator.schedule, args=(len, (first,)))
+        scheduling.start()
+        until(lambda: coordinator.snapshot().waiting_for_inputs == 2)  # its loop takes them one after the other
+        until(lambda: coordinator.snapshot().waiting_for_room == 1)
+        assert coordinator.snapshot().waiting_for_inputs == 2
         go(tmp_path)
+        scheduling.join(20)
         coordinator.join(20)
-        assert coordinator._shell.has_room()
         assert coordinator.fetch([coordinator.schedule(len, (first,)) for _ in range(20)]) == [1] * 20
 
 
 # -- inputs without a value ------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(coordinator: ClusterCoordinator) -> None:
-    first = coordinator.schedule(fails)
+def test_a_failed_input_is_the_error_of_who_needs_it_and_of_who_needs_that(
+    coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = coordinator.schedule(fails, (coordinator.schedule(lambda: waits(tmp_path, "no such row")),))
     second = coordinator.schedule(add, (first,))
     third = coordinator.schedule(add, (1, second))
+    go(tmp_path)
     for value in (second, third):
         with pytest.raises(errors.ClosureInputError, match=r"Input has an error.*no such row") as told:
             value.fetch(20)
@@ -188,20 +194,6 @@ def test_who_waits_for_an_input_can_be_cancelled_alone(in_threads: ClusterCoordi
     go(tmp_path)
     assert first.fetch(20) == "x"
     in_threads.join(20)
-
-
-def test_a_round_that_ends_cancels_who_waits_for_an_input(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
-    first = in_processes.schedule(waits, (tmp_path,))
-    second = in_processes.schedule(len, (first,))
-    until(lambda: begun(tmp_path))
-    in_processes.schedule(fails)
-    with pytest.raises(KeyError):
-        in_processes.join(20)
-    for value in (first, second):
-        with pytest.raises(errors.CancelledError):
-            value.fetch(0)
-    go(tmp_path)
-    assert in_processes.schedule(len, ("x",)).fetch(20) == 1
 
 
 def test_a_value_of_another_coordinator_cannot_be_given(in_threads: ClusterCoordinator, threads: Any) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,11 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_own, zeros
 from tests.dispatch.work import go, until, waits
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator, RemoteValue
+from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.net import arena
-
-MIB = 2**20
-SIZE = 8 * MIB
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,36 +28,9 @@ def near(threads: zd.local_cluster) -> Iterator[ClusterCoordinator]:
         yield made
 
 
-def zeros() -> np.ndarray[Any, Any]:
-    return np.zeros(SIZE, np.uint8)
-
-
-def small() -> dict[str, int]:
-    return {"a": 1}
-
-
-def total(array: np.ndarray[Any, Any]) -> int:
-    return int(array.sum(dtype=np.int64))
-
-
-def writes_to_its_own(array: np.ndarray[Any, Any], folder: Path, number: int, others: int) -> int:
-    """Writes while others have the same value, and looks at it when all have written."""
-    array += number
-    (folder / f"written-{number}").touch()
-    until(lambda: len(list(folder.glob("written-*"))) == others)
-    return total(array)
-
-
-def kept(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> RemoteValue:
-    """A kept value, ready."""
-    value = coordinator.schedule(fn, args, keep=True)
-    assert value.exception(20) is None
-    return value
-
-
 def held(cluster: zd.local_cluster) -> int:
     """Parts in the stores of workers that are threads."""
-    return sum(len(worker._shell._store) for worker in cluster._threads)
+    return sum(worker.snapshot().held.parts for worker in cluster.servers)
 
 
 # -- use -----------------------------------------------------------------------------------------------------------------
@@ -77,18 +46,15 @@ def test_a_kept_value_is_used_by_two_workers_at_a_time_and_each_writes_to_its_ow
     assert not value.get().any()
 
 
-@pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])
-def test_without_shared_memory_it_is_read_from_its_worker(
-    processes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(arena.VARIABLE, "off")
     monkeypatch.setattr(arena, "_arena", None)
     monkeypatch.setattr(arena, "_tried", False)
-    with zd.local_cluster(workers=2, processes=processes) as cluster, ClusterCoordinator(cluster) as coordinator:
+    with zd.local_cluster(workers=2, processes=False) as cluster, ClusterCoordinator(cluster) as coordinator:
         value = kept(coordinator, zeros)
         used = [coordinator.schedule(writes_to_its_own, (value, tmp_path, number, 2)) for number in (1, 2)]
         assert coordinator.fetch(used) == [SIZE, 2 * SIZE]
-        assert len(coordinator._shell._store) == 0
+        assert coordinator.snapshot().held.parts == 0
         mine = value.get()
         mine += 1
         assert coordinator.schedule(total, (value,)).fetch(20) == 0
@@ -97,11 +63,10 @@ def test_without_shared_memory_it_is_read_from_its_worker(
 def test_its_bytes_do_not_pass_the_coordinator(coordinator: ClusterCoordinator) -> None:
     value = kept(coordinator, zeros)
     assert coordinator.schedule(total, (value,)).fetch(20) == 0
-    shell = coordinator._shell
-    fetcher = shell._fetching._fetcher
-    assert (len(shell._store), shell._store.copies) == (0, 0), "nothing was held here"
-    assert not fetcher.near._arenas, "no memory of a worker was opened here"
-    assert not fetcher.clients._lines, "nothing was read from a worker"
+    snapshot = coordinator.snapshot()
+    assert (snapshot.held.parts, snapshot.held.copies) == (0, 0), "nothing was held here"
+    assert snapshot.memories == 0, "no memory of a worker was opened here"
+    assert snapshot.connections == 0, "nothing was read from a worker"
 
 
 def test_it_is_fetched_once_and_goes_on_being_an_argument(coordinator: ClusterCoordinator) -> None:
@@ -136,11 +101,6 @@ def test_a_kept_value_can_be_made_of_kept_ones(coordinator: ClusterCoordinator) 
     assert coordinator.schedule(total, (value,)).fetch(20) == 3 * SIZE
 
 
-def test_a_frozen_result_is_read_only_wherever_it_is_used(in_processes: ClusterCoordinator) -> None:
-    value = kept(in_processes, lambda: zd.freeze(np.ones(SIZE, np.uint8)))
-    assert in_processes.schedule(lambda a: (a.flags.writeable, total(a)), (value,)).fetch(20) == (False, SIZE)
-
-
 def test_a_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
     async def main() -> int:
         return total(await near.schedule(zeros, keep=True))
@@ -150,7 +110,7 @@ def test_a_kept_value_can_be_awaited(near: ClusterCoordinator) -> None:
 
 def test_repr_and_exception_tell_that_it_is_with_its_worker(near: ClusterCoordinator) -> None:
     value = kept(near, small)
-    assert repr(value) == f"<RemoteValue of {__name__}.small: kept by its worker>"
+    assert repr(value) == "<RemoteValue of tests.coordinator.kept_work.small: kept by its worker>"
     assert value.done()
     near.join(0)
 
@@ -212,27 +172,7 @@ def test_the_end_of_its_coordinator_frees_it(threads: zd.local_cluster) -> None:
     until(lambda: held(threads) == 0)
     assert total(here.fetch()) == 0
     with pytest.raises(
-        errors.UnavailableError, match=r"the value of .*\.zeros was kept by the worker at .* and is lost"
+        errors.UnavailableError,
+        match=r"the value of .*\.zeros was kept by the worker at .* \(worker:[012]\) and is lost",
     ):
         there.fetch()
-
-
-def test_it_outlives_its_slot_but_not_its_worker() -> None:
-    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
-        slot = kept(coordinator, os.getpid)
-        value = kept(coordinator, zeros)
-        os.kill(slot.fetch(), signal.SIGKILL)
-        assert coordinator.schedule(total, (value,)).fetch(20) == 0
-        cluster.kill_worker(0)
-        cluster.add_worker()
-        for _ in range(2):
-            with pytest.raises(
-                errors.UnavailableError, match=rf"the value of {__name__}.zeros .* worker at 127.0.0.1:\d+"
-            ):
-                value.fetch()
-        used = coordinator.schedule(total, (value,))
-        with pytest.raises(errors.UnavailableError, match=rf"the value of {__name__}.zeros .* is lost: schedule"):
-            used.fetch(20)
-        with pytest.raises(errors.UnavailableError):
-            coordinator.join(20)
-        assert coordinator.schedule(small).fetch(20) == {"a": 1}

@@ -59,7 +59,7 @@ def test_a_histogram_tells_least_most_number_sum_and_buckets() -> None:
     ],
 )
 def test_the_histograms_have_their_names_and_bounds(name: str, bounds: list[float]) -> None:
-    assert metrics.HISTOGRAMS[name]._bounds == bounds
+    assert metrics.HISTOGRAMS[name].bounds == bounds
     assert metrics.get_metric_summary(name)["num"] >= 0
 
 
@@ -146,7 +146,7 @@ def test_gauges_are_those_of_the_coordinators_that_are_open(cluster: zd.local_cl
 
 def test_a_lost_worker_is_counted(recorded: None) -> None:
     with zd.local_cluster(workers=2) as cluster, ClusterCoordinator(cluster) as coordinator:
-        until(lambda: len(coordinator._shell.members or ()) == 2)
+        until(lambda: len(coordinator.workers()) == 2)
         cluster.kill_worker(0)
         until(lambda: metrics.get_metric_summary("worker_failures") == 1)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,10 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.coordinator.lineage_work import calls, made, replace
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.limits import ATTEMPTS_MAX
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -30,17 +27,6 @@ def times(folder: Path, well_at: int, payload: Any = None) -> int:
     return calls
 
 
-def made(folder: Path, name: str, *of: Any) -> np.ndarray[Any, Any]:
-    """Notes each call."""
-    with (folder / name).open("ab") as file:
-        file.write(b".")
-    return np.full(2**17, 1 + sum(int(value[0]) for value in of))
-
-
-def calls(folder: Path, name: str) -> int:
-    return (folder / name).stat().st_size
-
-
 # -- retries -------------------------------------------------------------------------------------------------------------
 
 
@@ -50,7 +36,7 @@ def test_a_function_that_raises_is_run_again_so_often(
 ) -> None:
     assert coordinator.schedule(times, (tmp_path, 3, payload), retries=2).fetch(20) == 3
     coordinator.join(20)
-    until(lambda: len(coordinator._shell._store) == 0)
+    until(lambda: coordinator.snapshot().held.parts == 0)
 
 
 def test_the_last_error_is_told_when_no_retry_is_left(coordinator: ClusterCoordinator, tmp_path: Path) -> None:
@@ -59,14 +45,6 @@ def test_the_last_error_is_told_when_no_retry_is_left(coordinator: ClusterCoordi
         value.fetch(20)
     with pytest.raises(ValueError, match="call 3"):
         coordinator.join(20)
-
-
-def test_deaths_of_workers_do_not_count_as_retries(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
-    value = in_processes.schedule(lambda: os.kill(os.getpid(), signal.SIGKILL), retries=5)
-    with pytest.raises(errors.WorkerLost, match=f"started {ATTEMPTS_MAX} times"):
-        value.fetch(30)
-    with pytest.raises(errors.WorkerLost):
-        in_processes.join(20)
 
 
 def test_who_needs_what_is_run_again_waits_for_its_end(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
@@ -104,14 +82,15 @@ def test_retries_are_a_whole_number(in_threads: ClusterCoordinator) -> None:
 # -- time-outs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_running_function_is_cut_off_at_its_time(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
-    value = in_processes.schedule(waits, (tmp_path,), timeout=0.5)
-    with pytest.raises(errors.DeadlineExceededError, match=r"waits has not ended 0\.5 s after it was scheduled"):
-        value.fetch(20)
-    assert value.done()
-    with pytest.raises(errors.DeadlineExceededError):
-        in_processes.join(20)
-    assert in_processes.schedule(int).fetch(20) == 0
+def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happens(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = in_threads.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    second = in_threads.schedule(len, (first,), timeout=0.2)
+    assert isinstance(second.exception(20), errors.DeadlineExceededError)
+    go(tmp_path)
+    assert first.fetch(20) == "x"
 
 
 def test_one_that_waits_for_an_input_ends_at_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
@@ -145,75 +124,18 @@ def test_one_that_is_queued_ends_at_its_time_and_never_begins(tmp_path: Path) ->
 def test_one_that_ends_in_time_is_as_any_other(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(abs, (-2,), timeout=60).fetch(20) == 2
     coordinator.join(20)
-    assert not coordinator._shell.plans
+    assert coordinator.snapshot().planned == 0
 
 
 # -- lineage -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def cluster() -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=1) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def fragile(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    """With one worker, which a test replaces."""
-    with ClusterCoordinator(cluster) as coordinator:
-        yield coordinator
-
-
-def replace(cluster: zd.local_cluster, index: int = 0) -> None:
-    cluster.kill_worker(index)
-    cluster.add_worker()
-
-
-def test_a_lost_value_is_made_again_for_get_and_for_functions_with_what_it_was_made_of(
-    fragile: ClusterCoordinator, cluster: zd.local_cluster, tmp_path: Path
-) -> None:
-    first = fragile.schedule(made, (tmp_path, "first"), lineage=True)
-    second = fragile.schedule(made, (tmp_path, "second", first), lineage=True)
-    assert second.exception(20) is None
-    replace(cluster)
-    assert fragile.schedule(made, (tmp_path, "third", second)).fetch(30)[0] == 3
-    assert (calls(tmp_path, "first"), calls(tmp_path, "second"), calls(tmp_path, "third")) == (2, 2, 1)
-    assert first.get(20)[0] == 1
-    replace(cluster, 1)
-    assert second.get(30)[0] == 2
-    assert second.get() is second.get()
-    assert (calls(tmp_path, "first"), calls(tmp_path, "second")) == (3, 3)
-    fragile.join(20)
-
-
-def test_without_a_lineage_a_lost_value_is_an_error_of_who_needs_it(
-    fragile: ClusterCoordinator, cluster: zd.local_cluster, tmp_path: Path
-) -> None:
-    first = fragile.schedule(made, (tmp_path, "first"), keep=True)
-    second = fragile.schedule(made, (tmp_path, "second", first), lineage=True)
-    assert second.exception(20) is None
-    replace(cluster)
-    with pytest.raises(errors.UnavailableError, match=r"value of .*\.made was kept by the worker at .* and is lost"):
-        second.get(30)
-    third = fragile.schedule(made, (tmp_path, "third", second))
-    with pytest.raises(errors.ClosureInputError) as told:
-        third.get(30)
-    assert isinstance(told.value.original_exception, errors.UnavailableError)
-    with pytest.raises(errors.ClosureInputError):
-        fragile.join(20)
-    fourth = fragile.schedule(made, (tmp_path, "fourth", first), retries=3)
-    with pytest.raises(errors.UnavailableError):
-        fourth.get(30)
-    with pytest.raises(errors.UnavailableError):
-        fragile.join(20)
-
-
 def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
-    fragile: ClusterCoordinator, cluster: zd.local_cluster, tmp_path: Path
+    fragile: ClusterCoordinator, single: zd.local_cluster, tmp_path: Path
 ) -> None:
     value = fragile.schedule(made, (tmp_path, "value"), lineage=True)
     assert value.exception(20) is None
-    replace(cluster)
+    replace(single)
     got: list[int] = []
     threads = [threading.Thread(target=lambda: got.append(int(value.get(40)[0]))) for _ in range(4)]
     for thread in threads:
@@ -226,35 +148,14 @@ def test_several_threads_that_ask_for_a_lost_value_have_it_made_again_once(
 
 def test_what_a_value_was_made_of_goes_with_it(in_threads: ClusterCoordinator, threads: zd.local_cluster) -> None:
     def held() -> int:
-        return sum(len(worker._shell._store) for worker in threads._threads)
+        return sum(worker.snapshot().held.parts for worker in threads.servers)
 
     value = in_threads.schedule(np.zeros, (2**17,), lineage=True)
     large = in_threads.schedule(np.add, (value, np.ones(2**17)), lineage=True)
     assert large.exception(20) is None
     del value
     assert held() == 2
-    assert len(in_threads._shell.plans) == 2
+    assert in_threads.snapshot().planned == 2
     del large
-    until(lambda: not in_threads._shell.plans and held() == 0)
-    assert len(in_threads._shell._store) == 0
-
-
-def test_the_end_of_the_coordinator_ends_who_waits_for_a_lost_value(cluster: zd.local_cluster, tmp_path: Path) -> None:
-    coordinator = ClusterCoordinator(cluster)
-    value = coordinator.schedule(made, (tmp_path, "value"), lineage=True)
-    assert value.exception(20) is None
-    cluster.kill_worker(0)
-    told: list[BaseException] = []
-
-    def asks() -> None:
-        try:
-            value.get(60)
-        except Exception as error:
-            told.append(error)
-
-    asking = threading.Thread(target=asks)
-    asking.start()
-    until(lambda: coordinator._shell.plans.graph.attempts)
-    coordinator.close()
-    asking.join(20)
-    assert isinstance(told[0], errors.UnavailableError)
+    until(lambda: in_threads.snapshot().planned == held() == 0)
+    assert in_threads.snapshot().held.parts == 0

@@ -17,10 +17,7 @@ import pytest
 import zmqdist as zd
 from tests.dispatch.work import begun, counts, dies_first, exits, go, starts, until, waits
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator, RemoteValue
-from zmqdist.coordinator.shell import Shell
-from zmqdist.core.pins import Options
-from zmqdist.wire import trusted
+from zmqdist.coordinator import ClusterCoordinator, RemoteValue, get_current_worker_index
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +29,7 @@ def cluster() -> Iterator[zd.local_cluster]:
 
 @pytest.fixture
 def queue(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=20.0) as made:
+    with ClusterCoordinator(cluster, queue_max=2, cancel_grace_s=0.2, cluster_lost_limit_s=30.0) as made:
         yield made
 
 
@@ -81,15 +78,6 @@ def in_thread(fn: Callable[[], Any]) -> tuple[threading.Thread, list[BaseExcepti
     return thread, raised
 
 
-def enqueue(shell: Shell, work: int, fn: Callable[..., Any], options: Options) -> RemoteValue:
-    """As a coordinator does for what it needs on each worker."""
-    payload = trusted.pack_call((), {})
-    blob = shell.functions.pickled(fn)
-    with shell.lock:
-        number, name = shell.functions.number(fn, blob, work)
-        return shell.enqueue(work, number, name, payload, [], False, [], options)
-
-
 def check_usable(queue: ClusterCoordinator) -> None:
     values = [queue.schedule(int, (str(i),)) for i in range(10)]
     queue.join(20)
@@ -131,7 +119,7 @@ def test_wait_raises_the_error_after_mark_failure(queue: ClusterCoordinator, tmp
     queue.schedule(fails_when_told, (tmp_path,))
     until(lambda: begun(tmp_path))
     thread, raised = in_thread(queue.join)
-    until(lambda: queue._shell.waiting)
+    until(lambda: queue.snapshot().waiting_for_end)
     go(tmp_path)
     thread.join(20)
     assert repr(raised) == "[ValueError('Some error.')]"
@@ -174,7 +162,7 @@ def test_put_and_wait_do_not_return_before_what_is_in_flight_has_ended(
     with pytest.raises(ValueError, match=r"Some error\."):
         ask(queue)
     assert (tmp_path / "ended-other").exists(), "the second has ended before"
-    assert (queue._shell.failure, queue._shell.resolved) == (None, queue._shell.scheduled)
+    assert (queue.snapshot().failed, queue.snapshot().unfinished) == (False, 0)
     assert isinstance(bad.exception(), ValueError)
     assert isinstance(other.exception(0), errors.CancelledError)
     assert isinstance(untaken.exception(0), errors.CancelledError)
@@ -187,7 +175,7 @@ def test_state_is_restored_after_join_is_called(queue: ClusterCoordinator) -> No
     with pytest.raises(ValueError, match="Some error"):
         queue.schedule(int)
     queue.schedule(int)
-    assert queue._shell.failure is None
+    assert not queue.snapshot().failed
     queue.join(20)
 
 
@@ -213,26 +201,28 @@ def test_thread_safety(queue: ClusterCoordinator, tmp_path: Path) -> None:
 
 def test_put_and_get_with_tag(queue: ClusterCoordinator, tmp_path: Path) -> None:
     """What is for one worker goes there alone, and what is apart does not count: done although it is pending."""
-    shell = queue._shell
-    here = [enqueue(shell, 1000 + i, os.getppid, Options(f"worker:{i}", 0, True)) for i in range(2)]
-    pending = enqueue(shell, 2000, os.getppid, Options("worker:7", 0, True))
-    assert len({value.get(20) for value in here}) == 2
+    here = queue.create_per_worker_resource(os.getppid).fetch(20)
+    assert len(set(here)) == 2
     pids = {queue.schedule(os.getppid, worker=1).get(20) for _ in range(3)}
-    assert pids == {here[1].get()}
+    assert pids == {here[1]}
+    pending = queue.create_per_worker_resource(waits, (tmp_path,))
+    until(lambda: len(begun(tmp_path)) == 2)
     queue.join(20)
     assert queue.done()
-    assert not pending.done()
+    assert not pending[0].done()
+    go(tmp_path)
+    assert pending.fetch(20) == ["x", "x"]
 
 
 def test_an_error_of_work_apart_is_its_own(queue: ClusterCoordinator) -> None:
-    value = enqueue(queue._shell, 1000, fails, Options("worker:0", 0, True))
-    assert isinstance(value.exception(20), ValueError)
+    values = queue.create_per_worker_resource(fails)
+    assert isinstance(values[0].exception(20), ValueError)
     queue.join(20)
 
 
 def test_work_apart_goes_on_while_a_round_ends(queue: ClusterCoordinator, tmp_path: Path) -> None:
     """R-4: its cancellation is separate."""
-    value = enqueue(queue._shell, 1000, Waits(tmp_path), Options("worker:0", 0, True))
+    value = queue.create_per_worker_resource(waits_on_the_first, (tmp_path,))[0]
     until(lambda: begun(tmp_path))
     until(queue.schedule(fails, worker=1).done)
     with pytest.raises(ValueError, match="Some error"):
@@ -242,14 +232,8 @@ def test_work_apart_goes_on_while_a_round_ends(queue: ClusterCoordinator, tmp_pa
     assert value.get(20) == "x"
 
 
-class Waits:
-    """`waits` without arguments."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self) -> str:
-        return waits(self.folder)
+def waits_on_the_first(folder: Path) -> str:
+    return waits(folder) if get_current_worker_index() == 0 else "y"
 
 
 def fill(queue: ClusterCoordinator, full: threading.Event) -> list[RemoteValue]:
@@ -269,7 +253,7 @@ def test_q2_a_full_queue_behind_a_stuck_worker_does_not_hide_an_error(
     queue.schedule(fails_when_told, (tmp_path / "bad",), worker=1)
     until(lambda: begun(tmp_path / "bad") and begun(tmp_path / "stuck"))
     thread, raised = in_thread(lambda: fill(queue, threading.Event()))
-    until(lambda: queue._shell.crowded, "it waits for room")
+    until(lambda: queue.snapshot().waiting_for_room, "it waits for room")
     go(tmp_path / "bad")
     thread.join(20)
     assert repr(raised) == "[ValueError('Some error.')]"
@@ -284,7 +268,7 @@ def test_q7_what_is_put_back_never_waits_for_room(queue: ClusterCoordinator, tmp
     full = threading.Event()
     values: list[RemoteValue] = []
     thread, raised = in_thread(lambda: values.extend(fill(queue, full)))
-    until(lambda: queue._shell.crowded, "it waits for room")
+    until(lambda: queue.snapshot().waiting_for_room, "it waits for room")
     full.set()
     go(tmp_path)
     thread.join(20)

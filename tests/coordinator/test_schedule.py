@@ -81,6 +81,7 @@ def test_as_completed_gives_each_value_once_as_it_ends(in_threads: ClusterCoordi
 
 def test_as_completed_says_how_many_are_missing_after_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     values = [in_threads.schedule(waits, (tmp_path,)), in_threads.schedule(int)]
+    until(values[1].done)
     order = in_threads.as_completed(values, timeout=0.2)
     assert next(order) is values[1]
     with pytest.raises(TimeoutError, match=r"1 of 2 values have not ended after 0\.2 s"):
@@ -209,7 +210,7 @@ def test_close_wakes_those_who_wait(threads: zd.local_cluster, tmp_path: Path) -
     waiters = [threading.Thread(target=wait, args=(what,)) for what in (value.get, coordinator.join)]
     for waiter in waiters:
         waiter.start()
-    until(lambda: begun(tmp_path) and coordinator._shell.waiting)
+    until(lambda: begun(tmp_path) and coordinator.snapshot().waiting_for_end)
     coordinator.close()
     for waiter in waiters:
         waiter.join(20)

@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.coordinator.stalled import sent_by_coordinators
 from tests.dispatch.work import go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch.config import WorkerConfig
+from zmqdist.messages import Define, Message
 
 MIB = 2**20
 pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched
 SIZES = pytest.mark.parametrize("size", [10, 100_000, MIB], ids=["in the message", "in a frame", "8 MiB"])
+
+
+@pytest.fixture
+def coordinator(either: ClusterCoordinator) -> ClusterCoordinator:
+    return either
 
 
 def slow_sum(folder: Path, array: Any) -> float:
@@ -125,34 +132,36 @@ def test_large_results_of_many_functions_at_once(in_processes: ClusterCoordinato
     assert [set(np.unique(value.get())) for value in values] == [{number} for number in range(12)]
 
 
-def test_a_stable_function_is_pickled_once_and_shipped_once_to_each_worker(in_processes: ClusterCoordinator) -> None:
-    shipped = _shipped(in_processes)
+def test_a_stable_function_is_pickled_once_and_shipped_once_to_each_worker(
+    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sent_by_coordinators(monkeypatch)
     factor = 3
 
     def times(number: int) -> tuple[int, int]:
         return factor * number, os.getpid()
 
-    before = in_processes._shell.functions._cache.pickles
+    before = in_processes.snapshot().functions_pickled
     results = in_processes.fetch(in_processes.map(times, range(200)))
     assert [result for result, _ in results] == [3 * i for i in range(200)]
-    assert in_processes._shell.functions._cache.pickles == before + 1
-    assert shipped == [1]
+    assert in_processes.snapshot().functions_pickled == before + 1
+    assert shipped(sent) == [1]
 
 
 def test_a_function_that_captures_what_may_change_is_shipped_once_while_it_does_not_change(
-    in_processes: ClusterCoordinator,
+    in_processes: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shipped = _shipped(in_processes)
+    sent = sent_by_coordinators(monkeypatch)
     weights = np.ones(3)
 
     def scaled(number: int) -> float:
         return float(weights.sum()) * number
 
     assert in_processes.fetch(in_processes.map(scaled, range(20))) == [3.0 * i for i in range(20)]
-    assert shipped == [1]
+    assert shipped(sent) == [1]
     weights += 1
     assert in_processes.schedule(scaled, (1,)).get(20) == 6.0
-    assert shipped == [1, 1]
+    assert shipped(sent) == [1, 1]
 
 
 def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_see(
@@ -173,30 +182,18 @@ def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_s
         assert coordinator.fetch([coordinator.schedule(fn) for _ in range(9)]) == [1] * 9
 
 
-def _shipped(coordinator: ClusterCoordinator) -> list[int]:
-    """How many functions went to the dispatcher, message by message, from now on."""
-    from zmqdist.messages import Define
-
-    sent: list[int] = []
-    send = coordinator._shell._dealer.send
-
-    def count(message: Any, *rest: Any) -> bool:
-        if isinstance(message, Define):
-            sent.append(len(message.functions))
-        return send(message, *rest)
-
-    coordinator._shell._dealer.send = count  # type: ignore[method-assign]
-    return sent
+def shipped(sent: list[Message]) -> list[int]:
+    """How many functions went to the dispatcher, message by message."""
+    return [len(message.functions) for message in sent if isinstance(message, Define)]
 
 
 def test_large_arguments_are_freed_when_their_work_has_ended(in_processes: ClusterCoordinator) -> None:
-    store = in_processes._shell._store
     big = np.ones(MIB)
     values = [in_processes.schedule(lambda array: array.sum() + big.sum(), (big,)) for _ in range(4)]
-    assert len(store) > 0
+    assert in_processes.snapshot().held.parts > 0
     in_processes.join(30)
     assert in_processes.fetch(values) == [2.0 * MIB] * 4
-    assert len(store) == 0
+    assert in_processes.snapshot().held.parts == 0
 
 
 def test_large_results_are_freed_at_the_worker_when_they_have_arrived() -> None:
@@ -208,7 +205,7 @@ def test_large_results_are_freed_at_the_worker_when_they_have_arrived() -> None:
         for value in coordinator.map(lambda number: np.full(MIB, number), range(4)):
             assert len(value.get(20)) == MIB
         coordinator.join(20)
-        until(lambda: not len(worker._shell._store))
+        until(lambda: worker.snapshot().held.parts == 0)
         until(lambda: dispatcher.snapshot().coordinators[0].held == 0)
 
 

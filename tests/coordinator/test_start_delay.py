@@ -21,7 +21,10 @@ def test_workers_begin_one_after_the_other_and_everything_ends(
 ) -> None:
     monkeypatch.setenv(START_DELAY_ENV, "1")
     monkeypatch.setenv(START_DELAY_ENV + "_MAX", "2")
-    with zd.local_cluster(workers=3) as cluster, ClusterCoordinator(cluster, queue_max=queue_max) as coordinator:
+    with (
+        zd.local_cluster(workers=3, processes=False) as cluster,
+        ClusterCoordinator(cluster, queue_max=queue_max) as coordinator,
+    ):
         began = [coordinator.schedule(time.monotonic, worker=index) for index in range(3)]
         assert coordinator.fetch(began) == sorted(coordinator.fetch(began))
         iterator = iter(coordinator.create_per_worker_dataset(data.Dataset.range(100)))

@@ -132,12 +132,13 @@ def test_a_repeated_timer_calls_with_its_arguments_until_it_is_stopped_and_tells
     assert timer_calls.qsize() == left
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_a_repeated_timer_goes_on_after_an_error(
-    timer_calls: queue.SimpleQueue[tuple[Any, ...]], caplog: pytest.LogCaptureFixture
+    timer_calls: queue.SimpleQueue[tuple[Any, ...]], caplog: pytest.LogCaptureFixture, error: type[BaseException]
 ) -> None:
     def call() -> None:
         timer_calls.put(())
-        raise ValueError("this call")
+        raise error("this call")
 
     timer = RepeatedTimer(0.01, call)
     for _ in range(3):

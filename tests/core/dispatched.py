@@ -58,8 +58,10 @@ def submit(broker: Broker, *works: int, peer: str = "c", lost: int = 0, now: flo
     return hear(broker, peer, Submit(1, [(work, 0, lost, 7, b"%d" % work) for work in works]), now)
 
 
-def done(broker: Broker, *leases: int, peer: str = "w", kind: int = VALUE, now: float = 0.0) -> list[Send]:
-    return hear(broker, peer, Done([(lease, kind, b"r") for lease in leases], []), now)
+def done(
+    broker: Broker, *leases: int, peer: str = "w", kind: int = VALUE, now: float = 0.0, busy_s: float = 0.0
+) -> list[Send]:
+    return hear(broker, peer, Done([(lease, kind, b"r") for lease in leases], [], round(busy_s * 1e6)), now)
 
 
 def begin(broker: Broker, *leases: int, peer: str = "w", now: float = 0.0) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from math import inf
 
-import pytest
-
 from zmqdist.core.batching import Batches
 
 
@@ -91,7 +89,6 @@ def test_a_call_that_was_dropped_takes_no_place_and_is_not_kept() -> None:
     assert batches.deadline == inf
 
 
-@pytest.mark.parametrize("seed", range(50))
 def test_every_call_is_in_one_batch_of_its_kind_in_order_within_the_bounds(seed: int) -> None:
     rng = random.Random(seed)
     rows_max, delay_s = rng.randrange(1, 8), rng.choice([0.0, 0.5, 2.0])

@@ -190,13 +190,16 @@ def _counts_those_who_have_gone(self: Barriers, ticket: Any) -> None:
     """The bug: a caller that went away still counts."""
 
 
+END = Barriers._end  # reach: two planted bugs change what it does
+
+
 def _forgets_to_tell_one(self: Barriers, barrier: _Barrier, code: int, message: str) -> list[Effect]:
-    told = Barriers._end(self, barrier, code, message)
+    told = END(self, barrier, code, message)
     return told[1:] if len(told) > 2 else told
 
 
 def _tells_only_the_first(self: Barriers, barrier: _Barrier, code: int, message: str) -> list[Effect]:
-    told = Barriers._end(self, barrier, code, message)
+    told = END(self, barrier, code, message)
     if code and len(told) > 1:
         last = told[-1]
         assert isinstance(last, Answer)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
 from math import inf
 
 import pytest
@@ -17,8 +21,10 @@ def after(steps: list[Step], slots: int = 1, per_slot_max: int = WORKER_WINDOW_M
     """The window of a worker that was given work at 0 s and has had some ever since."""
     window = WorkWindow(slots, per_slot_max)
     window.given(0.0)
+    before = 0.0
     for count, now in steps:
-        window.done(count, now, idle=False)
+        window.done(count, now - before, 0.0, now, idle=False)
+        before = now
     return window
 
 
@@ -53,31 +59,96 @@ def test_p2_work_that_takes_longer_than_the_horizon_is_given_out_two_for_a_slot(
 def test_the_limit_follows_a_growing_rate_by_half_and_a_falling_one_at_once() -> None:
     window = after([(1000, 1.0)])
     assert (window.rate, window.limit) == (500.0, 25)
-    window.done(1000, 2.0, idle=False)
+    window.done(1000, 1.0, 0.0, 2.0, idle=False)
     assert (window.rate, window.limit) == (750.0, 37)
-    window.done(100, 3.0, idle=False)
+    window.done(100, 1.0, 0.0, 3.0, idle=False)
     assert (window.rate, window.limit) == (100.0, 5)
 
 
 def test_a_rate_is_taken_over_five_milliseconds_and_not_over_less() -> None:
     window = after([(1, 0.002), (1, 0.004)])
     assert (window.rate, window.limit) == (0.0, 2)
-    window.done(3, 0.005, idle=False)  # five in 5 ms: the earlier ones count
+    window.done(3, 0.001, 0.0, 0.005, idle=False)  # five in 5 ms: the earlier ones count
     assert window.rate == pytest.approx(500.0)
 
 
-def test_time_without_work_does_not_make_a_worker_slow() -> None:
+def test_only_the_time_that_the_worker_reports_makes_it_slow() -> None:
     window = WorkWindow(1)
     for turn in range(2):
         window.given(turn * 100.0)
-        window.given(turn * 100.0 + 0.5)  # what is given to one who has some starts no clock
-        window.done(1000, turn * 100.0 + 1.0, idle=True)
+        window.done(1000, 1.0, 0.0, turn * 100.0 + 50.0, idle=True)
     assert window.rate == pytest.approx(750.0)
 
 
+def held_up(trip_s: float, takes_s: Callable[[int], float], seconds: float, slots: int = 1) -> tuple[int, WorkWindow]:
+    """Endless work for a worker that is `trip_s` away, there and back, and reports every 2 ms: how much it has done in so many seconds."""
+    window = WorkWindow(slots)
+    due: list[tuple[float, int, str]] = [(0.0, 0, "give")]
+    numbers = itertools.count(1)
+    outstanding = done = queued = ended = 0
+    busy_until = busy_s = reported_at = 0.0
+    while due:
+        now, _, what = heapq.heappop(due)
+        if now > seconds:
+            break
+        if what == "back":
+            count, busy = reports.popleft()
+            outstanding -= count
+            done += count
+            window.done(count, busy, trip_s, now, idle=not outstanding)
+        if what in ("back", "give") and (room := window.limit - outstanding) > 0:
+            window.given(now)
+            outstanding += room
+            parcels.append(room)
+            heapq.heappush(due, (now + trip_s / 2, next(numbers), "there"))
+        if what == "there":
+            queued += parcels.popleft()
+        if what == "ran":
+            ended += 1
+        if what in ("there", "ran") and busy_until <= now and queued:
+            queued -= 1
+            busy_until = now + takes_s(done + ended) / slots
+            busy_s += busy_until - now
+            heapq.heappush(due, (busy_until, next(numbers), "ran"))
+        if ended and (now >= reported_at + 0.002 or not queued):
+            reports.append((ended, busy_s))
+            ended, busy_s, reported_at = 0, 0.0, now
+            heapq.heappush(due, (now + trip_s / 2, next(numbers), "back"))
+    return done, window
+
+
+parcels: deque[int] = deque()
+reports: deque[tuple[int, float]] = deque()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_on_the_way() -> None:
+    parcels.clear()
+    reports.clear()
+
+
+@pytest.mark.parametrize("trip_s", [0.0, 0.001, 0.01, 0.04, 0.1, 0.2, 0.5])
+def test_p4_quick_work_keeps_a_worker_busy_however_far_away_it_is(trip_s: float) -> None:
+    done, window = held_up(trip_s, lambda _: 0.0001, 10.0)
+    possible = 10_000 * (10.0 - 6 * trip_s)  # it takes a few round trips until the rate is known
+    assert done >= 0.7 * min(possible, WORKER_WINDOW_MAX / max(trip_s, 1e-9) * 10)
+    assert window.trip_s == trip_s
+
+
+def test_p4_a_slow_first_piece_and_a_pause_now_and_then_do_not_starve_a_worker_far_away() -> None:
+    done, _ = held_up(0.2, lambda number: 0.05 if number == 0 or number % 5000 == 4999 else 0.0001, 10.0)
+    assert done >= 50_000
+
+
+def test_p2_slow_work_far_away_is_given_out_two_for_a_slot() -> None:
+    for takes_s in (0.25, 1.0):
+        _, window = held_up(0.2, lambda _, each=takes_s: each, 60.0)
+        assert window.limit == 2
+
+
 def test_a_message_without_outcomes_says_nothing_about_the_rate() -> None:
-    window = after([(1000, 1.0), (0, 50.0)])
-    window.done(1000, 2.0, idle=False)
+    window = after([(1000, 1.0), (0, 1.0)])
+    window.done(1000, 1.0, 0.0, 2.0, idle=False)
     assert window.rate == 750.0
 
 

@@ -163,7 +163,7 @@ def test_p6_a_worker_holds_two_for_a_slot_at_first_and_more_as_its_window_grows(
     now, most = 0.0, 0
     while left:
         now += 0.001
-        left += leases_of(done(broker, left.pop(0), now=now))
+        left += leases_of(done(broker, left.pop(0), now=now, busy_s=0.001))
         row = broker.snapshot().workers[0]
         assert row.leases == len(left) <= row.window
         most = max(most, row.leases)
@@ -230,10 +230,10 @@ def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
     now = 0.0
     while broker.snapshot().queued:
         now += 0.0005
-        left += leases_of(done(broker, left.pop(0), now=now))
+        left += leases_of(done(broker, left.pop(0), now=now, busy_s=0.0005))
     while len(left) > 5:  # five at 2,000 a second are 2.5 ms
         now += 0.0005
-        done(broker, left.pop(0), now=now)
+        done(broker, left.pop(0), now=now, busy_s=0.0005)
     assert worker(broker, "v", 1, now=now)[1:] == []
     overdue = broker.deadline
     assert overdue is not None
@@ -300,6 +300,18 @@ def test_nobody_leaves_who_is_not_there(broker: Broker) -> None:
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def test_slots_that_died_are_counted_with_the_last_of_them(broker: Broker) -> None:
+    assert (broker.snapshot().slot_deaths, broker.snapshot().last_slot_death) == (0, None)
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, 41)
+    begin(broker, 1)
+    hear(broker, "w", SlotsLost([(1, -9, "log")]), 2.5)
+    told = broker.snapshot()
+    assert (told.slot_deaths, told.last_slot_death) == (1, ("worker:0", -9, 2.5))
+    assert [row.slot_deaths for row in told.workers] == [1]
 
 
 @pytest.mark.parametrize("how", [SEEN, Heard("w", SlotsLost([(1, -9, "log")]))], ids=["worker", "slot"])

@@ -57,7 +57,7 @@ def test_the_times_of_what_has_ended_are_not_remembered(graph: Graph) -> None:
         (handed,) = do(graph, Planned(number + 2, 7, until=100.0))
         assert isinstance(handed, HandIn)
         do(graph, Ended(handed.attempt, VALUE))
-    assert len(graph._due) < 100
+    assert len(graph._due) < 100  # reach: a leak shows nowhere else
     assert End(1, TIMED_OUT) in do(graph, Ticked(), now=50.0)
     assert graph.deadline is None
 
@@ -436,13 +436,8 @@ class Story:
         assert not self.asked, "G7: somebody was never told"
 
 
-@pytest.mark.parametrize("block", range(8))
-def test_random_lives_keep_all_promises(block: int) -> None:
-    for seed in range(block * 50, block * 50 + 50):
-        try:
-            Story(seed).live()
-        except Exception as error:
-            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+def test_random_lives_keep_all_promises(seed: int) -> None:
+    Story(seed).live()
 
 
 # -- are they found? -----------------------------------------------------------------------------------------------------
@@ -526,9 +521,9 @@ def gives_up_who_asks(self: Any, plan: Any) -> None:
     plan.wanted = False
 
 
-GO_ON, TELL, BEGIN_AGAIN, END = Graph._go_on, Graph._tell, Graph._begin_again, Graph._end
-PLAN, REMOVE, ROUND_OVER = Graph._plan, Graph._remove, Graph._round_over
-VALUE_LOST, MAKE_AGAIN, REST = Graph._value_lost, Graph._make_again, Graph._rest
+GO_ON, TELL, BEGIN_AGAIN, END = Graph._go_on, Graph._tell, Graph._begin_again, Graph._end  # reach: plants a bug
+PLAN, REMOVE, ROUND_OVER, REST = Graph._plan, Graph._remove, Graph._round_over, Graph._rest  # reach: plants a bug
+VALUE_LOST, MAKE_AGAIN = Graph._value_lost, Graph._make_again  # reach: plants a bug
 
 PLANTED: list[tuple[str, Callable[..., Any], str]] = [
     ("_go_on", hands_in_too_early, "G2|KeyError"),

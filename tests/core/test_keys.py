@@ -166,7 +166,6 @@ def test_nothing_is_left_of_questions_that_were_dropped_and_a_store_that_stops_t
     assert store.waiting == 1
     store.tell(store.stopped("the service has stopped"))
     assert (gone.done, there.code, store.waiting) == (False, CANCELLED, 0)
-    assert not store._waiting
 
 
 def test_it_does_what_a_plain_dict_does(seed: int) -> None:

@@ -119,7 +119,7 @@ def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
     do(closures, WithdrawAsked([2]))
     end_result(closures, 2, CANCELLED)
     pins = closures.pins
-    assert (pins.options, pins.apart, pins._pinned) == ({}, set(), {})
+    assert (pins.options, pins.apart, pins._pinned) == ({}, set(), {})  # reach: a leak shows nowhere else
 
 
 # -- P10: apart -------------------------------------------------------------------------------------------------------

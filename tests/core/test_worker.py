@@ -36,6 +36,7 @@ from zmqdist.core.worker_events import (
     DispatcherDown,
     DispatcherUp,
     Effect,
+    Event,
     Exit,
     ForgetFunctions,
     Give,
@@ -43,6 +44,7 @@ from zmqdist.core.worker_events import (
     Kill,
     Reclaim,
     SlotDied,
+    SlotFinished,
     SlotReady,
     SlotReclaimed,
     SlotSeen,
@@ -52,13 +54,18 @@ from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     ALL_NUMBERS,
     CANCELLED,
+    VALUE,
     Assign,
     Beat,
     CutOff,
+    Done,
     Forget,
     Goodbye,
+    Leave,
+    Message,
     Recall,
     Refused,
+    Registered,
     SlotsLost,
 )
 
@@ -79,6 +86,45 @@ def test_a_registered_worker_beats(worker: Worker) -> None:
         assert worker.deadline == now
         assert do(worker, Ticked(), now=now - 0.01) == []
         assert do(worker, Ticked(), now=now) == [say(Beat())]
+
+
+def times(worker: Worker, event: Event, now: float) -> list[tuple[int, int]]:
+    """(busy_us, trip_us) of the reports that an event leads to."""
+    sends = [effect.message for effect in worker.handle(event, now) if isinstance(effect, Send)]
+    return [(message.busy_us, message.trip_us) for message in sends if isinstance(message, Done)]
+
+
+def work(*leases: int) -> Heard:
+    return Heard(DISPATCHER, Assign([(1, 7, b"f")], [(n, 1, 0, 7, b"%d" % n) for n in leases]))
+
+
+def ended(position: int) -> SlotFinished:
+    return SlotFinished(0, [(position, VALUE, b"r")])
+
+
+def test_a_report_tells_how_long_the_worker_had_work_since_the_last_one(worker: Worker) -> None:
+    worker.handle(work(1, 2), 10.0)
+    assert times(worker, ended(1), 10.5) == [(500_000, 0)]
+    assert times(worker, ended(2), 10.75) == [(250_000, 0)]
+    worker.handle(work(3), 20.0)  # it had none before
+    worker.handle(work(4), 20.5)  # and goes on to have some
+    assert times(worker, ended(3), 21.0) == [(1_000_000, 0)]
+
+
+def test_a_report_tells_the_shortest_of_the_last_round_trips() -> None:
+    worker = make()
+    worker.handle(SlotReady(0), 0.0)
+    worker.handle(DispatcherUp(LIFE), 0.0)
+    worker.handle(Heard(DISPATCHER, WELCOME), 0.5)  # the answer to the registration
+    told = []
+    for position, trip_s in enumerate((0.25, 0.125, 0.25, 0.25, 0.25, 0.25), 1):
+        at = worker.deadline
+        assert at is not None
+        assert worker.handle(Ticked(), at) == [say(Beat())]
+        worker.handle(Heard(DISPATCHER, Beat()), at + trip_s)
+        worker.handle(work(position), at + trip_s)
+        told += times(worker, ended(position), at + trip_s)
+    assert [trip_us for _, trip_us in told] == [250_000, *[125_000] * 4, 250_000]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +158,21 @@ def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run
             assert do(worker, Ticked(), now=now) == [registration(index=-1)]
     assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
     assert LEASE_S < now < 2 * LEASE_S
+
+
+def test_a_worker_that_named_no_index_takes_another_when_the_one_it_was_given_is_anothers(worker: Worker) -> None:
+    do(worker, DispatcherDown(), DispatcherUp(LIFE + 1))
+    hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
+    assert do(worker, Ticked(), now=0.25) == [registration(index=-1)]
+    hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0))
+    assert do(worker, DispatcherDown(), DispatcherUp(LIFE + 1)) == [registration(index=5)]
+
+
+def test_a_worker_that_named_its_index_insists_on_it() -> None:
+    worker = make(index=3)
+    do(worker, DispatcherUp(LIFE))
+    hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3)]
 
 
 def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
@@ -283,6 +344,16 @@ def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worke
     assert finish(worker, 3)[0] == give((4, 4))
 
 
+@pytest.mark.parametrize("again", [Recall([3]), CutOff([3], 0.5), Leave(5.0)], ids=lambda again: type(again).__name__)
+def test_a_slot_is_asked_once_at_a_time_what_it_has_not_begun(worker: Worker, again: Message) -> None:
+    """The answer to a second question would come after the slot was given more, and take that back although it runs."""
+    batches(worker)
+    assign(worker, 2, 3)
+    assert hear(worker, Recall([3])) == [returned(), Reclaim(0)]
+    assert Reclaim(0) not in hear(worker, again)
+    assert do(worker, SlotReclaimed(0, 2)) == [returned(3), started(2)]
+
+
 @pytest.mark.parametrize("recalled", [True, False])
 def test_p2_what_a_slot_was_told_not_to_begin_is_given_back_or_given_out_again(worker: Worker, recalled: bool) -> None:
     batches(worker)
@@ -430,7 +501,7 @@ def order(worker: Worker, count: int) -> list[int]:
     """The leases that run next, one after the other."""
     ran = []
     for _ in range(count):
-        (position, item), *_ = worker._slots[0].given
+        (position, item), *_ = worker._slots[0].given  # reach: what a slot was given, for its report
         ran.append(item[0])
         finish(worker, position, now=1000.0 * len(ran))
     return ran

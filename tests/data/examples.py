@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from zmqdist.data import (
     FixedLengthRecordDataset,
     Options,
     ParquetDataset,
+    Sparse,
     TextLineDataset,
     TFRecordDataset,
 )
@@ -63,6 +64,25 @@ def gathered(*elements: Any) -> Dataset:
 
 def choices(*numbers: int) -> Dataset:
     return Dataset.from_tensor_slices(np.array(numbers, np.int64))
+
+
+def arrays(count: int = 4) -> Dataset:
+    """Small arrays that a reader can write into."""
+    return Dataset.range(count).map(lambda x: np.full(2, x + 5))
+
+
+class Kept:
+    """An iterable over arrays that it keeps."""
+
+    def __init__(self, *kept: Any) -> None:
+        self.kept = kept
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.kept)
+
+
+def rows_of_sparse() -> Dataset:
+    return Dataset.range(1, 4).map(lambda n: Sparse.of(np.eye(3) * n))
 
 
 def lengths() -> Dataset:
@@ -126,12 +146,19 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.range(0)),
     ],
     "counter": [Example(lambda _: Dataset.counter(3, 2))],
-    "from_tensors": [Example(lambda _: Dataset.from_tensors((np.ones(3), "text", 7)))],
+    "from_tensors": [
+        Example(lambda _: Dataset.from_tensors((np.ones(3), "text", 7))),
+        Example(lambda _: Dataset.from_tensors({"x": np.ones(3), "y": (np.zeros(2),)})),
+    ],
     "from_tensor_slices": [Example(lambda _: slices()), Example(lambda _: Dataset.from_tensor_slices([b"ab", b"c"]))],
-    "elements": [Example(lambda _: gathered((np.int64(1), "a"), (np.int64(2), "bc")))],
+    "elements": [
+        Example(lambda _: gathered((np.int64(1), "a"), (np.int64(2), "bc"))),
+        Example(lambda _: gathered({"x": np.ones(2)}, {"x": np.zeros(2)})),
+    ],
     "from_generator": [
         Example(lambda _: Dataset.from_generator(generated, args=(4,))),
         Example(lambda _: Dataset.from_source({1, 2, 3})),
+        Example(lambda _: Dataset.from_source(Kept(np.ones(2), np.zeros(2)))),
     ],
     "random": [Example(lambda _: Dataset.random(seed=1)), Example(lambda _: Dataset.random(1, True), repeats=False)],
     "map": [
@@ -139,7 +166,11 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: slices().map(lambda row: row["x"].sum())),
         Example(lambda _: Dataset.range(9).map(lambda x: 12 // int(x - 4), num_parallel_calls=3)),
     ],
-    "scan": [Example(lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2)))],
+    "scan": [
+        Example(lambda _: Dataset.range(5).scan(np.int64(0), lambda state, x: (state + x, state * 2))),
+        Example(lambda _: arrays().scan(np.ones(2), lambda state, x: (state + x,) * 2)),
+        Example(lambda _: arrays().scan({"n": np.ones(2)}, lambda state, x: (state, state))),
+    ],
     "enumerate": [Example(lambda _: slices().enumerate(start=7))],
     "options": [Example(lambda _: Dataset.range(3).with_options(told(Options())))],
     "filter": [Example(lambda _: Dataset.range(10).filter(lambda x: x % 3 == 0))],
@@ -157,7 +188,11 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.range(7).batch(3, drop_remainder=True)),
         Example(lambda _: Dataset.range(7).batch(2, num_parallel_calls=2)),
     ],
-    "unbatch": [Example(lambda _: slices().batch(2).unbatch())],
+    "unbatch": [
+        Example(lambda _: slices().batch(2).unbatch()),
+        Example(lambda _: arrays().batch(2).unbatch()),
+        Example(lambda _: rows_of_sparse().batch(2).unbatch()),
+    ],
     "rebatch": [Example(lambda _: Dataset.range(10).batch(4).rebatch([1, 3]))],
     "shuffle": [
         Example(lambda _: Dataset.range(9).shuffle(4, seed=5), repeats=False),
@@ -167,6 +202,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "repeat": [
         Example(lambda _: Dataset.range(3).repeat(3)),
         Example(lambda _: Dataset.range(3).repeat()),
+        Example(lambda _: Dataset.from_tensors({"x": np.ones(3)}).repeat(3)),
         Example(lambda _: Dataset.range(4).shuffle(4, seed=2).repeat(2), repeats=False),
     ],
     "zip": [
@@ -209,6 +245,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda _: Dataset.range(7).window(2, 1, 2, drop_remainder=True)),
         Example(lambda _: Dataset.range(9).window(2, 4)),
         Example(lambda _: slices().window(2)),
+        Example(lambda _: arrays().window(2, 1)),
     ],
     "group_by_window": [
         Example(lambda _: Dataset.range(11).group_by_window(lambda x: x % 3, lambda key, rows: rows.batch(2), 3)),
@@ -222,8 +259,13 @@ EXAMPLES: dict[str, list[Example]] = {
     "cache": [
         Example(lambda _: Dataset.range(5).cache()),
         Example(lambda _: Dataset.range(6).shuffle(6, seed=1).cache()),
+        Example(lambda _: arrays().cache()),
+        Example(lambda _: arrays().map(lambda x: (x, {"x": x})).cache()),
     ],
-    "cache_file": [Example(lambda folder: slices().cache(kept(folder)))],
+    "cache_file": [
+        Example(lambda folder: slices().cache(kept(folder))),
+        Example(lambda folder: arrays().cache(kept(folder))),
+    ],
     "text_lines": [
         Example(lambda folder: TextLineDataset(files(folder, b"one\ntwo", b"", b"three\r\n\nfour\n"))),
         Example(lambda folder: TextLineDataset(files(folder, gzip.compress(b"one\ntwo")), "GZIP")),
@@ -244,7 +286,10 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(lambda folder: saved(folder, slices())),
         Example(lambda folder: saved(folder, Dataset.range(7), "ZLIB", lambda x: x % 3)),
     ],
-    "from_source": [Example(lambda _: Dataset.from_source([{"x": 1}, {"x": 2}, {"x": 3}]))],
+    "from_source": [
+        Example(lambda _: Dataset.from_source([{"x": 1}, {"x": 2}, {"x": 3}])),
+        Example(lambda _: Dataset.from_source([np.ones(2), np.ones(2)])),
+    ],
     "rejection_resample": [
         Example(
             lambda _: Dataset.range(20).rejection_resample(lambda x: x % 2, [0.8, 0.2], [0.5, 0.5], 1), repeats=False
@@ -258,5 +303,8 @@ EXAMPLES: dict[str, list[Example]] = {
         )
         for cycle in (1, 3)
     ],
-    "snapshot": [Example(lambda folder: slices().snapshot(str(folder)))],
+    "snapshot": [
+        Example(lambda folder: slices().snapshot(str(folder))),
+        Example(lambda folder: arrays().snapshot(str(folder))),
+    ],
 }

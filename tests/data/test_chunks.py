@@ -52,7 +52,7 @@ ELEMENTS = st.recursive(
 )
 
 
-few = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+few = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def written(*elements: Any) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import EXAMPLES, Example
+from tests.dispatch.work import until
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import save_elements
 from zmqdist.data.ops import OPERATORS
@@ -24,12 +25,14 @@ from zmqdist.data.tree import deserialize
 SOME = 12
 """Enough elements of a dataset that has no end."""
 
-CASES = [
-    pytest.param(name, example, id=f"{name}-{number}")
-    for name, examples in EXAMPLES.items()
-    for number, example in enumerate(examples)
-]
-every_example = pytest.mark.parametrize(("name", "example"), CASES)
+Rule = Callable[[str, Example, Path], None]
+RULES: list[Rule] = []
+"""What holds for each example, given the operator's name, the example and an empty folder."""
+
+
+def rule(function: Rule) -> Rule:
+    RULES.append(function)
+    return function
 
 
 def plain(value: Any) -> Any:
@@ -56,25 +59,60 @@ def read(elements: Iterator[Any], count: int = SOME) -> list[Any]:
     return found
 
 
+def spoil(value: Any) -> None:
+    """What a careless reader does to an element: writes wherever it can."""
+    if is_dataset(value):
+        for one in value:
+            spoil(one)
+    elif isinstance(value, (tuple, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            spoil(one)
+        if isinstance(value, dict):
+            value.clear()
+    elif isinstance(value, np.ndarray) and value.flags.writeable:
+        value[...] = np.zeros((), value.dtype)
+
+
+def spoiled(elements: Iterator[Any]) -> Iterator[Any]:
+    """The elements, each spoiled when the next is asked for."""
+    while True:
+        try:
+            x = next(elements)
+        except StopIteration:
+            return
+        yield x
+        spoil(x)
+
+
 def test_every_operator_has_an_example_and_every_example_an_operator() -> None:
     assert EXAMPLES.keys() == OPERATORS.keys() - ELSEWHERE.keys()
 
 
-@every_example
-def test_the_example_ends_in_its_operator(name: str, example: Example, tmp_path: Path) -> None:
-    assert example.build(tmp_path).op.name == name
+@rule
+def the_example_ends_in_its_operator(name: str, example: Example, folder: Path) -> None:
+    assert example.build(folder).op.name == name
 
 
-@every_example
-def test_it_can_be_read_again(name: str, example: Example, tmp_path: Path) -> None:
-    dataset = example.build(tmp_path)
+@rule
+def it_can_be_read_again(name: str, example: Example, folder: Path) -> None:
+    dataset = example.build(folder)
     first, second = read(iter(dataset)), read(iter(dataset))
     assert (first == second) is example.repeats
 
 
-@every_example
-def test_it_cannot_be_changed(name: str, example: Example, tmp_path: Path) -> None:
-    dataset = example.build(tmp_path)
+@rule
+def a_reader_that_writes_into_what_it_gets_does_not_meet_it_again(name: str, example: Example, folder: Path) -> None:
+    dataset = example.build(folder)
+    wanted = read(iter(example.build(folder / "untouched").ignore_errors()))
+    for one in (dataset, deserialize(dataset.serialize())):
+        before = read(spoiled(iter(one.ignore_errors())))
+        after = read(spoiled(iter(one.ignore_errors())))
+        assert wanted == before == after or not example.repeats
+
+
+@rule
+def it_cannot_be_changed(name: str, example: Example, folder: Path) -> None:
+    dataset = example.build(folder)
     before = dataset.serialize()
     for field in dataclasses.fields(dataset.op):
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -83,9 +121,9 @@ def test_it_cannot_be_changed(name: str, example: Example, tmp_path: Path) -> No
     assert dataset.serialize() == before
 
 
-@every_example
-def test_it_comes_back_from_its_description(name: str, example: Example, tmp_path: Path) -> None:
-    dataset = example.build(tmp_path)
+@rule
+def it_comes_back_from_its_description(name: str, example: Example, folder: Path) -> None:
+    dataset = example.build(folder)
     back = deserialize(json.dumps(json.loads(dataset.serialize())))
     assert back.op.name == name
     assert back.cardinality() == dataset.cardinality()
@@ -94,16 +132,16 @@ def test_it_comes_back_from_its_description(name: str, example: Example, tmp_pat
     assert back.serialize() == dataset.serialize()
 
 
-@every_example
-def test_a_state_at_any_place_goes_on_exactly(name: str, example: Example, tmp_path: Path) -> None:
-    length = len(read(iter(example.build(tmp_path / "length"))))
+@rule
+def a_state_at_any_place_goes_on_exactly(name: str, example: Example, folder: Path) -> None:
+    length = len(read(iter(example.build(folder / "length"))))
     for place in range(length + 1):
         for ended in (False, True)[: 1 + (place == length)]:
-            iterator = iter(example.build(tmp_path / f"{place}{ended}"))
+            iterator = iter(example.build(folder / f"{place}{ended}"))
             read(iterator, place + ended)
             state = json.loads(json.dumps(iterator.state_dict()))
             wanted = read(iterator)
-            other = iter(example.build(tmp_path / f"{place}{ended}"))
+            other = iter(example.build(folder / f"{place}{ended}"))
             read(other, min(1, length))  # a state replaces whatever the iterator has done
             other.load_state_dict(state)
             assert read(other) == wanted, f"behind {place} elements"
@@ -111,18 +149,18 @@ def test_a_state_at_any_place_goes_on_exactly(name: str, example: Example, tmp_p
             iterator.close()
 
 
-@every_example
-def test_the_cardinality_is_what_is_read(name: str, example: Example, tmp_path: Path) -> None:
-    dataset = example.build(tmp_path)
+@rule
+def the_cardinality_is_what_is_read(name: str, example: Example, folder: Path) -> None:
+    dataset = example.build(folder)
     found = len(read(iter(dataset), 100))
     count = dataset.cardinality()
     assert count == (INFINITE_CARDINALITY if found == 100 else found) or count == UNKNOWN_CARDINALITY
 
 
-@every_example
-def test_the_spec_is_that_of_each_element(name: str, example: Example, tmp_path: Path) -> None:
-    dataset = example.build(tmp_path)
-    before = read(iter(example.build(tmp_path / "other")))
+@rule
+def the_spec_is_that_of_each_element(name: str, example: Example, folder: Path) -> None:
+    dataset = example.build(folder)
+    before = read(iter(example.build(folder / "other")))
     spec = dataset.element_spec
     assert read(iter(dataset)) == before, "looking at the spec changes nothing"
     for element in islice(dataset.ignore_errors(), SOME):
@@ -130,17 +168,17 @@ def test_the_spec_is_that_of_each_element(name: str, example: Example, tmp_path:
     assert dataset.known_spec == spec
 
 
-@every_example
-def test_after_its_end_it_stays_there(name: str, example: Example, tmp_path: Path) -> None:
-    iterator = iter(example.build(tmp_path))
+@rule
+def after_its_end_it_stays_there(name: str, example: Example, folder: Path) -> None:
+    iterator = iter(example.build(folder))
     if len(read(iterator, 100)) < 100:
         assert [next(iterator, None) for _ in range(3)] == [None] * 3
 
 
-@every_example
-def test_no_thread_outlives_its_iterator(name: str, example: Example, tmp_path: Path) -> None:
+@rule
+def no_thread_outlives_its_iterator(name: str, example: Example, folder: Path) -> None:
     before = set(threading.enumerate())
-    dataset = example.build(tmp_path)
+    dataset = example.build(folder)
     dropped = iter(dataset)
     next(dropped, None)
     del dropped
@@ -149,7 +187,19 @@ def test_no_thread_outlives_its_iterator(name: str, example: Example, tmp_path: 
     closed.close()
     closed.close()
     assert next(closed, None) is None
-    assert set(threading.enumerate()) <= before
+    until(lambda: set(threading.enumerate()) <= before)  # the dropped one is closed in the background
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_of_an_operator_keeps_every_rule(name: str, tmp_path: Path) -> None:
+    for number, example in enumerate(EXAMPLES[name]):
+        for rule in RULES:
+            folder = tmp_path / f"{number}-{rule.__name__}"
+            folder.mkdir()
+            try:
+                rule(name, example, folder)
+            except Exception as error:
+                raise AssertionError(f"{name}, example {number}: {rule.__name__} does not hold: {error}") from error
 
 
 def test_elements_in_a_state_keep_their_types() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import zmqdist as zd
 from tests.data.test_conformance import plain
+from tests.dispatch.work import until
 from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
 from zmqdist.data.constants import SHARD_HINT
@@ -155,6 +156,26 @@ BAD_CALLS: list[tuple[Any, type[Exception], str]] = [
     (lambda: TEN.batch(0), InvalidArgumentError, "greater than zero"),
     (lambda: TEN.padded_batch(-1), InvalidArgumentError, "greater than zero"),
     (lambda: TEN.padded_batch(2, padding_values=0.5), TypeError, "padding value"),
+    *(
+        (call, TypeError, "whole number")
+        for call in (
+            lambda: TEN.batch(2.7),
+            lambda: TEN.padded_batch(2, [4.7]),
+            lambda: TEN.map(abs, num_parallel_calls=1.5),
+            lambda: TEN.take(2.7),
+            lambda: TEN.skip(2.7),
+            lambda: TEN.shard(2.7, 1),
+            lambda: TEN.enumerate(2.7),
+            lambda: TEN.batch(2).rebatch([2.7]),
+            lambda: TEN.repeat(2.7),
+            lambda: TEN.shuffle(2.7),
+            lambda: TEN.prefetch(2.7),
+            lambda: TEN.window(2.7),
+            lambda: TEN.interleave(abs, 2.7),
+            lambda: TEN.group_by_window(abs, abs, 2.7),
+            lambda: TEN.bucket_by_sequence_length(len, [3.5], [2, 2]),
+        )
+    ),
     (lambda: TEN.unbatch(), ValueError, "scalar"),
     (lambda: TEN.batch(2).rebatch([2, 0]), InvalidArgumentError, "greater than zero"),
     (lambda: TEN.shuffle(0), InvalidArgumentError, "buffer_size"),
@@ -202,7 +223,22 @@ def test_a_bad_argument_is_an_error_at_the_call(call: Any, error: type[Exception
 BAD_READS: list[tuple[Any, type[Exception], str]] = [
     (lambda: Dataset.range(1, 3).map(np.arange).batch(2), InvalidArgumentError, "cannot batch shapes"),
     (lambda: TEN.map(lambda x: x if x else 0.5).batch(2), InvalidArgumentError, "cannot batch"),
-    (lambda: Dataset.from_tensor_slices([b"a\0"]).map(lambda x: b"a\0").batch(1), InvalidArgumentError, "NUL"),
+    (lambda: Dataset.range(1).map(lambda x: b"a\0").batch(1), InvalidArgumentError, "NUL"),
+    (
+        lambda: TEN.map(lambda x: x, output_signature=TensorSpec((2,), np.int64)),
+        InvalidArgumentError,
+        "output_signature",
+    ),
+    (
+        lambda: TEN.map(lambda x: x, 2, output_signature={"x": TensorSpec((), np.int64)}),
+        InvalidArgumentError,
+        "output_signature",
+    ),
+    (
+        lambda: Dataset.from_source([np.ones(2)], output_signature=TensorSpec((3,), np.float64)),
+        InvalidArgumentError,
+        "output_signature",
+    ),
     (lambda: TEN.filter(lambda x: 3), TypeError, "returns a bool"),
     (lambda: TEN.take_while(lambda x: None), TypeError, "returns a bool"),
     (lambda: TEN.flat_map(lambda x: x), TypeError, "returns a Dataset"),
@@ -550,7 +586,7 @@ def test_prefetch_reads_ahead_in_a_thread_that_ends_with_its_iterator() -> None:
         assert read.acquire(timeout=20)
     assert [thread.name for thread in threading.enumerate() if "zmqdist-data" in thread.name] == ["zmqdist-data-ahead"]
     del iterator
-    assert not [thread for thread in threading.enumerate() if "zmqdist-data" in thread.name]
+    until(lambda: not [thread for thread in threading.enumerate() if "zmqdist-data" in thread.name])
 
 
 # -- caches ---------------------------------------------------------------------------------------------------------

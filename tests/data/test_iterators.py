@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from zmqdist.background import wait_finished
 from zmqdist.data import Dataset, Options
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError, UnknownError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnimplementedError,
+    UnknownError,
+)
 
 
 def values(iterator: Any) -> list[int]:
@@ -116,21 +123,54 @@ def test_datasets_with_functions_in_a_buffer_have_no_state() -> None:
     assert [values(one) for one in again] == [values(one) for one in windows]
 
 
+class Held:
+    """What only a pipeline refers to."""
+
+    def absolute(self, x: Any) -> Any:
+        return abs(x)
+
+
 def test_an_iterator_goes_with_its_last_user() -> None:
     gc.collect()
     gc.disable()  # without the collector's help
     try:
-        iterator = iter(Dataset.range(9).map(abs).shuffle(3).repeat().batch(2).prefetch(1))
+        held = Held()
+        iterator = iter(Dataset.range(9).map(held.absolute).shuffle(3).repeat().batch(2).prefetch(1))
         next(iterator)
-        gone = weakref.ref(iterator._reading)
+        gone = weakref.ref(held)
+        del held  # now the pipeline alone has it
         before = [thread for thread in threading.enumerate() if "zmqdist-data" in thread.name]
         assert len(before) == 1
         del iterator
+        before[0].join(20)
         assert not before[0].is_alive()
     finally:
         gc.enable()
+    wait_finished(20)
     gc.collect()
     assert gone() is None
+
+
+def test_the_collector_does_not_wait_for_a_function_that_a_dropped_iterator_runs() -> None:
+    begun, leave = threading.Event(), threading.Event()
+
+    def slow(x: Any) -> Any:
+        if x:
+            begun.set()
+            leave.wait(20)
+        return x
+
+    box: list[Any] = [iter(Dataset.range(3).map(slow).prefetch(1))]
+    assert next(box[0]) == 0
+    assert begun.wait(20)
+    (ahead,) = [thread for thread in threading.enumerate() if thread.name == "zmqdist-data-ahead"]
+    box.append(box)
+    del box
+    gc.collect()
+    assert ahead.is_alive(), "the collector has waited for it"
+    leave.set()
+    ahead.join(20)
+    assert not ahead.is_alive()
 
 
 def test_an_iterator_that_is_asked_to_counts_what_its_operators_do() -> None:
@@ -173,6 +213,27 @@ def test_a_generator_is_closed_with_its_iterator() -> None:
     with iter(Dataset.from_generator(numbers)) as iterator:
         assert next(iterator) == 0
     assert closed == ["closed"]
+
+
+@pytest.mark.parametrize(
+    "buffered",
+    [
+        lambda rows: rows.shuffle(4, seed=1),
+        lambda rows: rows.cache(),
+        lambda rows: rows.window(4).flat_map(lambda window: window),
+        lambda rows: rows.shuffle(2, seed=1).cache(),
+    ],
+    ids=["shuffle", "cache", "window", "two together"],
+)
+def test_a_state_of_more_bytes_than_its_bound_is_refused(buffered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.data.iterators.STATE_BYTES_MAX", 2000)
+    iterator = iter(buffered(Dataset.from_tensors(np.zeros(100)).repeat(8)))
+    json.dumps(iterator.state_dict())
+    for _ in range(3):
+        next(iterator)
+    with pytest.raises(ResourceExhaustedError, match="lie in the buffers"):
+        iterator.state_dict()
+    assert len(list(iterator)) == 5
 
 
 def test_a_state_holds_the_elements_in_the_buffer_and_no_more() -> None:

@@ -194,7 +194,7 @@ STEPS: list[Callable[[Dataset], Dataset]] = [
 ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.integers(0, 40), st.lists(st.sampled_from(STEPS), max_size=5), st.lists(st.integers(0, 9), max_size=8))
 def test_any_pipeline_that_can_be_cut_is_the_sum_of_any_pieces(
     count: int, steps: list[Callable[[Dataset], Dataset]], lengths: list[int]

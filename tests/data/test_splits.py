@@ -85,6 +85,15 @@ def test_two_that_share_the_splits_read_the_whole_once(dataset: Dataset) -> None
     assert sorted(found) == sorted(map(int, dataset))
 
 
+def test_a_zip_that_ends_takes_no_split_of_its_longer_input() -> None:
+    """Another iterator may need it for a row that it has begun."""
+    dataset = Dataset.zip(Dataset.range(2), Dataset.range(3))
+    providers = split_providers(dataset)
+    rows = open_split(dataset, lambda source, repetition: providers[source].next(repetition))
+    assert [tuple(map(int, row)) for row in rows] == [(0, 0), (1, 1)]
+    assert providers[1].next(0) == 2
+
+
 def test_a_repeat_asks_for_the_next_repetition() -> None:
     asked: list[tuple[int, int]] = []
     dataset = Dataset.zip(Dataset.range(2), Dataset.range(2).repeat(2).map(lambda x: x)).repeat(2)

@@ -11,16 +11,12 @@ buffered needs a source longer than `READ_AHEAD` elements for each worker.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tests.zygote import ServerProcess
 from zmqdist.data_service.client import distribute
 from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.data_service.reading import ELEMENTS_MAX
@@ -28,7 +24,6 @@ from zmqdist.data_service.runners.fcfs import BUFFER_ELEMENTS_MAX
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.server import DispatchServer
 from zmqdist.dispatch.worker import WorkerServer
-from zmqdist.net.processes import is_alive
 
 PROTOCOL = "zmq"
 HEARTBEAT_MS = 100
@@ -111,13 +106,13 @@ class TestWorker:
         self.running.join()
 
     def num_tasks(self) -> int:
-        return self.running._num_tasks()
+        return self.running.num_tasks
 
     def snapshot_task_progresses(self) -> Any:
-        return self.running._snapshot_task_progresses()  # type: ignore[attr-defined]
+        return self.running.data_snapshot().streams
 
     def worker_address(self) -> str:
-        return self.running._address
+        return self.running.advertised_address
 
 
 class TestCluster:
@@ -201,16 +196,16 @@ class TestCluster:
         self.dispatcher = DispatchServer(DispatcherConfig(port=port, **self._config))
 
     def num_registered_workers(self) -> int:
-        return self.dispatcher._num_workers()
+        return self.dispatcher.num_workers
 
     def num_tasks_on_workers(self) -> int:
         return sum(worker.num_tasks() for worker in self.workers if worker.server is not None)
 
     def snapshot_streams(self, path: str) -> Any:
-        return self.dispatcher._snapshot_streams(path)  # type: ignore[attr-defined]
+        return self.dispatcher.snapshot_streams(path)
 
     def dispatcher_address(self) -> str:
-        return self.dispatcher._address
+        return self.dispatcher.address
 
     @property
     def target(self) -> str:
@@ -239,69 +234,6 @@ class TestCluster:
 
 # -- processes ------------------------------------------------------------------------------------------------------------
 
-_SERVE = """
-import json, sys, threading
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
-kind, told = sys.argv[1], json.loads(sys.argv[2])
-server = DispatchServer(DispatcherConfig(**told)) if kind == "dispatcher" else WorkerServer(WorkerConfig(**told))
-print(server.address, flush=True)
-sys.stdin.read()
-server.stop()
-"""
-
-
-class ServerProcess:
-    """A dispatcher or a worker in a process of its own; ends with this one at the latest."""
-
-    def __init__(self, kind: str, **config: Any) -> None:
-        self.kind, self.config = kind, config
-        self.address = ""
-        self.start()
-
-    def start(self) -> None:
-        """Begin; returns when it serves. A worker serves when the dispatcher has taken it."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, self.kind, json.dumps(self.config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        assert self.address, f"the {self.kind} did not start"
-        self.config["port"] = int(self.address.rpartition(":")[2])
-
-    def kill(self) -> None:
-        """As kill -9."""
-        self.process.kill()
-        self.process.communicate()
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
-    def restart(self, use_same_port: bool = True) -> None:
-        """kill -9, and another life."""
-        self.kill()
-        if not use_same_port:
-            self.config["port"] = 0
-        self.start()
-
-    def stop(self) -> None:
-        """In good order."""
-        if self.process.poll() is None:
-            with contextlib.suppress(OSError):
-                self.signal(signal.SIGCONT)
-            try:
-                self.process.communicate("", timeout=PATIENCE_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
-    @property
-    def alive(self) -> bool:
-        return is_alive(self.process.pid)
-
 
 class MultiProcessCluster:
     """A dispatcher and `num_local_workers` workers in this process, `num_remote_workers` in processes of their own."""
@@ -323,7 +255,9 @@ class MultiProcessCluster:
             for _ in range(num_local_workers):
                 self.start_local_worker(worker_tags)
             for _ in range(num_remote_workers):
-                self.start_remote_worker(worker_tags)
+                self.start_remote_worker(worker_tags, wait=False)
+            for each in self.remote:
+                each.ready()
         except BaseException:
             self.close()
             raise
@@ -331,9 +265,10 @@ class MultiProcessCluster:
     def start_local_worker(self, worker_tags: Sequence[str] = ()) -> TestWorker:
         return self.cluster.add_worker(worker_tags=worker_tags)
 
-    def start_remote_worker(self, worker_tags: Sequence[str] = ()) -> ServerProcess:
+    def start_remote_worker(self, worker_tags: Sequence[str] = (), wait: bool = True) -> ServerProcess:
         worker = ServerProcess(
             "worker",
+            wait=wait,
             dispatcher_address=self.cluster.dispatcher_address(),
             worker_tags=list(worker_tags),
             dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS,
@@ -367,11 +302,18 @@ class MultiProcessCluster:
         self.close()
 
 
+def worker_process(dispatcher: str, *, wait: bool = True) -> ServerProcess:
+    """A worker with threads for its tasks."""
+    return ServerProcess(
+        "worker", wait=wait, dispatcher_address=dispatcher, dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS
+    )
+
+
 @contextlib.contextmanager
 def process_cluster(num_workers: int, **dispatcher: Any) -> Iterator[tuple[ServerProcess, list[ServerProcess]]]:
     """A dispatcher with a journal and workers, each a process."""
     with tempfile.TemporaryDirectory() as folder:
-        told = {
+        config = {
             "work_dir": folder,
             "fault_tolerant_mode": True,
             "worker_timeout_ms": WORKER_TIMEOUT_MS,
@@ -380,13 +322,11 @@ def process_cluster(num_workers: int, **dispatcher: Any) -> Iterator[tuple[Serve
         }
         made: list[ServerProcess] = []
         try:
-            made.append(ServerProcess("dispatcher", **told))
+            made.append(ServerProcess("dispatcher", **config))
             for _ in range(num_workers):
-                made.append(
-                    ServerProcess(
-                        "worker", dispatcher_address=made[0].address, dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS
-                    )
-                )
+                made.append(worker_process(made[0].address, wait=False))
+            for each in made[1:]:
+                each.ready()
             yield made[0], made[1:]
         finally:
             for each in reversed(made):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.zygote import template
 from zmqdist.data.dataset import Dataset
 from zmqdist.data_service.client import distribute
 from zmqdist.data_service.policy import ShardingPolicy
@@ -46,4 +47,8 @@ class Service:
 def serving(workers: int = 1, *, processes: bool = True) -> Iterator[Service]:
     with DispatchServer(DispatcherConfig()) as dispatcher, contextlib.ExitStack() as stack:
         config = WorkerConfig(dispatcher.address, processes=processes)
-        yield Service(dispatcher, [stack.enter_context(WorkerServer(config)) for _ in range(workers)])
+        made = []
+        for _ in range(workers):
+            worker = WorkerServer(config, template=template() if processes else None)
+            made.append(stack.enter_context(worker))
+        yield Service(dispatcher, made)

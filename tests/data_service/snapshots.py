@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,19 @@ def begin(path: Path | str, dataset: Dataset, compression: str | None = "AUTO") 
     return Snapshot.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), compression)
 
 
-def writer_of(snapshot: Snapshot, worker: str, stream: int, **options: Any) -> StreamWriter:
-    """The writer of a stream whose questions a snapshot answers, as a worker's are by its dispatcher."""
+def ask_of(snapshot: Snapshot, worker: str, stream: int) -> Callable[[int, int, int, int], range]:
+    """What a writer of a stream asks for positions with: the snapshot answers, as a worker's dispatcher does."""
 
     def ask(source: int, repetition: int, taken: int, count: int) -> range:
         start, number = snapshot.hand_out(worker, stream, source, repetition, taken, count)
         return range(start, start + number)
 
-    return StreamWriter(snapshot.path, stream, ask, **options)
+    return ask
+
+
+def writer_of(snapshot: Snapshot, worker: str, stream: int, **options: Any) -> StreamWriter:
+    """The writer of a stream whose questions a snapshot answers."""
+    return StreamWriter(snapshot.path, stream, ask_of(snapshot, worker, stream), **options)
 
 
 def write(snapshot: Snapshot, worker: str = "w", **options: Any) -> None:

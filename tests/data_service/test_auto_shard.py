@@ -205,14 +205,6 @@ def test_fewer_files_than_workers_data_shard(at_3: MultiProcessCluster, names: l
 # -- the list of workers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("address", ["localhost:%port%", "localhost:%port_worker%"])
-def test_anonymous_ports(clusters: Callable[[int], MultiProcessCluster], address: str) -> None:
-    """And NamedPorts."""
-    with cluster_of(3, [address] * WORKERS) as cluster:
-        mine = cluster.distribute(Dataset.range(20), FILE_OR_DATA)
-        assert values(mine) == [3, 8, 13, 18]
-
-
 @pytest.mark.parametrize("addresses", [["localhost:worker"] * 5, ["elsewhere"] * 5])
 def test_invalid_ports(addresses: list[str]) -> None:
     """And WorkerNotFound."""

@@ -43,8 +43,8 @@ def cluster() -> Iterator[TestCluster]:
         yield made
 
 
-def small(window_bytes: int) -> TestCluster:
-    return TestCluster(num_workers=1, worker_options={"cross_trainer_cache_size_bytes": window_bytes})
+def small(window_bytes: int, **options: Any) -> TestCluster:
+    return TestCluster(num_workers=1, worker_options={"cross_trainer_cache_size_bytes": window_bytes}, **options)
 
 
 def test_trainers_read_the_same_elements(cluster: TestCluster) -> None:
@@ -114,7 +114,7 @@ def test_a_slow_trainer_misses_elements() -> None:
 
 
 def test_a_small_cache_serves_many_trainers() -> None:
-    with small(500) as cluster, opened(*(shared(cluster, trainer=f"Trainer {n}") for n in range(20))) as readers:
+    with small(500) as cluster, opened(*(shared(cluster, trainer=f"Trainer {n}") for n in range(8))) as readers:
         for each in readers:
             seen = first(each, 200)
             assert seen == sorted(set(seen))
@@ -194,7 +194,11 @@ def test_a_trainer_has_a_name(trainer: Any) -> None:
 
 
 def test_a_worker_that_was_started_again_begins_a_new_window() -> None:
-    with small(16 * ELEMENT_BYTES) as cluster, opened(shared(cluster)) as (iterator,):
+    # The iteration of a worker that is away for longer than `worker_timeout_ms` ends: here it waits.
+    with (
+        small(16 * ELEMENT_BYTES, worker_timeout_ms=None) as cluster,
+        opened(shared(cluster)) as (iterator,),
+    ):
         assert first(iterator, 100) == list(range(100))
         cluster.restart_worker(0)
         while next(iterator) != 0:

@@ -15,7 +15,7 @@ from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy, distribute
 
 DYNAMIC = ShardingPolicy.DYNAMIC
-LONG = 6 * READ_AHEAD
+LONG = 3 * READ_AHEAD
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_the_only_worker_leaves_and_another_goes_on(cluster: TestCluster) -> Non
     reading = threading.Thread(target=lambda: found.extend(int(each) for each in iterator))
     reading.start()
     leaving.join()
-    assert not any(each.finished for each in cluster.dispatcher._shell.data.splits.state.iterations.values())
+    assert not any(each.finished for each in cluster.dispatcher.data_snapshot().iterations)
     assert reading.is_alive()
     cluster.add_worker()
     reading.join()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +12,15 @@ import numpy as np
 import pytest
 
 from tests.data_service.clusters import (
-    DISPATCHER_TIMEOUT_MS,
-    ServerProcess,
     TestCluster,
-    process_cluster,
     until,
     values,
+    worker_process,
 )
 from zmqdist.data import Dataset
 from zmqdist.data_service.client import distribute
 from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
-from zmqdist.errors import InvalidArgumentError, UnavailableError, UnimplementedError
+from zmqdist.errors import InvalidArgumentError, UnimplementedError
 
 ROOT = Path(__file__).resolve().parents[2]
 DYNAMIC = ShardingPolicy.DYNAMIC
@@ -35,10 +32,6 @@ COUNT = 60_000
 def cluster() -> Iterator[TestCluster]:
     with TestCluster(2, fault_tolerant_mode=False) as cluster:
         yield cluster
-
-
-def worker_process(dispatcher: str) -> ServerProcess:
-    return ServerProcess("worker", dispatcher_address=dispatcher, dispatcher_timeout_ms=DISPATCHER_TIMEOUT_MS)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +105,8 @@ def test_a_worker_that_is_drained_does_not_wait_for_its_readers(cluster: TestClu
     assert sorted(read + [int(x) for x in iterator]) == list(range(COUNT))
 
 
+@pytest.mark.processes("exactly once")
+@pytest.mark.killed("exactly once")
 def test_workers_that_are_killed_take_nothing_with_them() -> None:
     with TestCluster(0, fault_tolerant_mode=False) as cluster:
         workers = [worker_process(cluster.dispatcher_address()) for _ in range(2)]
@@ -140,12 +135,12 @@ for element in dataset:
 
 def acknowledged(cluster: TestCluster) -> bool:
     """Whether the dispatcher knows of an element that a reader has had."""
-    iterations = list(cluster.dispatcher._shell.data.splits.state.iterations.values())
-    return any(each.portions.done or any(one.acked for one in each.portions.open.values()) for each in iterations)
+    iterations = cluster.dispatcher.data_snapshot().iterations
+    return any(each.portions_done or each.elements_acknowledged for each in iterations)
 
 
 def test_what_a_killed_reader_had_not_done_goes_to_another() -> None:
-    with TestCluster(2, fault_tolerant_mode=False, client_timeout_ms=500, job_gc_check_interval_ms=100) as cluster:
+    with TestCluster(2, fault_tolerant_mode=False, client_timeout_ms=3000, job_gc_check_interval_ms=100) as cluster:
         reader = subprocess.Popen(
             [sys.executable, "-c", _READ, cluster.target, str(COUNT)], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
@@ -176,36 +171,6 @@ def test_a_dispatcher_that_is_started_again_has_lost_nothing() -> None:
         read += [int(next(iterator)) for _ in range(2000)]
         cluster.stop_worker(1)
         assert sorted(read + [int(x) for x in iterator]) == list(range(COUNT))
-
-
-def test_dispatcher_and_a_worker_are_killed() -> None:
-    with process_cluster(2) as (dispatcher, workers):
-        dataset = Dataset.range(COUNT).apply(distribute(DYNAMIC, dispatcher.address, delivery="exactly_once"))
-        iterator = iter(dataset)
-        read = [int(next(iterator)) for _ in range(2000)]
-        dispatcher.kill()
-        workers[0].kill()
-        dispatcher.start()
-        workers[0].start()
-        assert sorted(read + [int(x) for x in iterator]) == list(range(COUNT))
-
-
-def test_data_that_kills_workers_is_named() -> None:
-    def deadly(x: Any) -> Any:
-        if x == 300:
-            os._exit(7)
-        return x
-
-    with TestCluster(0, fault_tolerant_mode=False) as cluster:
-        workers = [worker_process(cluster.dispatcher_address()) for _ in range(3)]
-        try:
-            text = r"3 processes died while they computed positions 300 to 300 of the source"
-            with pytest.raises(UnavailableError, match=text):
-                list(cluster.distribute(Dataset.range(500).map(deadly), **ONCE))
-            until(lambda: all(worker.process.poll() == 7 for worker in workers))
-        finally:
-            for worker in workers:
-                worker.kill()
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,8 @@ def test_without_a_list_there_are_no_shares() -> None:
 
 def places_of(cluster: TestCluster, count: int) -> dict[str, int]:
     """Index by address, as soon as so many workers are known."""
-    splits = cluster.dispatcher._shell.data.splits
-    until(lambda: len(splits.state.workers) == count)
-    return {worker.address: worker.index for worker in splits.state.workers.values()}
+    until(lambda: len(cluster.dispatcher.data_snapshot().workers) == count)
+    return {worker.address: worker.index for worker in cluster.dispatcher.data_snapshot().workers}
 
 
 def test_places_outlive_the_dispatcher() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data_service.clusters import ServerProcess, TestCluster, values
+from tests.data_service.clusters import TestCluster, values
+from tests.zygote import ServerProcess
 from zmqdist.data import Dataset
 from zmqdist.data_service.policy import ShardingPolicy
 from zmqdist.errors import AbortedError
 
 ORDERED = {"processing_mode": ShardingPolicy.DYNAMIC, "ordered": True}
-COUNT = 40_000
+COUNT = 16_000
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_worker_is_killed_and_the_order_stays(cluster: TestCluster) -> None:
     other = ServerProcess("worker", dispatcher_address=cluster.dispatcher_address())
     try:
         iterator = iter(cluster.distribute(Dataset.range(COUNT), **ORDERED))
-        read = [int(next(iterator)) for _ in range(5000)]
+        read = [int(next(iterator)) for _ in range(2000)]
         other.kill()
         assert read + [int(x) for x in iterator] == list(range(COUNT))
     finally:

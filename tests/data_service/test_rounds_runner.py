@@ -11,10 +11,11 @@ import pytest
 
 from tests.data_service.clusters import until
 from tests.data_service.replies import Answer
+from zmqdist.core.splits.figures import Report
 from zmqdist.data import Dataset
 from zmqdist.data_service.runners.base import Wanted
-from zmqdist.data_service.runners.rounds import Rounds
-from zmqdist.errors import CancelledError, FailedPreconditionError
+from zmqdist.data_service.runners.rounds import GROUPS_MAX, Rounds
+from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
 
 MANY = 1 << 20
 
@@ -156,7 +157,7 @@ def test_rounds_that_are_ready_are_given_together_as_many_as_all_want() -> None:
         until_ready = [ask(runner, 0, 0), ask(runner, 1, 0)]
         for answer in until_ready:
             answer.result()
-        until(lambda: len(runner._groups) >= 4)  # the thread makes them ahead
+        until(lambda: Report(*runner.figures()).buffered >= 4 * 2, "four groups that are made ahead")
         first, second = ask(runner, 0, 1, rounds=4), ask(runner, 1, 1, rounds=3)
         assert (first.result(), second.result()) == ([2, 4, 6], [3, 5, 7])
         assert first.tag[0] == second.tag[0] == 4
@@ -178,9 +179,33 @@ def test_the_end_of_the_pipeline_is_an_error_that_stays() -> None:
         for round_ in range(2):
             for answer in ask_all(runner, 2, round_):
                 answer.result()
-        for answer in [*ask_all(runner, 2, 2), *ask_all(runner, 2, 2)]:
-            with pytest.raises(FailedPreconditionError, match="end of sequence on a round-robin read iterator"):
-                answer.result()
+        for _ in range(2):
+            for answer in ask_all(runner, 2, 2):
+                with pytest.raises(FailedPreconditionError, match="end of sequence on a round-robin read iterator"):
+                    answer.result()
+
+
+def test_a_newer_question_of_a_reader_takes_the_place_of_the_one_that_waits_and_both_are_answered() -> None:
+    with running(2) as runner:
+        older = ask(runner, 0, 0)
+        newer = ask(runner, 0, 1)
+        with pytest.raises(AbortedError, match="of consumer 0 for round 1 took the place of this one for round 0"):
+            older.result()
+        runner.expire(older)  # its time is over after its answer: nothing is skipped
+        assert newer.waits
+        assert ask(runner, 1, 1).result() == [1]
+        assert newer.result() == [0]
+
+
+def test_a_reader_whose_consumer_index_another_reader_has_too_is_told_so() -> None:
+    with running(2) as runner:
+        first = ask(runner, 0, 0, reader=1)
+        second = ask(runner, 0, 0, reader=2)
+        text = r"Another reader \(client 2\) asks as consumer 0 .* this one \(client 1\) waited .* two readers have the same consumer_index"
+        with pytest.raises(FailedPreconditionError, match=text):
+            first.result()
+        assert ask(runner, 1, 0).result() == [1]
+        assert second.result() == [0]
 
 
 def test_all_who_wait_are_told_when_the_task_is_stopped() -> None:
@@ -206,9 +231,10 @@ def test_a_consumer_index_that_there_is_not_is_refused() -> None:
         ask(runner, 2, 0).result()
 
 
-def test_groups_made_ahead_are_bounded() -> None:
+def test_groups_made_ahead_are_bounded_and_shown() -> None:
     with running(1, Dataset.counter()) as runner:
-        ask(runner, 0, 0).result()
-        for round_ in range(1, 300):
+        for round_ in range(300):
             ask(runner, 0, round_).result()
-            assert len(runner._groups) <= 64
+            figures = Report(*runner.figures())
+            assert figures.elements == round_ + 1
+            assert figures.buffered <= figures.room <= GROUPS_MAX

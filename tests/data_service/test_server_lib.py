@@ -9,7 +9,9 @@ import pytest
 
 from tests.data_service.clusters import until
 from tests.ports import free_port
+from zmqdist.data import Dataset
 from zmqdist.data.service import DispatcherConfig, DispatchServer, WorkerConfig, WorkerServer
+from zmqdist.data_service.snapshots.save import distributed_save
 from zmqdist.errors import OpError
 
 STOPPED = "Server cannot be started after it has been stopped"
@@ -17,7 +19,7 @@ STOPPED = "Server cannot be started after it has been stopped"
 
 def test_a_dispatcher_that_was_made_without_start_starts() -> None:
     dispatcher = DispatchServer(start=False)
-    assert dispatcher._num_workers() == 0
+    assert dispatcher.num_workers == 0
     dispatcher.start()
     dispatcher.stop()
 
@@ -26,7 +28,22 @@ def test_the_port_of_the_config_is_in_the_target() -> None:
     port = free_port()
     with DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         assert dispatcher.target == f"zmq://localhost:{port}"
-        assert dispatcher._address == f"localhost:{port}"
+
+
+def test_the_names_that_tf_data_service_has_for_its_tests_say_the_same(tmp_path: Path) -> None:
+    config = DispatcherConfig(work_dir=str(tmp_path / "work"), fault_tolerant_mode=True)
+    with DispatchServer(config) as dispatcher, WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+        counts = dispatcher._num_workers(), worker._num_tasks()  # reach: TF's own names
+        assert counts == (dispatcher.num_workers, worker.num_tasks) == (1, 0)
+        addresses = dispatcher._address, worker._address  # reach: TF's own names
+        assert addresses == (dispatcher.target.removeprefix("zmq://"), worker.advertised_address)
+        distributed_save(Dataset.range(3), str(tmp_path / "saved"), dispatcher.address).wait(20)
+        streams, progresses = dispatcher._snapshot_streams, worker._snapshot_task_progresses  # reach: TF's own names
+        assert len(streams(str(tmp_path / "saved"))) == 1
+        assert streams(str(tmp_path / "saved")) == dispatcher.snapshot_streams(str(tmp_path / "saved"))
+        until(lambda: not worker.data_snapshot().writing)
+        assert len(progresses()) == 1
+        assert tuple(progresses()) == worker.data_snapshot().streams
 
 
 def test_a_work_dir_without_fault_tolerance_is_fine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -37,7 +54,7 @@ def test_a_work_dir_without_fault_tolerance_is_fine(tmp_path: Path, caplog: pyte
 def test_a_fault_tolerant_dispatcher_starts_in_an_empty_folder(tmp_path: Path) -> None:
     config = DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher:
-        assert dispatcher._num_workers() == 0
+        assert dispatcher.num_workers == 0
 
 
 def test_fault_tolerance_without_a_work_dir_is_refused() -> None:
@@ -48,30 +65,30 @@ def test_fault_tolerance_without_a_work_dir_is_refused() -> None:
 
 
 def test_starting_a_server_again_is_harmless() -> None:
-    with DispatchServer() as dispatcher, WorkerServer(WorkerConfig(dispatcher._address)) as worker:
+    with DispatchServer() as dispatcher, WorkerServer(WorkerConfig(dispatcher.address)) as worker:
         dispatcher.start()
         worker.start()
-        assert dispatcher._num_workers() == 1
+        assert dispatcher.num_workers == 1
 
 
 def test_a_worker_starts_later_and_is_counted_at_once() -> None:
     with DispatchServer() as dispatcher:
-        worker = WorkerServer(WorkerConfig(dispatcher._address), start=False)
-        assert (dispatcher._num_workers(), worker._num_tasks()) == (0, 0)
+        worker = WorkerServer(WorkerConfig(dispatcher.address), start=False)
+        assert (dispatcher.num_workers, worker.num_tasks) == (0, 0)
         worker.start()
-        assert dispatcher._num_workers() == 1
-        with WorkerServer(WorkerConfig(dispatcher._address)):
-            assert dispatcher._num_workers() == 2
+        assert dispatcher.num_workers == 1
+        with WorkerServer(WorkerConfig(dispatcher.address)):
+            assert dispatcher.num_workers == 2
         worker.stop()
 
 
 def test_the_address_of_a_worker_has_the_port_of_its_config() -> None:
     port = free_port()
     with DispatchServer() as dispatcher:
-        with WorkerServer(WorkerConfig(dispatcher._address, port=port)) as worker:
-            assert worker._address == f"localhost:{port}"
-        with WorkerServer(WorkerConfig(dispatcher._address, "node7:%port%", port=port)) as worker:
-            assert worker._address == f"node7:{port}"
+        with WorkerServer(WorkerConfig(dispatcher.address, port=port)) as worker:
+            assert worker.advertised_address == f"localhost:{port}"
+        with WorkerServer(WorkerConfig(dispatcher.address, "node7:%port%", port=port)) as worker:
+            assert worker.advertised_address == f"node7:{port}"
 
 
 @pytest.mark.parametrize("kind", ["dispatcher", "worker"])
@@ -80,7 +97,7 @@ def test_a_stopped_server_can_be_stopped_and_joined_but_not_started(kind: str) -
         server: Any = (
             DispatchServer()
             if kind == "dispatcher"
-            else WorkerServer(WorkerConfig(dispatcher_address=dispatcher._address))
+            else WorkerServer(WorkerConfig(dispatcher_address=dispatcher.address))
         )
         server.stop()
         server.stop()
@@ -90,9 +107,9 @@ def test_a_stopped_server_can_be_stopped_and_joined_but_not_started(kind: str) -
 
 
 def test_a_dispatcher_that_was_stopped_has_no_workers() -> None:
-    with DispatchServer() as dispatcher, WorkerServer(WorkerConfig(dispatcher._address)):
+    with DispatchServer() as dispatcher, WorkerServer(WorkerConfig(dispatcher.address)):
         dispatcher.stop()
-        assert dispatcher._num_workers() == 0
+        assert dispatcher.num_workers == 0
 
 
 def test_a_port_that_is_in_use_is_told() -> None:
@@ -110,7 +127,7 @@ def test_a_worker_without_an_address_of_a_dispatcher_is_refused() -> None:
 
 def test_an_empty_tag_is_refused() -> None:
     with DispatchServer() as dispatcher, pytest.raises(RuntimeError, match=r"Worker tags cannot be empty\."):
-        WorkerServer(WorkerConfig(dispatcher._address, worker_tags=["a", ""]))
+        WorkerServer(WorkerConfig(dispatcher.address, worker_tags=["a", ""]))
 
 
 def test_an_unknown_protocol_is_told_with_those_that_there_are() -> None:
@@ -128,9 +145,9 @@ def test_a_worker_may_be_started_before_its_dispatcher() -> None:
     starting.start()
     with DispatchServer(DispatcherConfig(port=port)) as dispatcher:
         starting.join()
-        assert dispatcher._num_workers() == 1
+        assert dispatcher.num_workers == 1
         worker.stop()
-        until(lambda: dispatcher._num_workers() == 0)
+        until(lambda: dispatcher.num_workers == 0)
 
 
 MILLISECONDS = [

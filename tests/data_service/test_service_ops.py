@@ -34,31 +34,37 @@ pytestmark = pytest.mark.shares_cluster
 
 OFF, DYNAMIC = ShardingPolicy.OFF, ShardingPolicy.DYNAMIC
 TEN = list(range(10))
+MEMORY: dict[str, Any] = {"work_dir": "", "fault_tolerant_mode": False}
 
 
 @pytest.fixture(scope="module")
 def one() -> Iterator[TestCluster]:
-    with TestCluster(1) as cluster:
+    with TestCluster(1, **MEMORY) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[TestCluster]:
-    with TestCluster(2) as cluster:
+    with TestCluster(2, **MEMORY) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[TestCluster]:
-    with TestCluster(3) as cluster:
+    with TestCluster(3, **MEMORY) as cluster:
         yield cluster
 
 
 @pytest.fixture(autouse=True)
 def _no_reader_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
     gc.collect()
-    until(lambda: not [each for each in threading.enumerate() if each.name.startswith("zmqdist-reader")], "readers go")
+    until(lambda: not [each for each in threading.enumerate() if _reads(each) and each not in before], "readers go")
+
+
+def _reads(thread: threading.Thread) -> bool:
+    return thread.name.startswith("zmqdist-reader")
 
 
 def range_dataset(cluster: TestCluster, count: int = 10, **options: Any) -> Dataset:

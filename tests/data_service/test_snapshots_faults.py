@@ -137,9 +137,12 @@ DATASETS = {
 }
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("kind", DATASETS)
+@pytest.mark.parametrize(("kind", "workers"), [("dataset_recovers", 1), ("large_multi_source", 3), ("repeated", 3)])
 def test_a_save_completes_over_restarts_of_everything(tmp_path: Path, kind: str, workers: int) -> None:
+    save_over_restarts(tmp_path, kind, workers)
+
+
+def save_over_restarts(tmp_path: Path, kind: str, workers: int) -> None:
     gate = Gate(tmp_path)
     dataset = DATASETS[kind]()
     with TestCluster(workers) as cluster:
@@ -177,6 +180,8 @@ def test_a_worker_that_is_gone_for_good_leaves_its_stream_to_another(tmp_path: P
 # -- kill -9 ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes("distributed snapshot")
+@pytest.mark.killed("distributed snapshot")
 def test_every_element_is_there_once_when_processes_are_killed(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     dataset = Dataset.range(3000).repeat(2).shuffle(100, seed=1)
@@ -193,17 +198,6 @@ def test_every_element_is_there_once_when_processes_are_killed(tmp_path: Path) -
         dispatcher.restart()
         handle.wait(WAIT_S)
     assert loaded(tmp_path / "s") == sorted([*range(3000)] * 2)
-
-
-def test_a_killed_worker_that_does_not_come_back_is_replaced(tmp_path: Path) -> None:
-    with process_cluster(2) as (dispatcher, workers):
-        gate = Gate(tmp_path)
-        handle = distributed_save(gated(Dataset.range(2000), gate), str(tmp_path / "s"), dispatcher.address)
-        until(lambda: handle.progress()["streams"] == 2)
-        workers[0].kill()
-        gate.open()
-        handle.wait(WAIT_S)
-    assert loaded(tmp_path / "s") == list(range(2000))
 
 
 # -- reading by a service meanwhile -------------------------------------------------------------------------------------

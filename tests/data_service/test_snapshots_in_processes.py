@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data_service.serving import until
+from tests.zygote import template
 from zmqdist.data.dataset import Dataset
 from zmqdist.data_service.snapshots.save import distributed_save
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
@@ -32,7 +33,10 @@ def saving(tmp_path: Path, workers: int) -> Iterator[tuple[str, list[WorkerServe
     config = DispatcherConfig(work_dir=str(tmp_path / "dispatcher"), fault_tolerant_mode=True)
     with DispatchServer(config) as dispatcher, contextlib.ExitStack() as stack:
         told = WorkerConfig(dispatcher.address, processes=True)
-        yield dispatcher.address, [stack.enter_context(WorkerServer(told)) for _ in range(workers)]
+        yield (
+            dispatcher.address,
+            [stack.enter_context(WorkerServer(told, template=template())) for _ in range(workers)],
+        )
 
 
 def loaded(path: Path) -> list[int]:
@@ -44,7 +48,7 @@ INTS: Any = {"output_signature": TensorSpec((), np.int64)}
 
 
 def progresses(workers: list[WorkerServer]) -> list[Any]:
-    return [each for worker in workers for each in worker._snapshot_task_progresses()]
+    return [each for worker in workers for each in worker.data_snapshot().streams]
 
 
 def note_pid(folder: Path) -> Callable[[Any], Any]:
@@ -137,7 +141,7 @@ def test_a_worker_that_leaves_hands_its_stream_on(tmp_path: Path) -> None:
         path = tmp_path / "saved"
         saved = distributed_save(Dataset.range(200).map(step, **INTS), str(path), address)
         until(lambda: saved.progress()["handed_out"] >= 100, "a hundred elements")
-        with WorkerServer(WorkerConfig(address, processes=True)):
+        with WorkerServer(WorkerConfig(address, processes=True), template=template()):
             go.touch()
             workers[0].stop(grace_s=WAIT_S)
             saved.wait(WAIT_S)

@@ -16,7 +16,7 @@ from tests.data_service.snapshots import begin, names, save
 from zmqdist.data import Dataset, layout, storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
-from zmqdist.data_service.snapshots.manager import Mode, Run, Snapshot, Snapshots, StreamState
+from zmqdist.data_service.snapshots.manager import Mode, Snapshot, Snapshots, StreamState
 from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -367,7 +367,9 @@ def test_a_folder_is_read_back_as_it_was(tmp_path: Path) -> None:
         ("a", StreamState.ASSIGNED),
         ("a", StreamState.DONE),
     ]
-    assert recovered._streams[0].runs == {(0, 0): [Run(0, 0, 3), Run(3, 4, 1)]}
+    # Positions 0 to 2 and 4 are stream 0's, in this order; number 4 of it is the next one.
+    assert [ask(recovered, "a", 0, local, count=9)[0] for local in range(4)] == [0, 1, 2, 4]
+    assert (ask(recovered, "a", 0, 0, count=9), ask(recovered, "a", 0, 3, count=9)) == ((0, 3), (4, 1))
     assert ask(recovered, "a", 0, 4) == (5, 1)
 
 

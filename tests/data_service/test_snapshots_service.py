@@ -227,13 +227,13 @@ def test_worker_failure(tmp_path: Path) -> None:
             handle.wait(WAIT_S)
         assert handle.progress()["state"] == "error"
         assert json.loads((tmp_path / "s" / "ERROR").read_text())["code"] == 3
-        until(lambda: not any(each.data.snapshots._writing for each in _shells(cluster)))
+        until(lambda: not streams_being_written(cluster))
     with pytest.raises(ValueError, match=r"The save job failed to write it\."):
         Dataset.load(str(tmp_path / "s"))
 
 
-def _shells(cluster: TestCluster) -> list[Any]:
-    return [worker.running._shell for worker in cluster.workers]
+def streams_being_written(cluster: TestCluster) -> int:
+    return sum(worker.running.data_snapshot().writing for worker in cluster.workers)
 
 
 def test_a_worker_failure_while_it_is_read_has_the_writers_code(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_cancelled_save_ends_on_all_workers_and_says_so(tmp_path: Path) -> Non
         with pytest.raises(CancelledError, match="was cancelled"):
             handle.wait(WAIT_S)
         gate.open()
-        until(lambda: not any(each.data.snapshots._writing for each in _shells(cluster)))
+        until(lambda: not streams_being_written(cluster))
         assert isinstance(layout.read_error(handle.path), CancelledError)
         with pytest.raises(ValueError, match="The save job failed"):
             Dataset.load(handle.path)

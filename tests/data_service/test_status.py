@@ -20,7 +20,7 @@ from zmqdist.rpc.client import ZmqClient
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCluster]:
     monkeypatch.setattr(data_worker, "REPORT_S", 0.05)
-    with TestCluster(num_workers=2, client_timeout_ms=300) as made:
+    with TestCluster(num_workers=2, client_timeout_ms=1500) as made:
         yield made
 
 
@@ -34,7 +34,7 @@ def test_a_job_that_is_read_has_a_row_with_its_figures(cluster: TestCluster) -> 
 
     def status() -> dict[str, object]:
         next(iterator)
-        return cluster.dispatcher._shell._status()
+        return asked(cluster.dispatcher.address, "status")  # type: ignore[return-value]
 
     assert not jobs({**status(), "data": {"jobs": [], "workers_enough": None}}).rows
     until(lambda: status()["data"]["jobs"][0]["elements_per_s"] > 0)  # type: ignore[index]

@@ -12,7 +12,7 @@ import pytest
 
 from zmqdist.data_service import store as module
 from zmqdist.data_service.store import DatasetStore, read
-from zmqdist.errors import DataLossError, NotFoundError, ResourceExhaustedError
+from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, ResourceExhaustedError
 
 IDS = [
     "1000",
@@ -204,3 +204,61 @@ def test_killed_while_writing_the_old_or_the_new_text_is_there(
         text = DatasetStore(str(tmp_path)).get("1")
         assert (len(text), len(set(text))) == (300_000, 1)
         assert set(os.listdir(tmp_path / "datasets")) <= {"1", "1.tmp"}
+
+
+# -- who may write there --------------------------------------------------------------------------------------------------
+
+STRANGER = 65534
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+
+
+def make_writable(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, STRANGER, -1)
+
+
+SPOILED = [
+    pytest.param(make_writable, r"is open to other users \(mode 0\d\d\d\): make it private with `chmod", id="writable"),
+    pytest.param(give_away, f"belongs to user {STRANGER}, this process runs as 0", marks=needs_root, id="strangers"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "told"), SPOILED)
+@pytest.mark.parametrize("name", [".", "datasets", "journal.db"])
+def test_a_work_dir_of_another_user_or_open_to_one_is_refused(
+    tmp_path: Path, name: str, spoil: Callable[[Path], None], told: str
+) -> None:
+    DatasetStore(str(tmp_path)).put("1", "x")
+    (tmp_path / "journal.db").touch(0o600)
+    DatasetStore(str(tmp_path))
+    spoil(tmp_path / name)
+    with pytest.raises(FailedPreconditionError, match=rf"the dispatcher's (work_dir|journal) {tmp_path}.* {told}"):
+        DatasetStore(str(tmp_path))
+
+
+@pytest.mark.parametrize(("spoil", "told"), SPOILED)
+def test_a_dataset_that_another_user_could_have_written_is_not_run(
+    tmp_path: Path, spoil: Callable[[Path], None], told: str
+) -> None:
+    store = DatasetStore(str(tmp_path))
+    store.put("1", "x")
+    spoil(tmp_path / "datasets" / "1")
+    with pytest.raises(FailedPreconditionError, match=rf"{tmp_path}/datasets/1 {told}"):
+        store.get("1")
+
+
+def test_a_pipe_in_place_of_a_dataset_holds_nothing_up(tmp_path: Path) -> None:
+    store = DatasetStore(str(tmp_path))
+    os.mkfifo(tmp_path / "datasets" / "1", 0o600)
+    with pytest.raises(DataLossError, match="it cannot be read: it is not a regular file"):
+        store.get("1")
+
+
+def test_a_work_dir_that_others_may_read_stays_and_a_new_one_is_private(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    DatasetStore(str(tmp_path)).put("1", "x")
+    DatasetStore(str(tmp_path / "new"))
+    assert [each.stat().st_mode & 0o777 for each in (tmp_path, tmp_path / "new")] == [0o755, 0o700]

@@ -91,7 +91,7 @@ def test_what_user_code_raises_is_told_once_and_named_and_the_rest_follows(
     assert type(problem) is seen
     text = str(problem)
     assert "bad row" in text
-    for part in ("map(function=decode)", "element 3 of dataset", "job ", service.workers[0]._address):
+    for part in ("map(function=decode)", "element 3 of dataset", "job ", service.workers[0].advertised_address):
         assert part in text
     if not isinstance(raised, OpError):
         assert type(raised).__name__ in text
@@ -170,7 +170,7 @@ def test_another_structure_than_declared_names_the_leaf(service: Service) -> Non
 @pytest.mark.shares_cluster
 @pytest.mark.parametrize("options", [{}, {"delivery": "exactly_once"}, {"ordered": True}], ids=str)
 @pytest.mark.parametrize("size", [1, 1 << 15], ids=["small", "large"])
-def test_a_shape_that_changes_later_is_an_error_and_the_end_of_a_reading_in_portions(
+def test_an_element_of_another_shape_than_declared_costs_itself(
     service: Service, options: dict[str, Any], size: int
 ) -> None:
     def grows(x: Any) -> Any:
@@ -185,9 +185,9 @@ def test_a_shape_that_changes_later_is_an_error_and_the_end_of_a_reading_in_port
                 found.extend(each.shape for each in iterator)
             except InvalidArgumentError as problem:
                 problems.append(str(problem))
-    assert len(problems) == (2 if options else 1)
-    assert all(f"({size + 1},)" in problem for problem in problems)
-    assert set(found) == {(size,)}
+    assert len(problems) == 1
+    assert f"({size + 1},)" in problems[0]
+    assert found == [(size,)] * 499
 
 
 @pytest.mark.shares_cluster
@@ -330,4 +330,4 @@ def test_every_kind_of_reading_is_told_of_errors_and_does_not_ask_again(
     text = str(raised.value)
     for part in ("UnavailableError: the database is away", "map(function=decode", "element ", "of dataset", "job "):
         assert part in text
-    assert service.workers[0]._address in text
+    assert service.workers[0].advertised_address in text

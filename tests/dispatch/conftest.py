@@ -15,6 +15,7 @@ import pytest
 
 import zmqdist as zd
 from tests.ports import free_port
+from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.launch.children import Child, Children
 
@@ -64,6 +65,18 @@ def start_dispatcher() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in made:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[zd.DispatchServer]:
+    with zd.DispatchServer() as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(dispatcher, cluster_lost_limit_s=30.0, cancel_grace_s=0.2) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

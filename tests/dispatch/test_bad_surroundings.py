@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import resource
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
@@ -142,49 +140,6 @@ def test_an_address_that_cannot_be_bound_is_told(host: str, kind: type[Exception
         zd.DispatchServer(DispatcherConfig(host=host))
 
 
-NEWER = """
-import importlib.util, json, sys
-spec = importlib.util.find_spec("zmqdist.wire.hello")
-module = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = module
-text = open(spec.origin).read()
-assert "= (1, 0)" in text
-exec(compile(text.replace("= (1, 0)", "= (9, 0)"), spec.origin, "exec"), module.__dict__)
-
-from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
-from zmqdist.launch.roles import run_worker
-what, address = sys.argv[1:]
-if what == "worker":
-    sys.exit(run_worker(WorkerConfig(address)))
-with ClusterCoordinator(address) as coordinator:
-    try:
-        coordinator.schedule(int).get(20)
-    except Exception as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-"""
-
-
-@pytest.mark.parametrize(("what", "code"), [("worker", 2), ("coordinator", 1)])
-def test_another_protocol_version_is_refused_and_both_are_named(
-    what: str, code: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    with zd.DispatchServer() as dispatcher:
-        done = subprocess.run(
-            [sys.executable, "-c", NEWER, what, dispatcher.address],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        assert done.returncode == code
-        assert re.search(r"protocol 1\.0, this side 9\.0.*install the same zmqdist on both ends", done.stderr)
-        assert dispatcher.num_workers == 0
-        until(lambda: "protocol 9.0" in caplog.text)
-        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
-            assert dispatcher.num_workers == 1
-
-
 def test_what_is_no_dispatcher_is_told() -> None:
     """A worker's own port, say, taken for the dispatcher's."""
     with zd.DispatchServer() as dispatcher, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
@@ -213,3 +168,12 @@ def test_a_client_may_not_schedule(tmp_path: Path) -> None:
 def test_configs_can_be_written_down(start_dispatcher: Callable[..., Any]) -> None:
     """As the launcher passes them to its children."""
     assert WorkerConfig(**json.loads(json.dumps(asdict(WorkerConfig("127.0.0.1:1"))))) == WorkerConfig("127.0.0.1:1")
+
+
+def test_more_slots_than_descriptors_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
+    with (
+        zd.DispatchServer() as dispatcher,
+        pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may have 256"),
+    ):
+        zd.WorkerServer(WorkerConfig(dispatcher.address, slots=128, processes=True))

@@ -3,76 +3,32 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, dies_first, exits, go, notes, until, waits
+from tests.dispatch.work import begun, go, notes, until, waits
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child
 
 Start = Callable[..., Child]
 
 
-@pytest.fixture
-def dispatcher() -> Iterator[zd.DispatchServer]:
-    with zd.DispatchServer() as made:
-        yield made
-
-
-@pytest.fixture
-def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(dispatcher, cluster_lost_limit_s=30.0, cancel_grace_s=0.2) as made:
-        yield made
-
-
-def parent() -> int:
-    """The template process, of which each worker has one."""
-    return os.getppid()
-
-
-def held(worker: zd.WorkerServer) -> int:
-    """How much waits there for its slots."""
-    machine = worker._shell.machine
-    return 0 if machine is None else len(machine._queue)
-
-
-class Watcher:
-    """Notes what it is told: +name, -name."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-        self.lives: dict[str, int] = {}
-
-    def __call__(self, joined: list[Any], left: list[Any]) -> None:
-        for name, incarnation, reason in left:
-            assert self.lives.pop(name) == incarnation
-            assert reason
-            self.heard.append(f"-{name}")
-        for name, incarnation, pid, host in joined:
-            assert pid
-            assert host
-            self.lives[name] = incarnation
-            self.heard.append(f"+{name}")
-
-
 def test_work_for_one_worker_runs_there_and_waits_for_one_that_comes_later(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator
 ) -> None:
-    later = coordinator.schedule(parent, worker=1)
-    start_worker(dispatcher.address, index=0)
-    on_first = {coordinator.schedule(parent, worker=0).get(20) for _ in range(20)}
-    assert len(on_first) == 1
-    assert not later.done()
-    start_worker(dispatcher.address, index=1)
-    assert later.get(20) not in on_first
-    assert coordinator.schedule(parent, worker="worker:1").get(20) == later.get()
+    later = coordinator.schedule(get_current_worker_index, worker=1)
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)):
+        assert {coordinator.schedule(get_current_worker_index, worker=0).get(20) for _ in range(20)} == {0}
+        assert not later.done()
+        with zd.WorkerServer(WorkerConfig(dispatcher.address, index=1)):
+            assert later.get(20) == 1
+            assert coordinator.schedule(get_current_worker_index, worker="worker:1").get(20) == 1
 
 
 def test_it_goes_before_what_its_worker_holds_already(
@@ -83,9 +39,9 @@ def test_it_goes_before_what_its_worker_holds_already(
         until(lambda: begun(tmp_path))
         for name in "abc":
             coordinator.schedule(notes, (tmp_path, name))
-        until(lambda: held(worker) == 1)
+        until(lambda: worker.snapshot().waiting == 1)
         coordinator.schedule(notes, (tmp_path, "p"), worker=0)
-        until(lambda: held(worker) == 2)
+        until(lambda: worker.snapshot().waiting == 2)
         go(tmp_path)
         coordinator.join(20)
     assert (tmp_path / "order").read_text() == "pabc"
@@ -103,52 +59,19 @@ def test_it_goes_before_a_backlog_that_was_given_when_work_was_quick(
             coordinator.schedule(notes, (tmp_path, "a"))
         until(lambda: begun(tmp_path))
         coordinator.schedule(notes, (tmp_path, "p"), worker=0)
-        machine = worker._shell.machine
-        assert machine is not None
-        until(lambda: machine._queue.own_waits and len(machine._slots[0].given) == 1)
+        until(lambda: (worker.snapshot().waiting_own, worker.snapshot().slots) == (1, (("running", 1),)))
         go(tmp_path)
         coordinator.join(20)
     assert (tmp_path / "order").read_text() == "p" + "a" * 100
 
 
-def test_it_waits_for_the_next_life_of_a_worker_that_died(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
-) -> None:
-    first, _ = start_worker(dispatcher.address, index=0), start_worker(dispatcher.address, index=1)
-    watcher = Watcher()
-    coordinator._shell.watch(watcher)
-    until(lambda: len(watcher.lives) == 2)
-    assert coordinator.workers() == ["worker:0", "worker:1"]
-    values = [coordinator.schedule(waits, (tmp_path, str(i)), worker=0) for i in range(3)]
-    (before,) = until(lambda: begun(tmp_path))
-    os.kill(first.pid, signal.SIGKILL)
-    until(lambda: "-worker:0" in watcher.heard)
-    assert coordinator.workers() == ["worker:1"]
-    assert coordinator.schedule(int).get(20) == 0, "others go on"
-    start_worker(dispatcher.address, index=0)
-    go(tmp_path)
-    assert coordinator.fetch(values) == ["0", "1", "2"]
-    assert watcher.heard[-2:] == ["-worker:0", "+worker:0"]
-    assert before
-
-
-def test_attempts_max_holds_for_it(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
-) -> None:
-    start_worker(dispatcher.address, index=0)
-    value = coordinator.schedule(dies_first, (tmp_path, "x", 9, exits), worker=0)
-    error = value.exception(20)
-    assert isinstance(error, errors.WorkerLost)
-    assert len(error.starts) == 3
-    with pytest.raises(errors.WorkerLost):
-        coordinator.join(20)
-
-
 def test_work_for_a_worker_that_stays_away_fails_and_names_it(
-    dispatcher: zd.DispatchServer, start_worker: Start
+    dispatcher: zd.DispatchServer,
 ) -> None:
-    start_worker(dispatcher.address, index=0)
-    with ClusterCoordinator(dispatcher, worker_recovery_timeout_s=0.1) as coordinator:
+    with (
+        zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)),
+        ClusterCoordinator(dispatcher, worker_recovery_timeout_s=0.1) as coordinator,
+    ):
         assert coordinator.schedule(int).get(20) == 0
         value = coordinator.schedule(int, worker=4)
         with pytest.raises(errors.UnavailableError, match=r"worker:4 alone, which was not there for 0\.1 s"):
@@ -160,37 +83,35 @@ def test_work_for_a_worker_that_stays_away_fails_and_names_it(
     until(lambda: dispatcher.snapshot().queued == 0)
 
 
-def test_the_higher_priority_begins_first(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start
-) -> None:
+def test_the_higher_priority_begins_first(dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator) -> None:
     values = [coordinator.schedule(os.times, priority=priority) for priority in (-1, 0, 0, 7, 7, 3)]
     names = ["low", "first", "second", "highest", "next", "high"]
     ended: list[str] = []
     for name, value in zip(names, values, strict=True):
         value.add_done_callback(lambda _, name=name: ended.append(name))
     until(lambda: dispatcher.snapshot().queued == 6)
-    start_worker(dispatcher.address, index=0)
-    coordinator.join(20)
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)):
+        coordinator.join(20)
     until(lambda: len(ended) == 6)
     assert ended == ["highest", "next", "high", "first", "second", "low"]
 
 
 def test_a_worker_is_removed_and_what_is_for_it_waits_for_another_of_its_name(
-    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, start_worker: Start, tmp_path: Path
+    dispatcher: zd.DispatchServer, coordinator: ClusterCoordinator, tmp_path: Path
 ) -> None:
-    for index in range(2):
-        start_worker(dispatcher.address, index=index)
-    until(lambda: dispatcher.num_workers == 2)
-    running = coordinator.schedule(waits, (tmp_path, "runs"), worker=1)
-    waiting = coordinator.schedule(waits, (tmp_path, "waits"), worker=1)
-    until(lambda: begun(tmp_path))
-    coordinator.remove_worker(1)
-    go(tmp_path)
-    assert running.get(20) == "runs"
-    until(lambda: coordinator.workers() == ["worker:0"])
-    assert not waiting.done()
-    start_worker(dispatcher.address, index=1)
-    assert waiting.get(20) == "waits"
+    first, second = (zd.WorkerServer(WorkerConfig(dispatcher.address, index=index)) for index in range(2))
+    with first, second:
+        running = coordinator.schedule(waits, (tmp_path, "runs"), worker=1)
+        waiting = coordinator.schedule(waits, (tmp_path, "waits"), worker=1)
+        until(lambda: begun(tmp_path))
+        coordinator.remove_worker(1, grace_s=60.0)
+        go(tmp_path)
+        assert running.get(20) == "runs"
+        until(lambda: coordinator.workers() == ["worker:0"])
+        assert second.join(20)
+        assert not waiting.done()
+        with zd.WorkerServer(WorkerConfig(dispatcher.address, index=1)):
+            assert waiting.get(20) == "waits"
 
 
 def test_a_worker_that_is_not_there_cannot_be_removed(

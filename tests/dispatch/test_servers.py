@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import socket
 import subprocess
@@ -13,15 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import zmqdist as zd
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors, limits
+from zmqdist._version import __version__
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.coordinator.target import resolve
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.messages import Beat
+from zmqdist.messages import Assign, Beat, Message
+from zmqdist.net.router import Router
 from zmqdist.rpc import Client
+from zmqdist.wire.hello import our_hello
 
 
 @pytest.fixture
@@ -63,6 +68,20 @@ def test_a_server_serves_from_start_to_stop(server: Any) -> None:
     server.stop()
     with pytest.raises(errors.FailedPreconditionError, match="Server cannot be started after it has been stopped"):
         server.start()
+
+
+def test_a_worker_whose_start_failed_can_be_stopped(tmp_path: Path) -> None:
+    worker = zd.WorkerServer(WorkerConfig("127.0.0.1:1", token_file=str(tmp_path / "nowhere")), start=False)
+    with pytest.raises(errors.FailedPreconditionError, match="cannot read the token file"):
+        worker.start()
+    worker.stop()
+    assert worker.join(0) is True
+
+
+def test_an_end_of_a_process_that_comes_after_its_dispatcher_has_stopped_is_no_error() -> None:
+    with zd.DispatchServer() as dispatcher:
+        pass
+    dispatcher.report_exit("worker", 0, 1, -9)
 
 
 def test_a_server_that_was_never_started_can_be_stopped(server: Any) -> None:
@@ -180,9 +199,62 @@ def test_waiting_for_a_dispatcher_is_logged(
 
     monkeypatch.setattr(module, "FIRST_CONTACT_LOG_S", 0.05)
     told = f"127.0.0.1:{port}"
-    with caplog.at_level("INFO"), pytest.raises(errors.UnavailableError, match=r"no dispatcher for 0\.3 s"):
-        zd.WorkerServer(WorkerConfig(told, orphan_limit_s=0.3))
+    with caplog.at_level("INFO"), pytest.raises(errors.UnavailableError, match=r"no dispatcher for 2 s"):
+        zd.WorkerServer(WorkerConfig(told, orphan_limit_s=2.0))
     assert f"worker waits for the dispatcher at {told}" in caplog.text
+
+
+def test_a_worker_waits_for_its_dispatcher_as_long_as_it_takes_unless_it_was_given_a_limit() -> None:
+    assert WorkerConfig("127.0.0.1:1").orphan_limit_s == math.inf
+    dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+        dispatcher.stop()
+        until(lambda: not worker.in_contact)
+        assert not worker.join(0)
+        with zd.DispatchServer(DispatcherConfig(port=int(dispatcher.address.rpartition(":")[2]))) as other:
+            until(lambda: other.num_workers == 1)
+
+
+OTHERS = {
+    "Python": ({"python": (2, 7)}, r"it has Python 2\.7 \(the dispatcher 3\.\d+\); install"),
+    "zmqdist": (
+        {"version": "99.1.2"},
+        rf"it has zmqdist 99\.1\.2 \(the dispatcher {re.escape(__version__)}\); install",
+    ),
+    "both": ({"python": (2, 7), "version": "99.1.2"}, r"Python 2\.7 \(the dispatcher 3\.\d+\) and zmqdist 99\.1\.2 \("),
+}
+"""What a hello says, and what both sides are told."""
+
+
+@pytest.mark.parametrize("differs", OTHERS)
+def test_a_worker_that_cannot_exchange_pickles_is_refused_with_both_versions(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, differs: str
+) -> None:
+    said, problem = OTHERS[differs]
+    monkeypatch.setattr("zmqdist.dispatch.worker.our_hello", lambda *args: replace(our_hello(*args), **said))
+    with pytest.raises(errors.FailedPreconditionError, match=problem):
+        zd.WorkerServer(WorkerConfig(dispatcher.address))
+    assert dispatcher.num_workers == 0
+    assert re.search(f"refused: worker:.*{problem}", caplog.text)
+
+
+@pytest.mark.parametrize("differs", OTHERS)
+def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, differs: str
+) -> None:
+    said, problem = OTHERS[differs]
+    monkeypatch.setattr("zmqdist.coordinator.shell.our_hello", lambda *args: replace(our_hello(*args), **said))
+    with ClusterCoordinator(dispatcher) as coordinator, pytest.raises(errors.FailedPreconditionError, match=problem):
+        coordinator.schedule(go).get(20)
+
+
+@pytest.mark.parametrize("said", [{"python": (0, 0), "version": ""}, {"version": f"{__version__}.post1"}])
+def test_another_patch_or_a_peer_that_does_not_say_its_version_is_taken(
+    dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("zmqdist.dispatch.worker.our_hello", lambda *args: replace(our_hello(*args), **said))
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+        assert dispatcher.num_workers == 1
 
 
 def test_a_second_living_worker_of_the_same_name_is_refused(
@@ -225,25 +297,36 @@ def test_stop_with_a_grace_lets_running_functions_end_and_gives_back_what_waits(
 
 
 def test_the_last_words_of_a_worker_are_heard_although_its_connection_has_gone(
-    dispatcher: zd.DispatchServer, tmp_path: Path
+    dispatcher: zd.DispatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The dispatcher is busy while its worker ends, and finds out by a message that it cannot send any more."""
+    assigned: list[tuple[Router, Any]] = []
+    send = Router.send
+
+    def noting(self: Router, peer: Any, message: Message, *rest: Any) -> bool:
+        if isinstance(message, Assign):
+            assigned.append((self, peer))
+        return send(self, peer, message, *rest)
+
+    monkeypatch.setattr(Router, "send", noting)
     with ClusterCoordinator(dispatcher) as coordinator, zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
         value = coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
-        (member,) = dispatcher._shell.broker.membership.members.values()
         until(lambda: dispatcher.snapshot().workers[0].running)
+        ((router, peer),) = assigned
         found: list[bool] = []
 
-        def busy() -> None:
+        def busy(_: Any) -> None:
+            """In the dispatcher's loop, when it is told who is there: now."""
+            if found:
+                return
             go(tmp_path)
             until(lambda: worker.num_tasks == 0)
             worker.stop()
-            until(lambda: not dispatcher._shell._router.send(member.peer, Beat()))  # type: ignore[arg-type]
+            until(lambda: not router.send(peer, Beat()))
             found.append(True)
 
-        assert dispatcher._shell.loop is not None
-        dispatcher._shell.loop.call_soon(busy)
+        dispatcher.watch_members(busy)
         assert value.get(20) == "x"
         assert found
         until(lambda: dispatcher.num_workers == 0)
@@ -300,7 +383,7 @@ def test_a_worker_that_drains_can_be_told_to_end_sooner(
         coordinator.schedule(waits, (tmp_path,))
         until(lambda: begun(tmp_path))
         ask("drain", "worker", 0, 100.0)
-        until(lambda: worker._shell.machine is not None and worker._shell.machine.leaving)
+        until(lambda: worker.snapshot().leaving)
         worker.stop()  # logs an error where it takes too long
         assert worker.join(0)
         go(tmp_path)

@@ -148,6 +148,22 @@ def test_what_functions_print_reaches_the_workers_output(start_worker: Callable[
         until(lambda: {"to standard output", "to standard error"} <= set(lines))
 
 
+def test_a_slot_that_dies_is_a_warning_of_its_worker(start_worker: Callable[..., Child]) -> None:
+    def killed() -> None:
+        import signal
+
+        print("the last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    lines: list[str] = []
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        start_worker(dispatcher.address, on_line=lines.append)
+        with pytest.raises(errors.WorkerLost):
+            coordinator.schedule(killed).get(20)
+        said = "the process of slot 0 died while it ran a function: killed by SIGKILL"
+        until(lambda: sum(said in line for line in lines) == 3)
+
+
 def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
     cluster: zd.local_cluster, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from os import _exit
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def dies_first(folder: Path, name: str, times: int, how: Callable[[], None]) -> 
 
 
 def exits() -> None:
-    os._exit(7)
+    _exit(7)
 
 
 def segfaults() -> None:
@@ -99,3 +100,15 @@ def counts(folder: Path, name: str, seconds: float = 0.0) -> str:
         file.write(b".")
     time.sleep(seconds)
     return name
+
+
+class Settled:
+    """Counts how often each value is settled."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.counts = [0] * len(values)
+        for index, value in enumerate(values):
+            value.add_done_callback(lambda _, index=index: self.add(index))
+
+    def add(self, index: int) -> None:
+        self.counts[index] += 1

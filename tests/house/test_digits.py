@@ -1,11 +1,10 @@
-"""examples/digits.py: its mathematics, its result, and the program as a user starts it."""
+"""examples/digits.py: its mathematics and its result. The program as a user starts it: full/test_example_programs.py."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -77,16 +76,3 @@ def test_without_matplotlib_it_says_so_in_one_line(
     out = capsys.readouterr().out
     assert out == "no learning curve: matplotlib is not installed (pip install 'zmqdist[examples]')\n"
     assert not list(tmp_path.iterdir())
-
-
-def test_the_program_alone_trains_on_a_cluster_of_its_own(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=80, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert re.fullmatch(r"epoch  1/30  loss \d\.\d{4}  accuracy 0\.\d{3}", lines[0])
-    found = re.fullmatch(r"test accuracy: (0\.\d{3})", lines[-1])
-    assert found, lines[-1]
-    assert float(found[1]) >= 0.95
-    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")

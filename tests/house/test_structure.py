@@ -10,7 +10,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,14 +81,25 @@ def overlong(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "zmqdist/core").rglob("*.py")), ids=name_of)
-def test_the_core_decides_and_does_nothing_else(path: Path) -> None:
-    assert not impurities(path.read_text())
+def undocumented(source: str) -> list[str]:
+    """A module with code and without a docstring."""
+    tree = ast.parse(source)
+    return [] if not tree.body or ast.get_docstring(tree) else ["the first thing in it must be a docstring"]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_nothing_grows_past_its_screen(path: Path) -> None:
-    assert not overlong(path.read_text())
+def offences(check: Callable[[str], list[str]], paths: Iterable[Path]) -> list[str]:
+    """What `check` finds in the files, each with its file's name."""
+    return [f"{name_of(path)}: {offence}" for path in paths for offence in check(path.read_text())]
+
+
+def test_the_core_decides_and_does_nothing_else() -> None:
+    core = sorted((ROOT / "zmqdist/core").rglob("*.py"))
+    assert core
+    assert not offences(impurities, core)
+
+
+def test_nothing_grows_past_its_screen() -> None:
+    assert not offences(overlong, SOURCES)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +127,13 @@ def test_the_check_of_sizes_sees_an_offence(source: str, told: str) -> None:
     assert overlong(source) == [told]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
-def test_every_module_begins_with_what_it_is_for(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert not tree.body or ast.get_docstring(tree), "the first thing in it must be a docstring"
+def test_every_module_begins_with_what_it_is_for() -> None:
+    assert not offences(undocumented, SOURCES)
+
+
+def test_the_check_of_docstrings_sees_an_offence() -> None:
+    assert undocumented("import os\n") == ["the first thing in it must be a docstring"]
+    assert not undocumented("")
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=name_of)

@@ -37,6 +37,14 @@ def test_arrays_become_tensors() -> None:
     assert second["x"].tolist() == [3, 4, 5]
 
 
+def test_what_is_written_into_a_tensor_does_not_come_again() -> None:
+    loader = DataLoader(IterableDataset(Dataset.from_tensor_slices(np.ones((2, 3))).cache()), batch_size=None)
+    for _ in range(2):
+        for tensor in loader:
+            assert tensor.tolist() == [1, 1, 1]
+            tensor.zero_()
+
+
 def test_a_loader_has_the_length_of_the_dataset() -> None:
     assert len(IterableDataset(Dataset.range(7))) == 7
 

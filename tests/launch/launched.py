@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -31,6 +30,29 @@ jobs:
 program: python program.py
 """
 
+BUSY = """
+    import time
+    from zmqdist.coordinator import ClusterCoordinator
+
+    def endless():
+        print("a function runs")
+        while True:
+            time.sleep(0.05)
+
+    with ClusterCoordinator() as coordinator:
+        values = [coordinator.schedule(endless) for _ in range(4)]
+        coordinator.join()
+"""
+
+WITH_PS = FILE.replace("worker: {count: 2}", "worker: {count: 1}\n  ps: {count: 2}")
+
+UNTIL_TOLD = """
+    import pathlib, signal, threading
+    print("it runs", flush=True)
+    while not pathlib.Path("end").exists():
+        threading.Event().wait(0.02)
+"""
+
 
 def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> None:
     """Look until it is so; a failure says what was awaited."""
@@ -42,9 +64,15 @@ def eventually(found: Callable[[], bool], what: str, within_s: float = PATIENCE_
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP a child of this process, and wait until none of its threads runs any more."""
+    """SIGSTOP a process, and wait until none of its threads runs any more. It may be a child of the zygote, which only that waits for."""
     os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    eventually(lambda: _states(pid) == {"T"}, f"process {pid} stops")
+
+
+def _states(pid: int) -> set[str]:
+    """The states of the threads of a process, as the kernel writes them."""
+    threads = Path("/proc", str(pid), "task").iterdir()
+    return {_read(thread / "stat").rpartition(")")[2].strip()[:1] for thread in threads}
 
 
 class Launched:
@@ -120,11 +148,8 @@ class Launched:
 
         def look() -> bool:
             for folder in self._processes():
-                words = _read(folder / "cmdline").split("\0")
-                if "zmqdist.launch.roles" in words:
-                    told = json.loads(words[-2])
-                    if (told["job"], told["index"]) == (job, index):
-                        found.append(int(folder.name))
+                if _read(folder / "comm") == f"{job}:{index}\n":  # its name in `ps`, `top` and `pgrep`
+                    found.append(int(folder.name))
             return bool(found)
 
         eventually(look, f"{job} {index} runs")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -35,6 +34,32 @@ def pids(coordinator: ClusterCoordinator, count: int) -> set[int]:
     return set(coordinator.fetch([coordinator.schedule(os.getpid) for _ in range(count)]))
 
 
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_cluster_that_nothing_refers_to_any_more_is_closed(processes: bool) -> None:
+    """As that of a notebook's cell which is run again."""
+    cluster = zd.local_cluster(workers=1, processes=processes)
+    with ClusterCoordinator(cluster) as coordinator:
+        del cluster  # its coordinator has it
+        gc.collect()
+        assert coordinator.schedule(int).get(20) == 0
+        address = coordinator.target.removeprefix("zmq://").rpartition(":")
+    del coordinator
+    gc.collect()
+
+    def refused() -> bool:
+        try:
+            socket.create_connection((address[0], int(address[2]))).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    eventually(refused, "the dispatcher has ended")
+    eventually(
+        lambda: not any(each.name == "zmqdist-local-cluster-close" for each in threading.enumerate()), "all has ended"
+    )
+
+
+@pytest.mark.processes("local cluster")
 def test_functions_run_in_processes_of_their_own() -> None:
     with zd.local_cluster(workers=1, slots=2) as cluster, ClusterCoordinator(cluster) as coordinator:
         assert cluster.dispatcher.num_workers == 1
@@ -100,6 +125,7 @@ def test_a_worker_is_started_again_under_its_index() -> None:
         assert coordinator.schedule(sum, ([1, 2],)).get(20) == 3
 
 
+@pytest.mark.killed("local cluster")
 def test_work_of_a_worker_that_is_killed_runs_elsewhere(tmp_path: Path) -> None:
     def run(index: int) -> int:
         """The first start of each index goes on until its process ends."""
@@ -137,53 +163,6 @@ def test_a_cluster_can_live_in_a_thread() -> None:
     thread.start()
     thread.join(30)
     assert found == [3]
-
-
-SCRIPT = """
-import zmqdist as zd
-
-factor = 3
-
-class Pair:
-    def __init__(self, value):
-        self.value = value
-
-def triple(pair):
-    return Pair(pair.value * factor)
-
-cluster = zd.local_cluster(workers=1)
-coordinator = zd.coordinator.ClusterCoordinator(cluster)
-result = coordinator.schedule(triple, (Pair(7),)).get()
-assert type(result) is Pair
-print(result.value)
-coordinator.close()
-cluster.close()
-"""
-
-
-@pytest.mark.parametrize("how", ["file", "standard input"])
-def test_a_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
-    file = tmp_path / "script.py"
-    file.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", file if how == "file" else "-"],
-        input=None if how == "file" else SCRIPT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "21\n", "")
-
-
-def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(temporary: Path) -> None:
-    """The module's check finds workers that outlive it, the fixture the cluster's folder."""
-    script = SCRIPT.replace("coordinator.close()\ncluster.close()\n", "")
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "21\n"), done.stderr
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -19,7 +19,7 @@ from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
 from zmqdist.limits import ARENA_CELLS
 from zmqdist.net import arena as arena_module
 from zmqdist.net import memory
-from zmqdist.net.arena import Arena, this_arena
+from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.wire.arrays import is_frozen
 
@@ -30,7 +30,7 @@ PATIENCE_S = 20
 @pytest.fixture
 def owner() -> Iterator[Arena]:
     yield Arena(256 * MIB)
-    gc.collect()
+    gc.collect(0)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def lend(owner: Arena, data: np.ndarray[Any, Any]) -> arena_module.Handle:
 # -- one owner, one receiver ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nbytes", [8, 65_544, 128 * 1024, 3 * MIB, 16 * MIB, 33 * MIB])
+@pytest.mark.parametrize("nbytes", [8, 65_544, 3 * MIB, 33 * MIB])
 def test_a_lent_copy_arrives_whole_and_writable(owner: Arena, receiver: PeerArena, nbytes: int) -> None:
     data = ramp(nbytes)
     got = receiver.attach(lend(owner, data))
@@ -70,14 +70,11 @@ def test_the_sender_may_change_its_array_at_once(owner: Arena, receiver: PeerAre
 
 def test_a_block_is_used_again_when_the_receivers_array_is_collected(owner: Arena, receiver: PeerArena) -> None:
     data = ramp(40 * MIB)
-    places = set()
-    for _ in range(5):
-        handle = lend(owner, data)
-        places.add(handle[1])
-        del handle
+    for _ in range(3):
+        lend(owner, data)  # and never received
         got = receiver.attach(lend(owner, data))
         del got
-    assert owner.nbytes <= 6 * 40 * MIB
+    assert owner.nbytes <= 4 * 40 * MIB
     owner.sweep()
 
 
@@ -121,28 +118,31 @@ def test_what_was_taken_back_after_it_was_received_stays_with_the_receiver(owner
 
 
 def test_a_peer_that_keeps_everything_fills_the_pool_and_no_more(
-    receiver: PeerArena, owner: Arena, caplog: Any
+    caplog: Any,
 ) -> None:
-    kept = []
-    while (block := owner.snapshot(np.ones(16 * MIB, np.uint8))) is not None:
+    owner = Arena(64 * MIB)
+    receiver = PeerArena(owner.offer)
+    data, kept = np.ones(4 * MIB, np.uint8), []
+    while (block := owner.snapshot(data)) is not None:
         handle = block.lend()
         assert handle is not None
         kept.append(receiver.attach(handle))
         del block
-    assert owner.snapshot(np.ones(16 * MIB, np.uint8)) is None
+    assert owner.snapshot(data) is None
     assert len(kept) == 16
     assert owner.nbytes <= owner.bytes_max
     assert len([record for record in caplog.records if "no room in shared memory" in record.message]) == 1
     kept.clear()
-    assert owner.snapshot(np.ones(16 * MIB, np.uint8)) is not None
+    assert owner.snapshot(data) is not None
 
 
-def test_free_segments_of_another_size_make_room(owner: Arena) -> None:
-    big = owner.snapshot(np.ones(200 * MIB, np.uint8))
+def test_free_segments_of_another_size_make_room() -> None:
+    owner = Arena(64 * MIB)
+    big = owner.snapshot(np.ones(50 * MIB, np.uint8))
     assert big is not None
     del big
     assert owner.snapshot(np.ones(MIB, np.uint8)) is not None
-    assert owner.snapshot(np.ones(100 * MIB, np.uint8)) is not None
+    assert owner.snapshot(np.ones(25 * MIB, np.uint8)) is not None
     assert owner.nbytes <= owner.bytes_max
 
 
@@ -200,33 +200,35 @@ def changed(handle: arena_module.Handle, **changes: int) -> Any:
     return tuple(told[name] for name in names)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"offset": -1},
-        {"offset": 2**40},
-        {"length": 2**40},
-        {"length": -5},
-        {"length": 0},
-        {"nbytes": 2**40, "length": 2**39},
-        {"cell": 0},
-        {"cell": ARENA_CELLS},
-        {"cell": -3},
-        {"serial": 0},
-        {"serial": 999},
-        {"inode": 1},
-        {"fd": 10**6},
-        {"fd": -1},
-        {"mode": 9},
-        {"mode": arena_module.FROZEN},
-    ],
-    ids=str,
-)
-def test_a_handle_that_lies_is_refused(owner: Arena, receiver: PeerArena, change: dict[str, int]) -> None:
-    handle = lend(owner, ramp(MIB))
-    with pytest.raises((WireError, UnavailableError)):
-        receiver.attach(changed(handle, **change))
-    owner.take_back(handle)
+LIES = [
+    {"offset": -1},
+    {"offset": 2**40},
+    {"length": 2**40},
+    {"length": -5},
+    {"length": 0},
+    {"nbytes": 2**40, "length": 2**39},
+    {"cell": 0},
+    {"cell": ARENA_CELLS},
+    {"cell": -3},
+    {"serial": 0},
+    {"serial": 999},
+    {"inode": 1},
+    {"fd": 10**6},
+    {"fd": -1},
+    {"mode": 9},
+    {"mode": arena_module.FROZEN},
+]
+
+
+def test_a_handle_that_lies_is_refused(owner: Arena, receiver: PeerArena) -> None:
+    for lie in LIES:
+        handle = lend(owner, ramp(MIB))
+        try:
+            receiver.attach(changed(handle, **lie))
+        except (WireError, UnavailableError):
+            owner.take_back(handle)
+        else:
+            raise AssertionError(f"{lie} was believed")
 
 
 def test_a_file_that_is_no_memfd_is_never_mapped(owner: Arena, receiver: PeerArena, tmp_path: Any) -> None:
@@ -236,6 +238,21 @@ def test_a_file_that_is_no_memfd_is_never_mapped(owner: Arena, receiver: PeerAre
         told = changed(handle, fd=file.fileno(), inode=os.fstat(file.fileno()).st_ino)
         with pytest.raises(WireError, match="no memfd"):
             receiver.attach(told)
+    owner.sweep()
+
+
+@pytest.mark.parametrize("mode", [OURS, PUBLISHED, FROZEN, FROZEN_PUBLISHED])
+def test_a_fifo_is_refused_and_not_waited_for(owner: Arena, receiver: PeerArena, tmp_path: Any, mode: int) -> None:
+    handle = lend(owner, ramp(MIB))
+    os.mkfifo(tmp_path / "fifo")
+    fd = os.open(
+        tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK
+    )  # it has no writer: who opens it for reading waits for one
+    try:
+        with pytest.raises(WireError, match="no regular file"):
+            receiver.attach(changed(handle, fd=fd, inode=os.fstat(fd).st_ino, mode=mode))
+    finally:
+        os.close(fd)
     owner.sweep()
 
 
@@ -339,11 +356,11 @@ def test_a_frozen_array_is_shared_read_only_and_lives_on_without_its_maker(owner
 
 
 def test_a_frozen_array_is_found_where_a_collected_one_stood(owner: Arena) -> None:
-    for count in (1, 3, 7, 20, 2, 40, 11, 64):
+    for count in (1, 7, 34):
         smaller = [zd.freeze(np.ones(count * MIB, np.uint8)) for _ in range(3)]
         del smaller
-        frozen = zd.freeze(np.ones(64 * MIB, np.uint8))
-        assert all(owner.find(memoryview(frozen[start * MIB :])) is not None for start in range(64))
+        frozen = zd.freeze(np.ones(34 * MIB, np.uint8))
+        assert all(owner.find(memoryview(frozen[start * MIB :])) is not None for start in range(34))
         del frozen
 
 
@@ -394,7 +411,8 @@ def keeper(owner: Arena) -> Iterator[tuple[Any, Any]]:
     theirs.close()
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.processes("shared memory")
+@pytest.mark.killed("shared memory")
 def test_a_killed_receiver_gives_everything_back(owner: Arena, keeper: tuple[Any, Any]) -> None:
     process, connection = keeper
     published = owner.snapshot(ramp(MIB))
@@ -513,7 +531,7 @@ def test_threads_that_give_back_and_take_at_once_never_lose_what_they_have(owner
 
     def work(first: int) -> None:
         held: list[tuple[int, Any]] = []
-        for number in range(300):
+        for number in range(200):
             value = (7 * number + first) % 251
             block = owner.snapshot(np.full(70_000, value, np.uint8))
             handle = None if block is None else block.lend()
@@ -545,8 +563,9 @@ def test_an_old_handle_does_not_get_in_the_way_of_the_cells_next_receiver(owner:
     owner.take_back(late)
     handle = lend(owner, ramp(MIB))
     other = PeerArena(owner.offer)
-    assert memory.try_lock(other._table_fd, handle[5])  # as somebody who has not looked at the number first
-    unlocker = threading.Timer(0.0, lambda: memory.unlock(other._table_fd, handle[5]))
+    table = other._table_fd  # reach: the lock of a receiver that has not looked at the number first
+    assert memory.try_lock(table, handle[5])
+    unlocker = threading.Timer(0.0, lambda: memory.unlock(table, handle[5]))
     unlocker.start()
     assert np.array_equal(receiver.attach(handle), ramp(MIB))
     unlocker.join()
@@ -566,7 +585,8 @@ def test_small_arrays_have_no_segment_of_their_own() -> None:
 
 
 def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> None:
-    arena_module._frozen.lock.acquire()
+    lock = arena_module._frozen.lock  # reach: a fork while a thread freezes cannot be timed from outside
+    lock.acquire()
     try:
         pid = os.fork()
         if pid == 0:
@@ -576,7 +596,7 @@ def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> No
             os._exit(freezing.is_alive())
         assert os.waitpid(pid, 0)[1] == 0
     finally:
-        arena_module._frozen.lock.release()
+        lock.release()
 
 
 @pytest.mark.parametrize("array", [np.ma.ones(4), np.rec.array([(1,)])], ids=lambda a: type(a).__name__)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.net.test_channel import Held, Open, Serve, ask, open_channel, start
+from tests.net.test_channel import Held, Open, Serve, ask, open_channel, reads, start
 from tests.net.wired import Served, until
 from zmqdist import errors
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
@@ -30,15 +29,17 @@ def messages_to(served: Served) -> list[list[bytes]]:
     """The bodies of the calls of each message, as they come from now on."""
     arrived: list[list[bytes]] = []
 
-    def hear(kind: type, bodies: Callable[[Any], list[bytes]]) -> None:
-        fn, roles = served.router._handlers[kind]
-        served.router._handlers[kind] = (
-            lambda peer, message, frames: (arrived.append(bodies(message)), fn(peer, message, frames)),  # type: ignore[assignment]
-            roles,
-        )
+    def one(peer: Any, call: Call, frames: Any) -> None:
+        arrived.append([call.body])
+        served.answer(peer, call, frames)
 
-    served.loop.run(hear, Call, lambda call: [call.body])
-    served.loop.run(hear, Calls, lambda calls: [call.body for call in calls.items])
+    def several(peer: Any, calls: Calls, frames: Any) -> None:
+        arrived.append([call.body for call in calls.items])
+        for call in calls.items:
+            served.answer(peer, call, [])
+
+    served.loop.run(served.router.on, Call, one)
+    served.loop.run(served.router.on, Calls, several)
     return arrived
 
 
@@ -56,8 +57,8 @@ def test_a_call_that_nobody_asks_about_leaves_although_another_is_in_flight(serv
     for number in range(2, 5):  # again and again: the reader goes off duty in between
         start(channel, b"%d" % number)
         until(lambda number=number: len(held.calls) == number)
-        until(lambda: not channel._napping)
-    assert channel.stalls == 0
+        until(lambda: not channel._napping)  # reach: when its reader is off duty nothing outside shows
+    assert channel.snapshot().stalls == 0
 
 
 def test_a_call_that_nobody_asks_about_leaves_although_others_wait_for_a_slow_one(
@@ -68,7 +69,7 @@ def test_a_call_that_nobody_asks_about_leaves_although_others_wait_for_a_slow_on
     slow = one_in_flight(channel, held)
     leader = threading.Thread(target=channel.wait, args=(slow,))
     leader.start()
-    until(lambda: channel._leader_call is slow)
+    until(lambda: channel.snapshot().threads_waiting == 1)
     start(channel)
     until(lambda: len(held.calls) == 2)
     held.answer(0)
@@ -81,7 +82,7 @@ def test_a_call_that_nobody_asks_about_leaves_although_the_reader_waits_for_a_sl
     held = Held(serve())
     channel = open_channel(held.served.address)
     channel.add_done_callback(one_in_flight(channel, held), lambda call: None)
-    until(lambda: channel._leader)
+    until(lambda: reads(channel))
     start(channel)
     until(lambda: len(held.calls) == 2)
 
@@ -96,7 +97,7 @@ def test_as_many_calls_as_a_message_takes_leave_at_once(serve: Serve, open_chann
         start(channel)
     until(lambda: len(arrived) == 2)
     assert [len(bodies) for bodies in arrived] == [1, BATCH_ITEMS_MAX]
-    assert len(channel._line.table.waiting) == 1
+    assert channel.snapshot().calls_waiting == 1
 
 
 @pytest.mark.usefixtures("no_naps")
@@ -109,7 +110,7 @@ def test_as_many_bytes_as_a_message_takes_leave_at_once(serve: Serve, open_chann
         start(channel, bytes(BATCH_BYTES_MAX // 4))
     until(lambda: len(arrived) == 2)
     assert [len(bodies) for bodies in arrived] == [1, 4]
-    assert len(channel._line.table.waiting) == 1
+    assert channel.snapshot().calls_waiting == 1
 
 
 @pytest.mark.usefixtures("no_naps")
@@ -133,9 +134,9 @@ def test_what_has_gathered_leaves_when_an_answer_arrives(serve: Serve, open_chan
     until(lambda: len(held.calls) == 2)
     leader = threading.Thread(target=channel.wait, args=(other,))
     leader.start()
-    until(lambda: channel._leader_call is other)
+    until(lambda: channel.snapshot().threads_waiting == 1)
     start(channel, b"gathered")
-    assert len(channel._line.table.waiting) == 1
+    assert channel.snapshot().calls_waiting == 1
     held.answer(0)
     until(lambda: len(held.calls) == 3)
     assert first.ended
@@ -152,7 +153,7 @@ def test_what_has_gathered_leaves_when_somebody_asks_about_any_of_it(
     channel = open_channel(held.served.address)
     one_in_flight(channel, held)
     gathered = [start(channel, within_s=0.5), start(channel, within_s=0.5)]
-    assert len(channel._line.table.waiting) == 2
+    assert channel.snapshot().calls_waiting == 2
     if how == "wait":
         channel.wait(gathered[0])
     elif how == "poll":
@@ -173,11 +174,13 @@ def test_what_has_gathered_when_the_connection_goes_waits_for_the_next_server(se
     first = one_in_flight(channel, held)
     gathered = [start(channel, b"%d" % number) for number in range(3)]
     held.served.loop.stop()
-    assert len(channel._line.table.waiting) == 3
+    assert channel.snapshot().calls_waiting == 3
+
+    lock, look = channel._lock, channel._look  # reach: every use from outside would also send what has gathered
 
     def noticed() -> bool:
-        with channel._lock:
-            channel._look(time.monotonic())
+        with lock:
+            look(time.monotonic())
         return first.ended
 
     until(noticed)
@@ -197,7 +200,7 @@ def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_ch
     first = one_in_flight(channel, held)
     held.served.loop.stop()
     gathered = start(channel, b"later")
-    until(lambda: first.ended and not channel._napping)
+    until(lambda: first.ended and not channel._napping)  # reach: when its reader is off duty nothing outside shows
     assert not gathered.ended
     serve(address=channel.address)
     channel.wait(gathered)
@@ -212,8 +215,9 @@ def test_a_gathered_call_that_is_cancelled_or_late_never_leaves(serve: Serve, op
     one_in_flight(channel, held)
     cancelled, late = start(channel, b"cancelled"), start(channel, b"late", within_s=0.01)
     assert channel.cancel(cancelled)
-    with channel._lock:
-        channel._line.expire(time.monotonic() + 1)
+    lock, line = channel._lock, channel._line  # reach: every use from outside would also send what has gathered
+    with lock:
+        line.expire(time.monotonic() + 1)
     assert (cancelled.code, late.code) == (errors.CANCELLED, errors.DEADLINE_EXCEEDED)
     start(channel, b"framed", frames=[b"frame"])
     until(lambda: len(arrived) == 2)

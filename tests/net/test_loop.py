@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -64,7 +66,7 @@ def test_what_was_handed_in_just_before_it_goes_to_sleep_is_seen(loop: Loop) -> 
     seen: list[float] = []
     loop.call_soon(lambda: seen.append(loop.now()))
     loop.set_timer("alarm", began := loop.now() + 2.0, lambda: None)
-    loop._turn()  # played by hand, to have the very moment
+    loop._turn()  # played by hand, to have the very moment  # reach: one turn by hand
     assert seen
     assert seen[0] < began
 
@@ -85,6 +87,17 @@ def test_run_gives_up_when_a_callback_keeps_the_loop(loop: Loop) -> None:
     with pytest.raises(DeadlineExceededError, match="zmqdist-test did not answer"):
         loop.run(lambda: None, timeout_s=0.05)
     hold.set()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_no_exception_of_a_callback_ends_the_loop(loop: Loop, error: type[BaseException]) -> None:
+    def broken() -> None:
+        raise error
+
+    loop.start()
+    loop.call_soon(broken)
+    assert loop.run(lambda: "still here") == "still here"
+    assert loop.faults == 1
 
 
 def test_a_callback_that_raises_is_logged_and_counted_and_the_loop_goes_on(
@@ -289,6 +302,13 @@ def test_a_loop_can_stop_itself() -> None:
     assert loop.context.closed
 
 
+def test_a_loop_that_was_never_started_can_be_stopped_twice() -> None:
+    loop = Loop("zmqdist-test")
+    loop.stop()
+    loop.stop()
+    assert loop.context.closed
+
+
 def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     loop = Loop("zmqdist-test")
     loop.start()
@@ -301,36 +321,70 @@ def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptu
     assert loop.context.closed
 
 
-def test_a_loop_that_was_kept_from_running_reads_before_it_looks_who_is_late(
-    loop: Loop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_that_was_kept_from_running_reads_before_it_looks_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped process is played by an epoll that comes back far too late, with the input only after that."""
-    ours, other = pair(loop)
-    order: list[str] = []
-    done = threading.Event()
-    loop.add_socket(ours, lambda: order.append(ours.recv(zmq.NOBLOCK).decode()))
-    clock = Jumping(time.monotonic)
+    clock = HandSet(time.monotonic)
+    late = threading.Event()
+
+    def comes_back_late() -> None:
+        if not late.is_set():
+            clock.jump(10.0)
+            late.set()
+
+    real = select.epoll
+    monkeypatch.setattr("zmqdist.net.loop.select.epoll", lambda: Epoll(real(), comes_back_late))
     monkeypatch.setattr("zmqdist.net.loop.time.monotonic", clock)
-    loop.set_timer("overdue", clock() + 0.05, lambda: (order.append("who is late?"), done.set()))
-    clock.jump_at(clock() + 0.04, by_s=10.0, then=lambda: other.send(b"a beat"))
-    loop.start()
-    assert done.wait(5.0)
-    assert order == ["a beat", "who is late?"]
+    loop = Loop("zmqdist-test")
+    try:
+        ours, other = pair(loop)
+        order: list[str] = []
+        read, done = threading.Event(), threading.Event()
+        loop.add_socket(ours, lambda: (order.append(ours.recv(zmq.NOBLOCK).decode()), read.set()))
+        loop.set_timer("overdue", clock() + 0.05, lambda: (order.append("who is late?"), done.set()))
+        loop.start()
+        assert late.wait(20)
+        other.send(b"a beat")
+        assert read.wait(20)
+        clock.go_on()
+        assert done.wait(20)
+        assert order == ["a beat", "who is late?"]
+    finally:
+        loop.stop()
 
 
-class Jumping:
-    """A clock that makes one jump, and calls something just afterwards."""
+class HandSet:
+    """A clock that stands still, can be set forward, and goes on from there."""
 
     def __init__(self, real: Callable[[], float]) -> None:
         self._real = real
         self._offset_s = 0.0
-        self._jump: tuple[float, float, Callable[[], object]] | None = None
+        self._stands_at: float | None = real()
 
-    def jump_at(self, at: float, by_s: float, then: Callable[[], object]) -> None:
-        self._jump = (at, by_s, then)
+    def jump(self, by_s: float) -> None:
+        assert self._stands_at is not None
+        self._stands_at += by_s
+
+    def go_on(self) -> None:
+        assert self._stands_at is not None
+        self._offset_s, self._stands_at = self._stands_at - self._real(), None
 
     def __call__(self) -> float:
-        if self._jump is not None and self._real() >= self._jump[0]:
-            (_, self._offset_s, then), self._jump = self._jump, None
-            threading.Timer(0.05, then).start()
-        return self._real() + self._offset_s
+        stands_at = self._stands_at
+        return self._real() + self._offset_s if stands_at is None else stands_at
+
+
+class Epoll:
+    """An epoll that calls something after each sleep."""
+
+    def __init__(self, real: select.epoll, slept: Callable[[], object]) -> None:
+        self._real = real
+        self._slept = slept
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        ready = self._real.poll(timeout_s)
+        if timeout_s:
+            self._slept()
+        return ready
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)

@@ -30,8 +30,9 @@ from zmqdist.errors import (
     ResourceExhaustedError,
     UnknownError,
 )
-from zmqdist.limits import FRAMES_MAX
+from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
+from zmqdist.net import router as router_module
 from zmqdist.net.greeting import GreetingProbe
 from zmqdist.net.link import configure
 from zmqdist.net.loop import Loop
@@ -206,9 +207,7 @@ def test_another_major_version_is_named_on_both_sides(raw: Raw, caplog: pytest.L
 
 
 def test_a_server_of_another_major_version_is_refused_with_both_versions(dial: Dial, serve: Serve) -> None:
-    served = serve(start=False)
-    served.router._hello = b"ZMQD" + bytes((9, 1)) + b"\xc0"
-    served.loop.start()
+    served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), protocol=(9, 1)))
     error = dial(served.address).expect("refused")[1]
     assert isinstance(error, ProtocolMismatchError)
     assert (error.ours, error.theirs) == (PROTOCOL, (9, 1))
@@ -247,6 +246,29 @@ def test_a_damaged_hello_is_dropped_and_its_sender_is_not_served(
     assert len(served.shown) == 1
 
 
+@pytest.mark.parametrize(
+    "frames", [[b""] * FRAMES_MAX, [bytes(PAYLOAD_BYTES_MAX // 2 + 1)] * 2], ids=["frames", "bytes"]
+)
+def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_back(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(router_module, "GIVE_BACK_S", 0.0)
+    monkeypatch.setattr(router_module, "give_back", given_back.set)
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")), *frames)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")), *frames[1:])
+    raw.receive()
+    answer = decode(raw.receive(), "server")
+    assert isinstance(answer, Reply)
+    assert answer.id == 2
+    assert served.router.dropped == {"too many frames or bytes": 1}
+    assert given_back.wait(20)
+    raw.close()
+
+
 def test_what_is_not_a_message_is_counted_and_logged_once_without_its_bytes(
     serve: Serve, caplog: pytest.LogCaptureFixture, connect: Connect
 ) -> None:
@@ -261,7 +283,7 @@ def test_what_is_not_a_message_is_counted_and_logged_once_without_its_bytes(
     answer = decode(raw.receive(), "server")
     assert isinstance(answer, Reply)
     assert answer.id == 2
-    assert served.router.dropped == {"not a message": 5, "too many frames": 1}
+    assert served.router.dropped == {"not a message": 5, "too many frames or bytes": 1}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "secret" not in caplog.text
     raw.close()
@@ -290,7 +312,8 @@ def test_connections_above_the_bound_are_told(serve: Serve, dial: Dial) -> None:
 
 def test_what_arrives_before_the_servers_hello_is_dropped(serve: Serve, dial: Dial) -> None:
     served = serve()
-    served.router._hello = encode(Reply(1, 0, "", b""))  # an early message in its place
+    early = encode(Reply(1, 0, "", b""))  # in place of the hello
+    served.router._hello = early  # reach: no server has a way to say this
     dialled = dial(served.address)
     until(lambda: dialled.dealer.dropped == {"before the hello": 1})
     assert not dialled.dealer.up
@@ -407,18 +430,25 @@ def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
     return served.shown[0].fd == served.shown[1].fd
 
 
-@pytest.mark.parametrize("answered", [False, True], ids=["unreachable at once", "unreachable a moment later"])
+@pytest.mark.parametrize(
+    ("answered", "pings"),
+    [(False, 0), (True, 0), (True, 6)],
+    ids=["unreachable at once", "unreachable a moment later", "reachable until long after its end was reported"],
+)
 def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
-    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool, pings: int
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
     router = served.router
-    held = Held(served.loop, router._read_monitor)  # the worst order: the monitor's word comes before the hello
-    send, answers = router._send_raw, []
+    send, read_monitor = router._send_raw, router._read_monitor  # reach: the order of two sockets' events is ZeroMQ's
+    held = Held(served.loop, read_monitor)  # the worst order: the monitor's word comes before the hello
+    answers: list[Peer] = []
+    asked: list[Peer] = []
 
     def answer(peer: Peer, header: bytes, frames: Any = ()) -> bool:
         if not is_hello(header):
-            return send(peer, header, frames)
+            asked.append(peer)
+            return len(asked) <= pings or send(peer, header, frames)
         answers.append(peer)
         return answered or send(peer, header, frames)
 
@@ -433,6 +463,38 @@ def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
     until(lambda: len(answers) == 1)
     until(lambda: served.loop.run(lambda: router.peers) == [] and len(served.gone) == answered)
     assert [peer.name for peer in served.shown] == ["first"] * answered
+
+
+def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_hellos_are_read(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))
+    monkeypatch.setattr("zmqdist.net.router.decode_event", lambda frame: (0, 7))
+    monkeypatch.setattr("zmqdist.net.router._fd_of", lambda frame: 7)
+    staying, *leaving = [connect(served, insecure=True) for _ in range(4)]
+    for one in (leaving[0], staying, *leaving[1:]):
+        one.send(HELLO)
+        one.receive()
+    for one in leaving:
+        one.close()
+    until(lambda: len(served.gone) == 3)
+    assert len(served.loop.run(lambda: served.router.peers)) == 1
+    staying.send(encode(Call(5, "echo", 0, 0, b"")))
+    while not isinstance(answer := decode(staying.receive(), "server"), Reply):
+        assert answer == Ping()
+    assert answer.id == 5
+    staying.close()
+    until(lambda: len(served.gone) == 4)
+
+
+def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, connect: Connect) -> None:
+    served = serve()
+    served.router.leaving = True
+    raw = connect(served)
+    raw.send(HELLO)
+    until(lambda: served.router.received == 1)
+    assert not raw.socket.poll(0)
+    assert served.shown == []
 
 
 def test_sends_from_elsewhere_do_not_eat_the_wake_up_for_input(serve: Serve, connect: Connect) -> None:

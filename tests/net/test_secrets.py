@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from click.testing import CliRunner
 
+from tests.commands import invoke
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
 from zmqdist.net import keys, token
 from zmqdist.net.zap import ROLES
@@ -241,17 +241,17 @@ def test_a_key_file_that_cannot_be_used_is_named(
 
 def test_keygen_says_one_line_without_a_secret_and_ends_with_2_when_it_cannot(tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    done = CliRunner().invoke(keygen_command, [str(folder)])
+    done = invoke(keygen_command, str(folder))
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"ok: keys in {folder}; keep them secret, and set ZMQDIST_KEYS_DIR={folder}\n"
 
-    again = CliRunner().invoke(keygen_command, [str(folder)])
+    again = invoke(keygen_command, str(folder))
     assert (again.exit_code, again.stdout) == (2, "")
     assert again.stderr == f"zmqdist keygen: {folder} has keys already (server.key); --force replaces them\n"
-    assert CliRunner().invoke(keygen_command, [str(folder), "--force"]).exit_code == 0
+    assert invoke(keygen_command, str(folder), "--force").exit_code == 0
 
     (tmp_path / "file").write_text("")
-    assert CliRunner().invoke(keygen_command, [str(tmp_path / "file" / "below")]).exit_code == 2
+    assert invoke(keygen_command, str(tmp_path / "file" / "below")).exit_code == 2
     for path in folder.iterdir():
         for line in path.read_text().splitlines():
             assert not line.startswith("secret ") or line.split()[1] not in done.stdout + again.stderr

@@ -12,10 +12,10 @@ from zmqdist.net.dealer import Dealer
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.security import ClientSecurity, ServerSecurity
-from zmqdist.wire.hello import our_hello
+from zmqdist.wire.hello import Hello, our_hello
 
 
-def until(condition: Callable[[], Any], within_s: float = 5.0) -> Any:
+def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
     """The first true value of `condition`; fails when there was none for `within_s`."""
     deadline = time.monotonic() + within_s
     while not (value := condition()):
@@ -27,12 +27,14 @@ def until(condition: Callable[[], Any], within_s: float = 5.0) -> Any:
 class Served:
     """A router on a loop of its own that answers every Call with its body and frames, each in a message of its own."""
 
-    def __init__(self, security: ServerSecurity, address: str = "127.0.0.1:0", *, start: bool = True) -> None:
+    def __init__(
+        self, security: ServerSecurity, address: str = "127.0.0.1:0", *, start: bool = True, hello: Hello | None = None
+    ) -> None:
         self.loop = Loop("zmqdist-served")
         self.shown: list[Peer] = []
         self.gone: list[Peer] = []
         try:
-            self.router = Router(self.loop, security, our_hello("server", 1, "served"))
+            self.router = Router(self.loop, security, hello or our_hello("server", 1, "served"))
             self.router.on(Call, lambda peer, call, frames: self.answer(peer, call, frames))
             self.router.on(Calls, lambda peer, calls, frames: [self.answer(peer, call, []) for call in calls.items])
             self.router.on_hello = self.shown.append
@@ -68,7 +70,7 @@ class Dialled:
         self.dealer.connect()
         self.loop.start()
 
-    def expect(self, name: str, within_s: float = 3.0) -> tuple[Any, ...]:
+    def expect(self, name: str, within_s: float = 20.0) -> tuple[Any, ...]:
         """The next event, which must be of this name."""
         event = self.events.get(timeout=within_s)
         assert event[0] == name, event

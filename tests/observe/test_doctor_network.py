@@ -18,13 +18,20 @@ from msgspec.structs import replace
 
 import zmqdist as zd
 from zmqdist.cluster import ClusterSpec
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.dispatch.server import DispatchServer
+from zmqdist.dispatch.worker import WorkerServer
 from zmqdist.net import keys, looking, token
 from zmqdist.net.credentials import Credentials
+from zmqdist.net.loop import Loop
+from zmqdist.net.router import Router
+from zmqdist.net.security import server_security
 from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
-from zmqdist.rpc import ZmqServer, about
+from zmqdist.rpc import ZmqClient, ZmqServer, about, asking
+from zmqdist.rpc.service import RpcService
 from zmqdist.server.server import Server
-from zmqdist.wire.hello import encode_hello
+from zmqdist.wire.hello import encode_hello, our_hello
 
 PATIENCE_S = 20.0
 NONE = Credentials()
@@ -107,6 +114,30 @@ def test_a_server_that_is_well_says_who_it_is(serve: Callable[..., ZmqServer]) -
     assert network.expected(serve().address, NONE, PATIENCE_S).about != found.about
 
 
+def test_what_a_dispatcher_has_seen_die_is_a_warning_each() -> None:
+    last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
+    record = {"losses_count": 1, "workers": [], "slot_deaths": 2, "last_slot_death": last, "relayed": 3}
+    service = RpcService("dispatcher")
+    service.register("status", lambda: record, inline=True)
+    loop = Loop("zmqdist-test-dispatcher")
+    router = Router(loop, server_security("127.0.0.1"), our_hello("server", 5, "a dispatcher"))
+    address = router.bind("127.0.0.1:0")
+    service.attach(router, loop, 5)
+    loop.start()
+    try:
+        well, *rest = look(address)
+    finally:
+        service.close()
+        loop.stop()
+    assert well.level == "ok"
+    assert [found.level for found in rest] == ["warning"] * 3
+    assert [found.told.partition(":")[0] for found in rest] == [
+        "1 worker has been lost since it was started",
+        "2 slot processes died while running a function",
+        "it has passed on 3 pieces of large payloads, which should go straight from worker to reader",
+    ]
+
+
 def test_a_port_at_which_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -177,16 +208,23 @@ def test_a_process_that_is_stopped(child: Callable[[str], tuple[subprocess.Popen
     assert look(address)[0].level == "ok"
 
 
-def test_a_server_whose_python_is_stuck(serve: Callable[..., ZmqServer]) -> None:
-    server, entered, go = serve(), threading.Event(), threading.Event()
-    assert server._loop is not None
-    server._loop.call_soon(lambda: (entered.set(), go.wait(PATIENCE_S)))
-    assert entered.wait(PATIENCE_S)
-    try:
-        told = "it greets, and does not answer within 0.3 s: its Python is busy or stuck"
-        one(look(server.address, timeout_s=0.3), "problem", told, f"of pid {os.getpid()} (py-spy dump)")
-    finally:
-        go.set()
+def test_a_server_whose_python_is_stuck() -> None:
+    server, entered, go = ZmqServer("127.0.0.1:0"), threading.Event(), threading.Event()
+
+    def stuck() -> bool:
+        entered.set()
+        return go.wait(PATIENCE_S)
+
+    server.register("stuck", stuck, inline=True)
+    with server, ZmqClient(server.address) as client:
+        call = asking.start(client, "stuck")
+        assert entered.wait(PATIENCE_S)
+        try:
+            told = "it greets, and does not answer within 0.3 s: its Python is busy or stuck"
+            one(look(server.address, timeout_s=0.3), "problem", told, f"of pid {os.getpid()} (py-spy dump)")
+        finally:
+            go.set()
+        assert call.get_value() is True
 
 
 @pytest.fixture
@@ -246,11 +284,21 @@ def test_a_machine_with_the_key_of_one_role_is_let_in(
     one(look(serve(**secrets["keys"]).address, Credentials(keys_dir=str(part))), "ok", "CURVE", "")
 
 
+def test_a_worker_is_known_by_its_own_key(secrets: dict[str, dict[str, Any]]) -> None:
+    with (
+        DispatchServer(DispatcherConfig(**secrets["keys"])) as dispatcher,
+        WorkerServer(WorkerConfig(dispatcher.address, **secrets["keys"])) as worker,
+    ):
+        one(look(worker.address, Credentials(**secrets["keys"])), "ok", "CURVE", "")
+        told = "does not have the key that this side expects of it"
+        one(look(worker.address, Credentials(**secrets["other keys"])), "problem", told, "--keys")
+
+
 def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    router = server._router
-    router._hello = encode_hello(replace(router._said, protocol=(9, 1)))
-    router._said = replace(router._said, protocol=(9, 1))
+    router = server._service._router  # reach: no server of another protocol version can be installed beside this one
+    said = replace(router._said, protocol=(9, 1))  # reach: the greeting of that version
+    router._said, router._hello = said, encode_hello(said)  # reach: as above
     told = r"speaks zmqdist protocol 9\.1, this side 1\.0: install the same zmqdist on both ends"
     one(look(server.address), "problem", told, "the same zmqdist")
 
@@ -286,7 +334,7 @@ def test_what_a_server_says_of_itself(
 
 def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    del server._service._methods[about.ABOUT]
+    del server._service._methods[about.ABOUT]  # reach: an older server without this method; it cannot be unregistered
     one(look(server.address), "warning", "zmqdist.about is not registered", "install the same zmqdist there")
 
 

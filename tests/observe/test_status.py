@@ -81,6 +81,16 @@ def test_an_exit_code_is_told_in_words(code: int | None, told: str) -> None:
     assert status.losses(record(losses=[loss(exit_code=code)])).rows[0][2] == told
 
 
+def test_slots_that_died_and_payloads_that_took_the_long_way_are_told() -> None:
+    last = {"name": "worker:1", "exit_code": -9, "ago_s": 12.0}
+    workers = [worker(slot_deaths=2), worker(name="worker:1", slot_deaths=1), worker(name="worker:2", slot_deaths=0)]
+    told = status.troubles(record(workers=workers, slot_deaths=4, last_slot_death=last, relayed=1))
+    assert told == [
+        "4 slot processes died while running a function (worker:0 2, worker:1 1): the last 12 s ago at worker:1, killed by SIGKILL",
+        "1 piece of large payloads came by the dispatcher: a data port could not be reached",
+    ]
+
+
 def test_what_strangers_do_is_told_and_nothing_in_good_times() -> None:
     assert status.troubles(record(dropped={"garbage": 0})) == []
     assert status.troubles(record(dropped={"garbage": 2, "another": 1}, refused_handshakes=3)) == [

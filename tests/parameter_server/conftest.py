@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
+from tests.parameter_server.faults import Program
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.ports import Reserved
 from zmqdist.parameter_server.connecting import Connected, connect
@@ -71,7 +73,18 @@ class Cluster:
             task.stop(0.0)
         else:
             task.kill()
-            task.wait(10.0)
+            task.wait(30.0)
+
+    def pid(self, job: str, index: int) -> int:
+        """Of the process in which a task runs."""
+        task = self.tasks[job, index]
+        return os.getpid() if isinstance(task, Server) else int(task.pid)
+
+    def ended(self) -> bool:
+        """Wait until all tasks have ended by themselves, and in order."""
+        return all(
+            task.join(30.0) if isinstance(task, Server) else task.wait(30.0) == 0 for task in self.tasks.values()
+        )
 
     def close(self) -> None:
         """End all."""
@@ -82,11 +95,17 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(own_secrets: None) -> Iterator[Callable[..., Cluster]]:
-    """cluster(workers, ps, threads=True): servers in this process, or processes of their own; functions run in threads of theirs."""
+def in_threads() -> bool:
+    """Whether `cluster` starts threads of this process; in files of full/ it starts processes."""
+    return True
+
+
+@pytest.fixture
+def cluster(own_secrets: None, in_threads: bool) -> Iterator[Callable[..., Cluster]]:
+    """cluster(workers, ps, threads=in_threads): servers in this process, or processes of their own; functions run in their threads."""
     made: list[Cluster] = []
 
-    def make(workers: int, ps: int, threads: bool = True) -> Cluster:
+    def make(workers: int, ps: int, threads: bool = in_threads) -> Cluster:
         made.append(Cluster(workers, ps, threads))
         return made[-1]
 
@@ -152,7 +171,52 @@ def coordinator(strategy: zd.ParameterServerStrategy) -> ClusterCoordinator:
     return ClusterCoordinator(strategy)
 
 
-@pytest.fixture(params=["threads", "processes"])
-def anywhere(request: pytest.FixtureRequest, made: Make) -> zd.ParameterServerStrategy:
-    """A strategy on threads, and one on processes."""
-    return made(cluster=request.getfixturevalue(request.param))
+@pytest.fixture(scope="module")
+def anywhere_cluster(threads: zd.local_cluster) -> zd.local_cluster:
+    """The cluster of `anywhere`: threads; in test_in_processes.py processes."""
+    return threads
+
+
+@pytest.fixture
+def anywhere(made: Make, anywhere_cluster: zd.local_cluster) -> zd.ParameterServerStrategy:
+    """A strategy for tests that test_in_processes.py runs once more."""
+    return made(cluster=anywhere_cluster)
+
+
+@pytest.fixture
+def cut_in(made: Make, anywhere_cluster: zd.local_cluster) -> Make:
+    """cut_in(n): as `anywhere`, a strategy that cuts into n shards."""
+    fixed = zd.partitioners.FixedShardsPartitioner
+    return lambda shards, **options: made(fixed(shards), cluster=anywhere_cluster, **options)
+
+
+# -- clusters of processes, whose tasks are killed; programs on them
+
+
+@pytest.fixture(scope="module")
+def clusters() -> Iterator[Callable[..., zd.local_cluster]]:
+    """clusters(size, **options): so many workers and as many ps, the same cluster for all tests of a module."""
+    made: dict[int, zd.local_cluster] = {}
+
+    def cluster(size: int, **options: Any) -> zd.local_cluster:
+        if size not in made:
+            made[size] = zd.local_cluster(workers=size, ps=size, **options)
+        return made[size]
+
+    yield cluster
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture
+def two(clusters: Callable[..., zd.local_cluster]) -> Iterator[Program]:
+    """A program with two workers and two ps."""
+    program = Program(clusters(2))
+    yield program
+    program.strategy.close()
+
+
+@pytest.fixture
+def program(two: Program) -> Program:
+    """In full/ also with one worker and one ps."""
+    return two

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.optimizers import SGD, Adam
 from zmqdist.variables.client import PsClient
+from zmqdist.variables.host import PREFIX
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
 
@@ -21,13 +24,13 @@ pytestmark = pytest.mark.shares_cluster  # servers in this process start threads
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What is asked of servers from now on: (address, method)."""
     told: list[tuple[str, str]] = []
-    start = PsClient._start
+    ask = PsClient.ask
 
-    def counting(self: PsClient, what: str, method: str, *args: Any, **kwargs: Any) -> Any:
-        told.append((self.address, method))
-        return start(self, what, method, *args, **kwargs)
+    def counting(self: PsClient, question: Any) -> Any:
+        told.append((self.address, question.method.removeprefix(PREFIX)))
+        return ask(self, question)
 
-    monkeypatch.setattr(PsClient, "_start", counting)
+    monkeypatch.setattr(PsClient, "ask", counting)
     return told
 
 
@@ -43,7 +46,7 @@ def test_apply_asks_each_server_once_whatever_the_number_of_variables(made: Any,
     asked.clear()
     grads = [np.full((4, 2), 0.5) for _ in range(4)] + [zd.IndexedSlices(np.full((1, 2), 0.5), np.array([3])), 0.5]
     strategy.apply(SGD(1.0), [*zip(grads, variables, strict=True), (0.5, outside), (None, variables[0])])
-    assert sorted(asked) == sorted((address, "update") for address in strategy._connected.ps)
+    assert sorted(asked) == sorted((address, "update") for address in strategy.cluster_resolver.ps)
     for variable in variables[:4]:
         assert (variable.numpy() == 0.5).all()
     assert variables[4].numpy().tolist() == [[1, 1], [1, 1], [1, 1], [0.5, 0.5]]
@@ -58,7 +61,7 @@ def test_read_asks_each_server_once_and_keeps_the_structure(made: Any, asked: li
     outside = zd.Variable([7.0])
     asked.clear()
     values = strategy.read({"w": w, "rest": (b, s, w), "here": [outside, 5, None]})
-    assert sorted(asked) == sorted((address, "read") for address in strategy._connected.ps)
+    assert sorted(asked) == sorted((address, "read") for address in strategy.cluster_resolver.ps)
     assert values["w"].tolist() == values["rest"][2].tolist() == [[0, 1], [2, 3], [4, 5]]
     assert (values["rest"][0].tolist(), values["rest"][1]) == ([1.0], 2.0)
     assert (values["here"][0].tolist(), values["here"][1:]) == ([7.0], [5, None])
@@ -151,18 +154,17 @@ def test_synchronous_mode_wants_the_number_of_a_step(made: Any) -> None:
     assert v.assign_add(1.0).numpy() == 1.0
 
 
-def test_a_server_that_is_gone_is_an_error_of_apply_and_read(made: Any) -> None:
-    with zd.local_cluster(workers=0, ps=2) as cluster:
-        strategy = made(cluster=cluster)
+def test_a_server_that_is_gone_is_an_error_of_apply_and_read(cluster: Callable[..., Cluster]) -> None:
+    servers = cluster(1, 2)
+    with zd.ParameterServerStrategy(servers.spec) as strategy:
         with strategy.scope():
             variables = [zd.Variable(1.0, name=f"v{number}") for number in range(2)]
-        cluster.kill_ps(1)
+        servers.kill("ps", 1)
         with pytest.raises(errors.PSUnavailableError, match=r"'v1' on ps:1"):
             strategy.read(variables)
         with pytest.raises(errors.PSUnavailableError, match=r"'v1' on ps:1"):
             strategy.apply(SGD(1.0), [(1.0, each) for each in variables])
         assert variables[0].numpy() == 0.0
-        strategy.close()
 
 
 def test_variables_of_two_strategies_are_not_taken_for_each_other(made: Any) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.coordinator import ClusterCoordinator, functions
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
 
@@ -138,12 +138,21 @@ def test_a_scheduled_function_inside_a_scope_may_not_open_another(coordinator: C
         coordinator.join()
 
 
-def test_a_cached_function_is_sent_once(coordinator: ClusterCoordinator) -> None:
+def test_a_cached_function_is_sent_once(coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    defined: list[Any] = []
+    take = functions.FunctionNumbers.take
+
+    def seen(self: Any) -> Any:
+        taken = take(self)
+        defined.extend(taken[0])
+        return taken
+
+    monkeypatch.setattr(functions.FunctionNumbers, "take", seen)
     with zd.cache_variable_reads():
         for _ in range(5):
             coordinator.schedule(_nothing)
     coordinator.join()
-    assert len(coordinator._shell.functions._kept) == 1
+    assert len(defined) == 1
 
 
 def _nothing() -> None:

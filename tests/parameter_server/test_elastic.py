@@ -14,12 +14,10 @@ from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
-from zmqdist.parameter_server.connecting import Connected, connect
+from zmqdist.parameter_server.connecting import Connected
 
 Clusters = Callable[..., Cluster]
 Connect = Callable[..., Connected]
-
-both = pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
 
 
 class Counter:
@@ -49,15 +47,17 @@ def counter(tmp_path: Path) -> Counter:
     return Counter(tmp_path)
 
 
+def missed(found: Connected) -> list[int]:
+    """The places of the tasks that are not there. A probe gives up after a second, which a busy machine may take."""
+    return [place for place, state in enumerate(found.task_states()) if state is not None]
+
+
 def is_back(found: Connected) -> None:
-    eventually(lambda: not any(found.task_states()), "all tasks are there", 30.0)
+    eventually(lambda: not missed(found), "all tasks are there", 30.0)
 
 
-@both
-def test_worker_addition_between_functions(
-    cluster: Clusters, connected: Connect, counter: Counter, threads: bool
-) -> None:
-    servers = cluster(1, 1, threads)
+def test_worker_addition_between_functions(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+    servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
         for _ in range(2):
@@ -72,9 +72,8 @@ def test_worker_addition_between_functions(
     assert counter.count == 4
 
 
-@both
-def test_worker_addition_midst_function(cluster: Clusters, connected: Connect, counter: Counter, threads: bool) -> None:
-    servers = cluster(1, 1, threads)
+def test_worker_addition_midst_function(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+    servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
         for _ in range(4):
@@ -88,9 +87,8 @@ def test_worker_addition_midst_function(cluster: Clusters, connected: Connect, c
     assert counter.count == 4
 
 
-@both
-def test_worker_restore_with_same_name(cluster: Clusters, connected: Connect, counter: Counter, threads: bool) -> None:
-    servers = cluster(1, 1, threads)
+def test_worker_restore_with_same_name(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+    servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
         for _ in range(2):
@@ -104,11 +102,8 @@ def test_worker_restore_with_same_name(cluster: Clusters, connected: Connect, co
     assert counter.count == 4
 
 
-@both
-def test_worker_restore_with_another_name(
-    cluster: Clusters, connected: Connect, counter: Counter, threads: bool
-) -> None:
-    servers = cluster(1, 1, threads)
+def test_worker_restore_with_another_name(cluster: Clusters, connected: Connect, counter: Counter) -> None:
+    servers = cluster(1, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
         for _ in range(2):
@@ -121,7 +116,8 @@ def test_worker_restore_with_another_name(
         found.remove_worker(0)
         coordinator.join(60)
     assert list(found.workers) == [1]
-    assert found.task_states() == [None, None]
+    is_back(found)
+    assert len(found.task_states()) == 2
     assert counter.count == 4
 
 
@@ -138,7 +134,7 @@ def test_of_two_dead_workers_the_first_that_is_back_works_at_once(
     cluster: Clusters, connected: Connect, counter: Counter
 ) -> None:
     """F-3."""
-    servers = cluster(2, 1, threads=False)
+    servers = cluster(2, 1)
     found = connected(servers.spec)
     with ClusterCoordinator(found) as coordinator:
         servers.kill("worker", 0)
@@ -147,7 +143,7 @@ def test_of_two_dead_workers_the_first_that_is_back_works_at_once(
         servers.start("worker", 1)
         coordinator.join(60)
     assert counter.count == 1
-    assert [state is None for state in found.task_states()] == [False, True, True]
+    eventually(lambda: missed(found) == [0], "only the other one is missed")
 
 
 def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_server(
@@ -156,8 +152,10 @@ def test_a_worker_that_is_removed_ends_its_work_for_the_program_and_stays_a_serv
     servers = cluster(2, 1)
     found = connected(servers.spec)
     found.remove_worker(1)
-    eventually(lambda: len(found._ask("status")["workers"]) == 1, "it leaves")
-    assert found.task_states() == [None, None]
+    with ClusterCoordinator(found) as coordinator:
+        eventually(lambda: coordinator.workers() == ["worker:0"], "it leaves")
+    is_back(found)
+    assert len(found.task_states()) == 2
     with pytest.raises(ValueError, match=r"there is no worker 1 in this cluster; it has \[0\]"):
         found.remove_worker(1)
     assert servers.tasks["worker", 0].check_alive("worker:1")
@@ -175,7 +173,7 @@ def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters
         coordinator.remove_worker("worker:0")
         eventually(lambda: coordinator.workers() == ["worker:1"], "it leaves")
         assert coordinator.fetch([coordinator.schedule(get_current_worker_index) for _ in range(3)]) == [1, 1, 1]
-        assert strategy.task_states() == [None, None]
+        eventually(lambda: strategy.task_states() == [None, None], "all tasks are there")
         with pytest.raises(ValueError, match="no worker 0"):
             coordinator.remove_worker(0)
 
@@ -183,12 +181,12 @@ def test_a_program_adds_and_removes_workers_by_its_coordinator(cluster: Clusters
 @pytest.mark.parametrize("by", ["coordinator", "strategy"])
 def test_a_program_ends_the_servers_of_its_cluster(cluster: Clusters, by: str) -> None:
     """CC-6."""
-    servers = cluster(1, 1, threads=False)
+    servers = cluster(1, 1)
     strategy = zd.ParameterServerStrategy(servers.spec, connect_timeout_s=60)
     ends: Any = ClusterCoordinator(strategy) if by == "coordinator" else strategy
     for _ in range(2):
         ends.close(shutdown_cluster=True)
-    assert [task.wait(10) for task in servers.tasks.values()] == [0, 0]
+    assert servers.ended()
     with pytest.raises(errors.FailedPreconditionError, match="closed"):
         strategy.coordinator.schedule(int)
 
@@ -204,41 +202,24 @@ def test_a_worker_that_cannot_be_is_refused(
 
 
 def test_states_of_tasks_that_are_all_healthy(cluster: Clusters, connected: Connect) -> None:
-    assert connected(cluster(2, 2).spec).task_states() == [None] * 4
+    found = connected(cluster(2, 2).spec)
+    eventually(lambda: found.task_states() == [None] * 4, "all tasks are there")
 
 
 @pytest.mark.parametrize(
-    ("job", "index", "place", "threads"),
-    [("worker", 0, 0, True), ("worker", 0, 0, False), ("ps", 0, 2, True), ("ps", 0, 2, False), ("ps", 1, 3, True)],
+    ("job", "index", "place"),
+    [("worker", 0, 0), ("ps", 0, 2), ("ps", 1, 3)],
 )
 def test_the_state_of_a_task_that_was_preempted_names_it_until_it_is_back(
-    cluster: Clusters, connected: Connect, job: str, index: int, place: int, threads: bool
+    cluster: Clusters, connected: Connect, job: str, index: int, place: int
 ) -> None:
     """Also of ps 0, which nothing else depends on."""
-    servers = cluster(2, 2, threads)
+    servers = cluster(2, 2)
     found = connected(servers.spec)
     servers.kill(job, index)
-    eventually(lambda: found.task_states()[place] is not None, "the loss is seen")
-    states = found.task_states()
-    lost = states.pop(place)
+    eventually(lambda: missed(found) == [place], "the loss of this one is seen")
+    lost = found.task_states()[place]
     assert isinstance(lost, errors.UnavailableError)
     assert f"/job:{job}/replica:0/task:{index}" in lost.message
-    assert states == [None] * 3
     servers.start(job, index)
     is_back(found)
-
-
-def test_a_local_cluster_tells_of_its_tasks_in_the_same_way() -> None:
-    with zd.local_cluster(workers=2, ps=2) as local:
-        found = connect(local)
-        assert found.task_states() == [None] * 4
-        local.kill_ps(1)
-        local.kill_worker(0)
-        eventually(lambda: found.task_states()[0] is not None, "the loss is seen")
-        assert [state is None for state in found.task_states()] == [False, True, True, False]
-        local.restart_ps(1)
-        local.restart_worker(0)
-        assert found.task_states() == [None] * 4
-        assert found.add_worker() == 2
-        assert found.task_states() == [None] * 5
-        found.close()

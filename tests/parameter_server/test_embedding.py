@@ -12,6 +12,7 @@ from zmqdist import ShardedVariable, Variable
 from zmqdist.data.composites import Ragged, Sparse
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.parameter_server.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
+from zmqdist.parameter_server.homes import LocalHome
 from zmqdist.parameter_server.partition import offsets_of
 
 F32 = np.float32
@@ -38,14 +39,14 @@ def sparse(bags: list[list[Any]], dtype: Any = np.int64) -> Sparse:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Rows that variables are asked for: (name, rows); a whole read fails."""
     seen: list[Any] = []
-    some = Variable._start_rows
+    some = LocalHome.rows
 
-    def start_rows(self: Any, wanted: Any) -> Any:
-        seen.append((self.name, list(wanted)))
+    def rows(self: LocalHome, wanted: Any) -> Any:
+        seen.append((self.ref.name, list(wanted)))
         return some(self, wanted)
 
-    monkeypatch.setattr(Variable, "_start_rows", start_rows)
-    monkeypatch.setattr(Variable, "_start_read", lambda self: pytest.fail(f"all of {self.name} was asked for"))
+    monkeypatch.setattr(LocalHome, "rows", rows)
+    monkeypatch.setattr(LocalHome, "read", lambda self: pytest.fail(f"all of {self.ref.name} was asked for"))
     return seen
 
 

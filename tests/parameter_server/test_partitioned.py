@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.parameter_server.conftest import Cluster
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.composites import Sparse
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
@@ -37,12 +38,6 @@ def sizes(variable: Any) -> list[tuple[int, ...]]:
     return [shard.shape for shard in variable]
 
 
-@pytest.fixture(params=["threads", "processes"])
-def cut_in(request: pytest.FixtureRequest, made: Make) -> Callable[..., zd.ParameterServerStrategy]:
-    """cut_in(n): a strategy that cuts into n shards; on threads, and on processes."""
-    return lambda shards, **options: made(cut(shards), cluster=request.getfixturevalue(request.param), **options)
-
-
 # -- how variables are cut ----------------------------------------------------------------------------------------------
 
 
@@ -65,11 +60,11 @@ def test_rows_are_dealt_to_servers_in_turn_and_names_tell_the_parts(made: Make) 
     assert second.numpy().tolist() == [[0]] * 6
 
 
-def test_a_value_that_is_no_function_is_cut(made: Make, processes: zd.local_cluster) -> None:
-    with made(cut(4), cluster=processes).scope():
+def test_a_value_that_is_no_function_is_cut(made: Make) -> None:
+    with made(cut(4)).scope():
         variable = zd.Variable([float(number) for number in range(10)])
     assert [shard.numpy().tolist() for shard in variable] == [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
-    assert tasks(variable) == ["ps:0", "ps:1", "ps:0", "ps:1"]
+    assert tasks(variable) == ["ps:0", "ps:1", "ps:2", "ps:0"]
 
 
 def test_there_are_no_more_shards_than_rows(made: Make) -> None:
@@ -119,16 +114,6 @@ def test_an_initializer_that_knows_parts_is_called_where_they_live_and_never_for
         variable = zd.Variable(functools.partial(Identity(), (4, 4), F32), shape=(4, 4), dtype=F32)
     assert sizes(variable) == [(2, 4), (2, 4)]
     assert np.array_equal(variable.numpy(), np.eye(4))
-
-
-def test_an_initializer_with_shard_info_is_called_where_the_shards_live(
-    made: Make, processes: zd.local_cluster
-) -> None:
-    import os
-
-    with made(cut(2), cluster=processes).scope():
-        pids = zd.Variable(lambda shard_info: np.full(shard_info.shape, os.getpid()), shape=(4,), dtype=np.int64)
-    assert len({os.getpid(), *pids.numpy().tolist()}) == 3
 
 
 def test_an_initializer_that_makes_the_whole_is_cut(cut_in: Any) -> None:
@@ -255,7 +240,7 @@ def test_a_handle_that_comes_back_is_the_one_that_is_here(made: Make) -> None:
     gc.collect()
     again = cloudpickle.loads(blob)
     assert [one is other for one, other in zip(again, shards, strict=True)] == [True, True]
-    assert shards[0]._sharded_container() is again
+    assert cloudpickle.loads(cloudpickle.dumps(again)) is again
 
 
 def test_reads_are_cached_in_a_scope_as_those_of_one_variable(made: Make) -> None:
@@ -275,8 +260,8 @@ def test_reads_are_cached_in_a_scope_as_those_of_one_variable(made: Make) -> Non
 class Moved:
     """Bytes of values that left the parameter servers."""
 
-    def __init__(self, strategy: zd.ParameterServerStrategy, variables: list[Any]) -> None:
-        self._addresses = {shard._home.ref.address for variable in variables for shard in variable}
+    def __init__(self, strategy: zd.ParameterServerStrategy) -> None:
+        self._addresses = strategy.cluster_resolver.ps
         self._session = strategy.session
         self._before = self._total()
 
@@ -301,7 +286,7 @@ def test_lookups_on_workers_move_the_rows_that_they_name_and_no_others(cut_in: A
     with strategy.scope():
         table = zd.Variable(np.arange(1, 11, dtype=F32).reshape(5, 2), name="table")
     assert sizes(table) == [(2, 2), (2, 2), (1, 2)]
-    moved = Moved(strategy, [table])
+    moved = Moved(strategy)
     row = 2 * 4
 
     def dense() -> Any:
@@ -325,7 +310,7 @@ def test_a_lookup_in_two_variables_moves_rows_only_also_from_a_handle_that_was_s
     strategy = cut_in(1)
     with strategy.scope():
         halves = [zd.Variable(np.full((1000, 4), number, F32)) for number in (1, 2)]
-    moved = Moved(strategy, [[half] for half in halves])
+    moved = Moved(strategy)
     for tables in (halves, cloudpickle.loads(cloudpickle.dumps(halves))):
         assert embedding_lookup(tables, [0, 1999, 1000])[:, 0].tolist() == [1, 2, 2]
         assert moved.since() == 3 * 4 * 4
@@ -340,7 +325,7 @@ def test_an_index_moves_the_rows_that_it_names(made: Make, key: Any, rows: int) 
     value = np.arange(80, dtype=F32).reshape(10, 8)
     with strategy.scope():
         table = zd.Variable(value)
-    moved = Moved(strategy, [table])
+    moved = Moved(strategy)
     assert np.array_equal(table[key], value[key])
     assert moved.since() == rows * 8 * 4
 
@@ -348,7 +333,7 @@ def test_an_index_moves_the_rows_that_it_names(made: Make, key: Any, rows: int) 
 def test_an_index_of_a_variable_in_one_piece_moves_the_rows_that_it_names_too(strategy: Any) -> None:
     with strategy.scope():
         table = zd.Variable(np.arange(80, dtype=F32).reshape(10, 8))
-    moved = Moved(strategy, [[table]])
+    moved = Moved(strategy)
     assert table[3:5, 0].tolist() == [24, 32]
     assert moved.since() == 2 * 8 * 4
 
@@ -423,18 +408,14 @@ def test_a_function_that_fails_at_one_shard_names_it_and_its_task(made: Make) ->
 # -- a parameter server that dies -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def mortal() -> Iterator[zd.local_cluster]:
-    """One worker and two parameter servers of which one is to be killed."""
-    with zd.local_cluster(workers=1, ps=2) as cluster:
-        yield cluster
-
-
-def test_a_shard_that_is_gone_is_named_with_its_task_and_the_others_still_answer(mortal: Any, made: Make) -> None:
-    strategy = made(cut(2), cluster=mortal)
+def test_a_shard_that_is_gone_is_named_with_its_task_and_the_others_still_answer(
+    cluster: Callable[..., Cluster],
+) -> None:
+    servers = cluster(1, 2)
+    strategy = zd.ParameterServerStrategy(servers.spec, cut(2))
     with strategy.scope():
         table = zd.Variable(np.arange(4, dtype=F32), name="table")
-    mortal.kill_ps(1)
+    servers.kill("ps", 1)
     rows = zd.IndexedSlices(np.ones(2, F32), [0, 3])
     for ask in (
         lambda: table.numpy(),
@@ -449,3 +430,4 @@ def test_a_shard_that_is_gone_is_named_with_its_task_and_the_others_still_answer
     assert table[:2].tolist() == pytest.approx([0.9, 0])
     assert table.embedding_lookup([1]).tolist() == [0]
     assert table.scatter_add(zd.IndexedSlices(np.ones(1, F32), [1])) is table
+    strategy.close()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.coordinator.test_callbacks import refuse_threads
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.optimizers import SGD
@@ -26,9 +27,8 @@ def replicated(request: pytest.FixtureRequest, made: Any) -> zd.ParameterServerS
 
 @pytest.fixture
 def two(made: Any) -> zd.ParameterServerStrategy:
-    """A strategy with two replicas on a worker, which does not mind being tried out."""
+    """A strategy with two replicas on a worker."""
     strategy: zd.ParameterServerStrategy = made(replicas_per_worker=2)
-    strategy.extended._allow_run_without_coordinator = True
     return strategy
 
 
@@ -188,6 +188,31 @@ def test_an_assignment_of_all_replicas_is_made_once_with_their_aggregate(
     assert v.numpy() == 0.0
 
 
+@pytest.mark.parametrize(("values", "wanted"), [((2, 4), 3), ((2, 3), 2), ((-2, -3), -2)])
+def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(
+    two: zd.ParameterServerStrategy, values: tuple[int, int], wanted: int
+) -> None:
+    with two.scope():
+        v = zd.Variable(0, aggregation="mean")
+        rows = zd.Variable(np.zeros((2, 1), np.int64), aggregation="mean")
+    two.run(lambda: v.assign(values[_replica()]))
+    assert v.numpy() == wanted
+    two.run(lambda: rows.scatter_add(zd.IndexedSlices(np.array([[values[_replica()]]]), [_replica()])))
+    assert rows.numpy().tolist() == [[int(each / 2)] for each in values]
+
+
+def test_replicas_that_get_no_thread_are_an_error_and_keep_nobody_waiting(
+    two: zd.ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with two.scope():
+        v = zd.Variable(0.0, aggregation="sum")
+    with monkeypatch.context() as full:
+        refuse_threads(full, "zmqdist-replica-1")
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            two.run(lambda: v.assign_add(1.0))
+    assert v.numpy() == 0.0
+
+
 def test_assignments_outside_replicas_are_made_as_they_are(two: zd.ParameterServerStrategy) -> None:
     with two.scope():
         v = zd.Variable(0.0, aggregation="mean")
@@ -236,7 +261,6 @@ def test_only_the_first_replica_counts_in_scheduled_functions_too(replicated: zd
 
 def test_sparse_and_sharded_variables_aggregate_too(made: Any) -> None:
     strategy = made(lambda shape, dtype: [2] + [1] * (len(shape) - 1), replicas_per_worker=2)
-    strategy.extended._allow_run_without_coordinator = True
     with strategy.scope():
         v = zd.Variable(np.zeros((4, 1)), aggregation="sum")
     assert isinstance(v, zd.ShardedVariable)
@@ -276,7 +300,6 @@ def test_a_server_that_refuses_ends_all_replicas(two: zd.ParameterServerStrategy
 
 def test_replicas_change_different_shards_of_a_variable_in_one_update(made: Any) -> None:
     strategy = made(lambda shape, dtype: [2, 1], replicas_per_worker=2)
-    strategy.extended._allow_run_without_coordinator = True
     with strategy.scope():
         table = zd.Variable(np.zeros((4, 2)), aggregation="sum")
 

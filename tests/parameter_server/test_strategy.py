@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from zmqdist.parameter_server import (
     variable_creator_scope,
 )
 from zmqdist.parameter_server.coordinating import CoordinatorStub
-from zmqdist.parameter_server.strategy import StrategyStub
+from zmqdist.parameter_server.strategy import OnWorkers, StrategyStub
 from zmqdist.wire import trusted
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
@@ -44,7 +45,7 @@ def test_a_scheduled_function_changes_variables_and_returns_what_it_reads(anywhe
         return v1.read_value() / v2.numpy()
 
     assert coordinator.schedule(step).fetch() == pytest.approx(0.125)
-    assert anywhere.extended._variable_count == 2
+    assert len(anywhere.placement) == 2
     assert v1.numpy() == pytest.approx(0.1)
     assert v2.numpy() == pytest.approx(0.8)
 
@@ -98,7 +99,7 @@ def test_a_colocated_variable_is_beside_the_other_in_one_piece_and_is_not_counte
             beside = zd.Variable(np.zeros((4, 2)))
         third = zd.Variable(0.0)
     assert [each.task for each in (first, second, beside, third)] == ["ps:0", "ps:1", "ps:1", "ps:2"]
-    assert strategy.extended._variable_count == 3
+    assert strategy.extended._variable_count == 3  # reach: TensorFlow's own name, which this test is about
 
 
 def test_colocating_with_another_strategys_variable_is_refused(made: Any) -> None:
@@ -279,12 +280,16 @@ def test_a_scope_is_the_cross_replica_context_and_run_the_replica_context(
 
 
 def test_a_strategy_has_one_coordinator(strategy: zd.ParameterServerStrategy) -> None:
+    def threads() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "zmqdist-coordinator"}
+
     with strategy.scope():
         pass
     first = ClusterCoordinator(strategy)
-    cluster = first._shell
+    before = threads()
     assert ClusterCoordinator(strategy) is first
-    assert first._shell is cluster
+    assert threads() <= before
+    assert first.schedule(int).fetch() == 0
     assert first.strategy is strategy
 
 
@@ -319,6 +324,28 @@ def test_options_that_are_refused_leave_no_coordinator_behind(strategy: zd.Param
     assert ClusterCoordinator(strategy).schedule(int).fetch() == 0
 
 
+def test_a_second_construction_with_other_options_is_refused(strategy: zd.ParameterServerStrategy) -> None:
+    first = ClusterCoordinator(strategy, queue_max=5)
+    assert ClusterCoordinator(strategy) is first
+    assert ClusterCoordinator(strategy, queue_max=5) is first
+    with pytest.raises(errors.InvalidArgumentError, match=r"has its coordinator already, made with .*'queue_max': 5"):
+        ClusterCoordinator(strategy, queue_max=6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda options: OnWorkers().run(int, options=options),
+        lambda options: OnWorkers().experimental_distribute_dataset([], options),
+        lambda options: OnWorkers().distribute_datasets_from_function(int, options),
+        lambda options: OnWorkers().experimental_distribute_datasets_from_function(int, options),
+    ],
+)
+def test_options_of_tensorflows_compilers_are_refused(call: Callable[[Any], object]) -> None:
+    with pytest.raises(errors.InvalidArgumentError, match=r"has no options here: .*Leave `options` out, got 3"):
+        call(3)
+
+
 @pytest.mark.parametrize("other", [3, object(), {"worker": ["localhost:1"]}])
 def test_a_coordinator_of_something_else_is_refused(other: Any) -> None:
     with pytest.raises(ValueError, match="ParameterServerStrategy"):
@@ -334,19 +361,19 @@ def test_a_strategy_arrives_on_a_worker_as_a_stub_that_runs_and_reduces(anywhere
     def step() -> Any:
         results = anywhere.run(lambda a, b: a + b, args=(1,), kwargs={"b": 2})
         total = anywhere.reduce("sum", results, axis=None)
-        told = anywhere.num_replicas_in_sync, anywhere.extended._num_workers, anywhere.extended._num_ps
+        extended = anywhere.extended
+        told = extended._num_workers, extended._num_ps  # reach: TensorFlow's own names, which a stub has too
         return (
             type(anywhere).__name__,
             total,
             anywhere.gather(results, axis=0),
-            told,
+            (anywhere.num_replicas_in_sync, *told),
             anywhere.experimental_local_results(3),
         )
 
     kind, total, gathered, told, local = coordinator.schedule(step).fetch()
-    extended = anywhere.extended
     assert (kind, total, gathered) == ("StrategyStub", 3, 3)
-    assert told == (1, extended._num_workers, extended._num_ps)
+    assert told == (1, 2, len(anywhere.cluster_resolver.ps))
     assert local == (3,)
 
 
@@ -426,7 +453,7 @@ def test_run_and_reduce_outside_scheduled_functions_warn_each_time(
     assert _warnings(caplog) == 0
     step()
     assert _warnings(caplog) == 2
-    anywhere.extended._allow_run_without_coordinator = True
+    anywhere.extended._allow_run_without_coordinator = True  # reach: TensorFlow's own name, which this test is about
     step()
     assert _warnings(caplog) == 0
 
@@ -444,8 +471,7 @@ def test_reduce_needs_an_axis_and_an_operation_that_exists(strategy: zd.Paramete
 
 def test_a_strategy_tells_its_resolver_and_its_devices(strategy: zd.ParameterServerStrategy, threads: Any) -> None:
     assert strategy.cluster_resolver is threads
-    assert strategy.extended._num_workers == 2
-    assert strategy.extended._num_ps == 3
+    assert len(strategy.cluster_resolver.ps) == 3
     assert strategy.extended.worker_devices == (
         "/job:worker/replica:0/task:0/device:CPU:0",
         "/job:worker/replica:0/task:1/device:CPU:0",
@@ -464,5 +490,5 @@ def test_a_strategy_that_nobody_refers_to_ends_its_coordinators_thread(threads: 
     assert len(mine) == 1
     del strategy, variable
     gc.collect()
-    mine[0].join(5.0)
+    mine[0].join(30.0)
     assert not mine[0].is_alive()

@@ -7,12 +7,16 @@ import copy
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.dispatch.work import begun, go, until, waits
+from tests.launch.launched import eventually
+from tests.parameter_server.conftest import Cluster
 from zmqdist import errors, optimizers
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.parameter_server import sessions
@@ -33,6 +37,82 @@ def make(request: pytest.FixtureRequest, strategy: zd.ParameterServerStrategy) -
             return zd.Variable(*args, **kwargs)
 
     return make
+
+
+# -- how long it lives -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def there(threads: zd.local_cluster, strategy: zd.ParameterServerStrategy) -> Callable[[], list[str]]:
+    """there(): the names of the strategy's variables at the parameter servers."""
+
+    def there() -> list[str]:
+        told = [client.client_of(address).about().get_value()["variables"] for address in threads.ps]
+        return sorted(each["name"] for about in told for each in about if each["session"] == strategy.session)
+
+    return there
+
+
+def test_a_variable_goes_with_the_last_handle_of_the_program(
+    strategy: zd.ParameterServerStrategy, there: Callable[[], list[str]]
+) -> None:
+    with strategy.scope():
+        kept = [zd.Variable(np.zeros(4), name="kept")]
+        for _ in range(20):
+            zd.Variable(np.zeros(4), name="dropped").assign_add(np.ones(4))
+    gc.collect()
+    eventually(lambda: there() == ["kept"], "the others are dropped")
+    assert kept[0].numpy().tolist() == [0] * 4
+
+
+def test_a_variable_stays_until_the_work_that_uses_it_has_ended(
+    strategy: zd.ParameterServerStrategy,
+    coordinator: ClusterCoordinator,
+    there: Callable[[], list[str]],
+    tmp_path: Any,
+) -> None:
+    def schedule() -> Any:
+        with strategy.scope():
+            captured, given = zd.Variable(1, name="captured"), zd.Variable(2, name="given")
+
+        def total(other: Any) -> int:
+            waits(tmp_path)
+            return int(captured.numpy() + other.numpy())
+
+        return coordinator.schedule(total, (given,))
+
+    value = schedule()
+    gc.collect()
+    until(lambda: begun(tmp_path))
+    assert there() == ["captured", "given"]
+    go(tmp_path)
+    assert value.fetch(20) == 3
+    eventually(lambda: not there(), "they are dropped")
+
+
+def test_a_variable_that_a_per_worker_value_uses_stays_with_it(
+    strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator, there: Callable[[], list[str]]
+) -> None:
+    with strategy.scope():
+        table = zd.Variable(7, name="table")
+    resource = coordinator.create_per_worker_resource(lambda table: [table], (table,))
+    del table
+    gc.collect()
+    assert coordinator.schedule(lambda held: int(held[0].numpy()), (resource,)).fetch(20) == 7
+    del resource
+    gc.collect()
+    eventually(lambda: not there(), "it is dropped")
+
+
+def test_a_variable_whose_handle_was_pickled_by_the_program_stays(
+    strategy: zd.ParameterServerStrategy, there: Callable[[], list[str]]
+) -> None:
+    with strategy.scope():
+        sent, dropped = zd.Variable(1, name="sent"), zd.Variable(1, name="dropped")
+    trusted.pack(sent)
+    del sent, dropped
+    gc.collect()
+    eventually(lambda: there() == ["sent"], "only the other is dropped")
 
 
 # -- what it is ------------------------------------------------------------------------------------------------------------
@@ -60,19 +140,6 @@ def test_a_variable_begins_with_what_it_was_given(make: Any, value: Any, dtype: 
     assert np.array_equal(found, wanted)
     assert (variable.dtype, variable.shape) == (wanted.dtype, wanted.shape)
     assert variable.version == 1
-
-
-def test_a_function_that_makes_the_value_runs_at_the_server_when_shape_and_dtype_are_given(
-    made: Any, processes: zd.local_cluster
-) -> None:
-    import os
-
-    strategy = made(cluster=processes)
-    with strategy.scope():
-        there = zd.Variable(lambda: np.full(2, os.getpid()), shape=(2,), dtype="i8")
-        here = zd.Variable(lambda: np.full(2, os.getpid()))
-    assert (here.numpy() == os.getpid()).all()
-    assert (there.numpy() != os.getpid()).all()
 
 
 @pytest.mark.parametrize(
@@ -300,20 +367,6 @@ def test_a_variable_pickles_as_a_handle_and_a_process_has_one_for_each(strategy:
     assert v.is_same(one)
 
 
-def test_handles_arrive_in_another_process_as_one(made: Any, processes: zd.local_cluster) -> None:
-    strategy = made(cluster=processes)
-    coordinator = ClusterCoordinator(strategy)
-    with strategy.scope():
-        v = zd.Variable(np.zeros(3), name="w", aggregation="mean")
-
-    def step(given: Any) -> Any:
-        given.assign_add(np.ones(3))
-        return given is v, given.name, given.device, given.aggregation, type(given).__name__
-
-    assert coordinator.schedule(step, (v,)).fetch() == (True, "w", v.device, "mean", "Variable")
-    assert v.numpy().tolist() == [1.0, 1.0, 1.0]
-
-
 def test_everything_works_in_scheduled_functions_too(anywhere: zd.ParameterServerStrategy) -> None:
     coordinator = ClusterCoordinator(anywhere)
     with anywhere.scope():
@@ -344,11 +397,11 @@ def test_a_deep_copy_is_another_variable_in_the_same_place(made: Any) -> None:
         zd.Variable(0.0)
         v = zd.Variable([1.0], name="w", aggregation="sum")
         copied = copy.deepcopy(v)
+        assert zd.Variable(0.0).task == "ps:2"  # a copy does not count when servers take turns
     assert copied is not v
     assert (copied.device, copied.aggregation) == (v.device, v.aggregation)
     v.assign([2.0])
     assert copied.numpy().tolist() == [1.0]
-    assert one.extended._variable_count == 2
     with pytest.raises(RuntimeError, match="scope of the strategy"):
         copy.deepcopy(v)
     with two.scope(), pytest.raises(RuntimeError, match="scope of the strategy"):
@@ -362,36 +415,42 @@ def test_a_variable_keeps_its_session_when_the_strategy_has_gone(threads: zd.loc
     strategy = zd.ParameterServerStrategy(threads)
     with strategy.scope():
         v = zd.Variable(1.0)
-    strategy._coordinator.close()  # type: ignore[union-attr]
-    strategy._connected.close()
-    gone = weakref.ref(strategy)
-    session = v._home._owner  # type: ignore[union-attr]
+    gone, session = weakref.ref(strategy), strategy.session
+    own = client.PsClient(threads.ps[0], threads.credentials)  # that of the process ends with its last session
+
+    def variables() -> int:
+        told = own.about().get_value()["variables"]
+        return [each["session"] for each in told].count(session)
+
     del strategy
     gc.collect()
-    assert gone() is None
+    eventually(lambda: gone() is None, "the strategy is collected")
     assert v.assign_add(1.0).numpy() == 2.0
-    session.close()
-    with pytest.raises(errors.UnavailableError):
-        v.numpy()
+    assert variables() == 1
+    del v
+    gc.collect()
+    eventually(lambda: variables() == 0, "the session ends with its last variable")
+    own.close()
 
 
 def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd.local_cluster) -> None:
     """The garbage collector runs where it likes: also where a thread is about to ask a server, or to begin a session."""
-    servers = made()._session.clients
+    made()  # whose clients of the servers are there for all
+    servers = [client.client_of(address) for address in threads.ps]
 
     def open_sessions() -> list[int]:
         return [each.about().get_value()["sessions"] for each in servers]
 
     before = open_sessions()
     strategy = zd.ParameterServerStrategy(threads)
-    strategy._connected.close()
     assert open_sessions() == [count + 1 for count in before]
+    locks = [sessions._lock, client._lock, *(each._rpc._channel._lock for each in servers)]  # reach: held by design
     collected = threading.Event()
 
     def collect() -> None:
         nonlocal strategy
         with contextlib.ExitStack() as held:
-            for lock in (sessions._lock, client._lock, *(each._rpc._channel._lock for each in servers)):
+            for lock in locks:
                 held.enter_context(lock)
             del strategy
             gc.collect()
@@ -399,20 +458,19 @@ def test_a_strategy_may_be_collected_while_locks_are_held(made: Any, threads: zd
 
     threading.Thread(target=collect, daemon=True).start()
     assert collected.wait(30.0)
-    while open_sessions() != before:  # it is closed all the same
-        pass
+    eventually(lambda: open_sessions() == before, "it is closed all the same")
 
 
 # -- servers that go -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_died_is_named_with_the_variable(made: Any) -> None:
-    with zd.local_cluster(workers=1, ps=2) as cluster:
-        strategy = made(cluster=cluster)
+def test_a_server_that_died_is_named_with_the_variable(cluster: Callable[..., Cluster]) -> None:
+    servers = cluster(1, 2)
+    with zd.ParameterServerStrategy(servers.spec) as strategy:
         coordinator = ClusterCoordinator(strategy)
         with strategy.scope():
             kept, lost = zd.Variable(1.0, name="kept"), zd.Variable(2.0, name="lost")
-        cluster.kill_ps(1)
+        servers.kill("ps", 1)
         with pytest.raises(errors.PSUnavailableError, match=r"'lost' on ps:1"):
             lost.assign(3.0)
         with pytest.raises(errors.PSUnavailableError, match=r"'lost' on ps:1"):
@@ -420,13 +478,11 @@ def test_a_server_that_died_is_named_with_the_variable(made: Any) -> None:
         with pytest.raises(errors.UnavailableError):
             coordinator.join()
         assert coordinator.schedule(lambda: kept.numpy()).fetch() == 1.0
-        cluster.restart_ps(1)
+        servers.start("ps", 1)
         with pytest.raises(errors.PSUnavailableError, match=r"'lost' on ps:1"):
             lost.numpy()
-        again = made(cluster=cluster)
-        with again.scope():
-            anew = [zd.Variable(float(number)) for number in range(2)]
-        assert [float(each) for each in anew] == [0.0, 1.0]
-        assert ClusterCoordinator(again).schedule(lambda: anew[1].numpy()).fetch() == 1.0
-        again.close()
-        strategy.close()
+        with zd.ParameterServerStrategy(servers.spec) as again:
+            with again.scope():
+                anew = [zd.Variable(float(number)) for number in range(2)]
+            assert [float(each) for each in anew] == [0.0, 1.0]
+            assert ClusterCoordinator(again).schedule(lambda: anew[1].numpy()).fetch() == 1.0

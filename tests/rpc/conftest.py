@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
+from tests.rpc.large import SERVER, address_of
+from tests.rpc.polled import until
+from zmqdist.net import arena as arena_module
+from zmqdist.net.arena import this_arena
 from zmqdist.rpc import Client, ZmqClient, ZmqServer
 
 LATE_MS = 20_000
@@ -34,14 +42,13 @@ def serve() -> Iterator[Callable[..., ZmqServer]]:
 
     yield make
     for server in made:
-        loop = server._loop
         server.stop(0.5)
-        assert loop is None or loop.faults == 0
+        assert server.snapshot().faults == 0
 
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., ZmqClient]]:
-    """connect(address, ...): a client; its channel has never stalled and holds nothing at the end."""
+    """connect(address, ...): a client; it has never stalled and holds nothing at the end."""
     made: list[ZmqClient] = []
 
     def make(address: str, *, listing: bool = True, timeout_in_ms: int = LATE_MS, name: str = "") -> ZmqClient:
@@ -55,6 +62,53 @@ def connect() -> Iterator[Callable[..., ZmqClient]]:
     yield make
     for client in made:
         client.close()
-        assert client._channel.stalls == 0
-        assert client._channel.pending == 0
-        assert not client._channel._followers
+        until(lambda client=client: not client.snapshot().threads_waiting)  # type: ignore[misc]
+        assert (client.snapshot().stalls, client.snapshot().calls) == (0, 0)
+
+
+@pytest.fixture(params=["arena", "sockets"])
+def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways; what is started in the test goes this one."""
+    if request.param == "sockets":
+        monkeypatch.setenv("ZMQDIST_ARENA", "off")
+        monkeypatch.setattr(arena_module, "_arena", None)
+        monkeypatch.setattr(arena_module, "_tried", True)
+    elif this_arena() is None:
+        pytest.skip("no shared memory on this system")
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def large_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The address of SERVER for each lane, and the folder of its token as "state". One process a lane serves the module."""
+    state = str(tmp_path_factory.mktemp("large-servers"))
+    there: dict[str, str] = {"state": state}
+    processes = []
+    for name, bound in (("arena", ""), ("sockets", "off")):
+        own = {"XDG_STATE_HOME": state, **({"ZMQDIST_ARENA": bound} if bound else {})}
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            cwd=ROOT,
+            env={**os.environ, **own},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        there[name] = address_of(process)
+    yield there
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def remote(
+    lane: str, large_servers: dict[str, str], connect: Callable[..., ZmqClient], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ZmqClient]:
+    """A client of SERVER in another process, which keeps nothing of the tests before."""
+    monkeypatch.setenv("XDG_STATE_HOME", large_servers["state"])
+    client = connect(large_servers[lane], timeout_in_ms=30_000)
+    client.forget_blocking()
+    yield client
+    client.forget_blocking()

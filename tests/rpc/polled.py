@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def until(condition: Callable[[], Any], within_s: float = 5.0) -> Any:
+def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
     """The first true value of `condition`; fails when there was none for `within_s`."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from math import hypot
 from typing import Any
@@ -10,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rpc.hosted import Hosted, channel_to, unchecked
 from zmqdist import errors
-from zmqdist.core.calls import ClientCall
-from zmqdist.rpc import StatusOrResult, ZmqClient, ZmqServer, payload
+from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.rpc.listing import heard
-from zmqdist.rpc.result import as_returned
 from zmqdist.specs import TensorSpec, function
 
 INT = TensorSpec((), np.int32)
@@ -76,16 +76,16 @@ def test_what_cannot_be_right_with_a_signature_is_refused_before_anything_is_sen
     client = connect(server.address)
     with pytest.raises(error, match=told):
         client.three(*args, **named)
-    assert client._channel.pending == 0
-    with pytest.raises(errors.InvalidArgumentError, match=told):  # the server has the last word
-        raw(client, "three", args, named).get_value()
+    assert client.snapshot().calls == 0
+    code, text = error_of_raw(client, "three", args, named)  # the server has the last word
+    assert code == errors.INVALID_ARGUMENT
+    assert re.search(told, text)
 
 
-def raw(client: ZmqClient, method: str, args: Any, named: Any) -> StatusOrResult:
-    """A call without the checks of a client that knows the method."""
-    call = ClientCall(method, payload.pack({**named, "": args} if named else args)[0])
-    client._channel.call(call)
-    return StatusOrResult(client._channel, call, as_returned)
+def error_of_raw(client: ZmqClient, method: str, args: Any, named: Any) -> tuple[int, str]:
+    """How a call ends without the checks of a client that knows the method."""
+    with channel_to(client.address) as channel:
+        return unchecked(channel, method, {**named, "": args} if named else args).get_error()
 
 
 def test_a_keyword_that_the_function_does_not_have_is_a_type_error_here_and_an_invalid_argument_there(
@@ -95,9 +95,10 @@ def test_a_keyword_that_the_function_does_not_have_is_a_type_error_here_and_an_i
     for named, told in (({"d": 1}, "unexpected keyword argument 'd'"), ({"a": 1}, "multiple values for argument 'a'")):
         with pytest.raises(TypeError, match=told):
             client.three(1, **named)
-        assert client._channel.pending == 0
-        with pytest.raises(errors.InvalidArgumentError, match=f"three: .*{told}"):
-            raw(client, "three", (1,), named).get_value()
+        assert client.snapshot().calls == 0
+        code, text = error_of_raw(client, "three", (1,), named)
+        assert code == errors.INVALID_ARGUMENT
+        assert re.search(f"three: .*{told}", text)
     with pytest.raises(TypeError, match="unexpected keyword argument 'a'"):
         client.position_only(a=1)
     with pytest.raises(errors.InvalidArgumentError, match="missing a required argument: 'a'"):
@@ -130,9 +131,8 @@ def test_timeout_in_ms_and_out_are_the_clients_own_and_reach_a_parameter_by_posi
 def test_a_peer_that_lies_about_its_arguments_costs_only_itself(serve: Serve, connect: Connect, body: Any) -> None:
     client = connect(serve(three=three, typed=(three, [INT, INT, INT])).address)
     for method in ("three", "typed"):
-        call = ClientCall(method, payload.pack(body)[0])
-        client._channel.ask(call)
-        assert call.code == errors.INVALID_ARGUMENT
+        with channel_to(client.address) as channel:
+            assert unchecked(channel, method, body).get_error()[0] == errors.INVALID_ARGUMENT
     assert client.three_blocking(1, c=2) == [1, 2, 2]
 
 
@@ -200,11 +200,11 @@ def test_the_listing_tells_what_a_person_wants_to_know(serve: Serve, connect: Co
         [["m", None, None, None, False, False, 5]],
     ],
 )
-def test_a_server_that_lies_about_its_methods_is_found_out(serve: Serve, connect: Connect, listing: Any) -> None:
-    server = serve()
-    server._service._methods["zmqdist.methods"].fn = lambda: listing
-    with pytest.raises(errors.WireError, match="what should list its methods does not"):
-        connect(server.address)
+def test_a_server_that_lies_about_its_methods_is_found_out(connect: Connect, listing: Any) -> None:
+    liar = Hosted()
+    liar.service.register_later("zmqdist.methods", lambda asked: asked.answer(listing))
+    with liar, pytest.raises(errors.WireError, match="what should list its methods does not"):
+        connect(liar.address)
     assert heard([], "server") == {}
 
 
@@ -241,7 +241,8 @@ def test_a_refresh_takes_only_those_attributes_away_whose_methods_have_gone(serv
     with Watched(server.address, "", True, 5000) as client:
         client.refresh()
         assert taken == []
-        del server._service._methods["n"]
+        server.stop()
+        serve(server.address, m=lambda: 1)
         client.refresh()
         assert sorted(taken) == ["n", "n_blocking"]
         assert client.m_blocking() == 1

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rpc.hosted import Hosted
 from tests.rpc.polled import until
 from zmqdist import cancelled, errors
 from zmqdist.rpc import ZmqClient, ZmqServer
@@ -110,7 +111,7 @@ def test_a_call_that_ends_after_its_event_loop_harms_nobody(
     task = loop.create_task(coroutine)
     loop.call_soon(loop.stop)
     loop.run_forever()
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # reach: asyncio has no public switch for it
     loop.close()
     told = threading.Event()
     outcome.add_done_callback(lambda outcome: told.set())  # after the other one
@@ -149,8 +150,7 @@ def test_a_handler_can_ask_whether_somebody_still_waits(serve: Serve, connect: C
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, batch: bool) -> None:
-    server = ZmqServer("127.0.0.1:0")
-    server._service._pool._threads_max = 1
+    server = Hosted(threads_max=1)
     running, left = threading.Event(), threading.Event()
     after: list[bool] = []
 
@@ -159,13 +159,14 @@ def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, bat
         until(cancelled)
         return rows
 
-    server.register("work", work, batch=batch, max_delay_ms=0) if batch else server.register("work", work)
+    options: Any = {"batch": True, "max_delay_ms": 0} if batch else {}
+    server.service.register("work", work, **options)
     with server:
         client = connect(server.address)
         outcome = client.work(np.zeros(1))
         assert running.wait(5)
         outcome.cancel()
-        server._service.submit(lambda: (after.append(cancelled()), left.set()))
+        server.service.submit(lambda: (after.append(cancelled()), left.set()))
         assert left.wait(5)
     assert after == [False]
 
@@ -183,10 +184,9 @@ def test_the_next_call_of_the_same_thread_is_asked_for_again(serve: Serve, conne
         threads.append(threading.get_ident())
         return cancelled()
 
-    server = ZmqServer("127.0.0.1:0")
-    server._service._pool._threads_max = 1
-    server.register("work", work)
-    server.register("ask", ask)
+    server = Hosted(threads_max=1)
+    server.service.register("work", work)
+    server.service.register("ask", ask)
     with server:
         client = connect(server.address)
         outcome = client.work()

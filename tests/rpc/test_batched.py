@@ -37,10 +37,8 @@ def batched() -> Iterator[Callable[..., ZmqServer]]:
 
     yield make
     for server in made:
-        calls, loop = server._service._calls, server._loop
         server.stop(0.5)
-        assert len(calls) == 0
-        assert loop is None or loop.faults == 0
+        assert (server.snapshot().calls, server.snapshot().faults) == (0, 0)
 
 
 def rows(*numbers: int) -> Any:
@@ -177,11 +175,9 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     leaver.close()
     assert late.get_error()[0] == errors.DEADLINE_EXCEEDED
     assert gone.get_error()[0] == errors.CANCELLED
-    until(lambda: client.methods() and len(server._router.peers) == 1)
-    held = [served for calls in server._service._calls._by_peer.values() for served in calls.values()]
-    until(
-        lambda: sum(served.wanted(time.monotonic()) for served in held) == 2
-    )  # its clock for `late` began a little later
+    until(lambda: client.methods() and server.snapshot().clients == 1)
+    arrived = time.monotonic()  # of all calls; the server's clock for `late` began before
+    until(lambda: time.monotonic() > arrived + 0.02)
     release.set()
     assert first.is_ok()
     assert kept.is_ok()
@@ -204,8 +200,7 @@ def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(batched: Any, con
         late = client.m(np.zeros(1))
         assert client.methods()  # it has arrived
         late.cancel()
-    batches = server._service._batched[0]._batches
-    until(lambda: batches.deadline == math.inf)
+    until(lambda: server.snapshot().calls_batched == 0)
     release.set()
     assert first.is_ok()
 
@@ -300,7 +295,7 @@ def test_a_server_that_stops_still_runs_one_batch_at_a_time(batched: Any, connec
     assert client.methods()
     stopping = threading.Thread(target=server.stop)
     stopping.start()
-    until(lambda: server._service._pool._threads == 3)
+    until(lambda: server.snapshot().threads == 3)
     release.set()
     stopping.join()
     assert all(outcome.is_ok() for outcome in outcomes)

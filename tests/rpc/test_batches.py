@@ -8,27 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.net.wired import Dialled
+from tests.rpc.hosted import stranger_to
 from tests.rpc.polled import until
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import Call, Calls, Replies, Reply
 from zmqdist.rpc import ZmqClient, ZmqServer, payload
-from zmqdist.wire.headers import encode
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
-
-
-def counted(owner: Any, method: str) -> list[Any]:
-    """The arguments of each call of a method from now on."""
-    calls: list[Any] = []
-    original = getattr(owner, method)
-
-    def wrapper(*args: Any) -> Any:
-        calls.append(args)
-        return original(*args)
-
-    setattr(owner, method, wrapper)
-    return calls
 
 
 @pytest.mark.parametrize("inline", [frozenset({"echo"}), frozenset()], ids=["inline", "pool"])
@@ -37,13 +25,12 @@ def test_a_thousand_calls_that_nobody_waits_for_one_by_one_are_few_messages_each
 ) -> None:
     server = serve(inline=inline, echo=lambda value: value)
     client = connect(server.address)
-    there = counted(server._router, "_take")
-    back = counted(client._channel._line, "_take")
+    there, back = server.snapshot().messages_received, client.snapshot().messages_received
     for _ in range(2):
         outcomes = [client.echo(number) for number in range(500)]
         assert [outcome.get_value() for outcome in outcomes] == list(range(500))
-    assert len(there) < 200
-    assert len(back) < (200 if inline else 600)
+    assert server.snapshot().messages_received - there < 200
+    assert client.snapshot().messages_received - back < (200 if inline else 600)
 
 
 def test_calls_that_nobody_ever_asks_about_are_carried_out(serve: Serve, connect: Connect) -> None:
@@ -89,47 +76,36 @@ def test_each_call_of_a_message_has_its_own_outcome(serve: Serve, connect: Conne
     assert len(big.get_value()) == 2 * INLINE_BYTES_MAX
 
 
-def replies_to(client: ZmqClient, messages: list[Any], count: int) -> list[list[Reply]]:
-    """Sends these by the client's own connection, and gives so many answers, as they came together."""
-    line = client._channel._line
-    got: list[list[Reply]] = []
-    taken = line.table.answered
-    line.table.answered = lambda reply, frames: (got[-1].append(reply), taken(reply, frames))[1]  # type: ignore[method-assign]
-    take = line._take
-    line._take = lambda header, frames: (got.append([]), take(header, frames))[1]  # type: ignore[method-assign]
-
-    def read() -> bool:
-        with client._channel._lock:
-            line.settle()
-        return sum(map(len, got)) >= count
-
-    with client._channel._lock:
-        for message, frames in messages:
-            line._put(encode(message), frames)
-    until(read)
+def bodies_of(stranger: Dialled, messages: list[Any], count: int) -> list[int]:
+    """Sends these, and gives how many answers came in each message, until there are so many."""
+    for message, frames in messages:
+        assert stranger.send(message, frames)
+    got: list[int] = []
+    while sum(got) < count:
+        message = stranger.expect("message", 20.0)[1]
+        if isinstance(message, (Reply, Replies)):
+            got.append(len(message.items) if isinstance(message, Replies) else 1)
     return got
 
 
-def test_the_answers_of_one_turn_leave_together_up_to_the_bounds(serve: Serve, connect: Connect) -> None:
+def test_the_answers_of_one_turn_leave_together_up_to_the_bounds(serve: Serve) -> None:
     server = serve(inline=frozenset({"echo"}), echo=lambda value: value)
-    client = connect(server.address)
-    life = client._channel._line.table.incarnation
     small, _ = payload.pack((1,))
     fifth, _ = payload.pack((bytes(BATCH_BYTES_MAX // 5),))
-    full = Calls([Call(10_000 + n, "echo", life, 0, small) for n in range(BATCH_ITEMS_MAX)])
-    large = Calls([Call(20_000 + n, "echo", life, 0, fifth) for n in range(6)])
-    counts = [len(replies) for replies in replies_to(client, [(full, ()), (large, ())], BATCH_ITEMS_MAX + 6)]
-    assert counts == [BATCH_ITEMS_MAX, 5, 1]
+    with stranger_to(server.address) as (stranger, life):
+        full = Calls([Call(10_000 + n, "echo", life, 0, small) for n in range(BATCH_ITEMS_MAX)])
+        large = Calls([Call(20_000 + n, "echo", life, 0, fifth) for n in range(6)])
+        assert bodies_of(stranger, [(full, ())], BATCH_ITEMS_MAX) == [BATCH_ITEMS_MAX]
+        assert bodies_of(stranger, [(large, ())], 6) == [5, 1]
 
 
-def test_calls_in_one_message_that_should_not_be_there_are_dropped(serve: Serve, connect: Connect) -> None:
+def test_calls_in_one_message_that_should_not_be_there_are_dropped(serve: Serve) -> None:
     ran: list[int] = []
     server = serve(inline=frozenset({"note"}), note=ran.append)
-    client = connect(server.address)
-    life = client._channel._line.table.incarnation
     body, _ = payload.pack((1,))
-    one = Call(10_000, "note", life, 0, body)
-    strange = [(Calls([one, one]), [b"frame"]), (Calls([one] * (BATCH_ITEMS_MAX + 1)), ()), (Replies([]), ())]
-    replies_to(client, [*strange, (Calls([one, one]), ())], 2)
+    with stranger_to(server.address) as (stranger, life):
+        one = Call(10_000, "note", life, 0, body)
+        strange = [(Calls([one, one]), [b"frame"]), (Calls([one] * (BATCH_ITEMS_MAX + 1)), ()), (Replies([]), ())]
+        bodies_of(stranger, [*strange, (Calls([one, one]), ())], 2)
     assert ran == [1, 1]
-    assert server._router.dropped == {"not a message": 2, "not served here": 1}
+    assert server.snapshot().messages_dropped == {"not a message": 2, "not served here": 1}

@@ -7,9 +7,12 @@ import math
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import namedtuple
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -20,6 +23,7 @@ from tests.rpc.polled import until
 from zmqdist import errors
 from zmqdist.net.security import client_security
 from zmqdist.rpc import Client, Server, StatusOrResult, ZmqClient, ZmqServer
+from zmqdist.rpc.stubs import due_after
 from zmqdist.specs import TensorSpec, function
 
 INT = TensorSpec((), np.int32)
@@ -67,7 +71,7 @@ def test_generated_rpc_ops() -> None:
     outcome = client.call("multiply", [Cell(2), Cell(3)])
     assert outcome.get_error() == (errors.OK, "")
     assert outcome.get_value() == [6]
-    gone = [weakref.ref(client._channel), weakref.ref(server)]
+    gone = [weakref.ref(client), weakref.ref(server)]
     del outcome, client, server
     gc.collect()
     until(lambda: [ref() for ref in gone] == [None, None])
@@ -181,7 +185,7 @@ def test_another_structure_is_refused_before_anything_is_sent(
     client = connect(serve(m=(lambda a: None, signature)).address)
     with pytest.raises(error, match=told):
         client.m(*args)
-    assert client._channel.pending == 0
+    assert client.snapshot().calls == 0
 
 
 def test_the_structures_of_a_signature_reach_the_function(serve: Serve, connect: Connect) -> None:
@@ -233,7 +237,7 @@ def test_client_timeout(serve: Serve, connect: Connect) -> None:
         cell.add(value)
 
     server = serve(add=(slow, [INT]), read_var=cell.read)
-    client = connect(server.address, timeout_in_ms=30)
+    client = connect(server.address, timeout_in_ms=500)  # to connect is part of it
     outcome = client.call("add", [2])
     assert not outcome.is_ok()
     assert outcome.get_error()[0] == errors.DEADLINE_EXCEEDED
@@ -277,17 +281,16 @@ def test_resource_deletion(serve: Serve) -> None:
         pass  # what all clients of a process share is there now
     before = _descriptors()
     client = Client.create("zmq", server.address, "", 5000)
-    channel = client._channel
     read, unread = client.m(), client.m()
     assert read.get_value() == 1
     gone = [weakref.ref(future) for future in (read, unread)]
     del read, unread
     assert client.m_blocking() == 1
-    assert channel.pending == 0
+    assert client.snapshot().calls == 0
     assert [ref() for ref in gone] == [None, None]
-    gone = [weakref.ref(client), weakref.ref(channel)]
-    del client, channel
-    assert [ref() for ref in gone] == [None, None]
+    gone = [weakref.ref(client)]
+    del client
+    assert [ref() for ref in gone] == [None]
     until(lambda: _descriptors() <= before)
 
 
@@ -392,9 +395,40 @@ def test_a_server_that_is_dropped_answers_what_runs_and_frees_its_port(connect: 
     del server
     release.set()
     assert outcome.get_value() == "answered"
-    until(lambda: not [t for t in threading.enumerate() if t.name == "zmqdist-rpc-stop"])
-    with Server.create("zmq", address) as other:
+    with Server.create("zmq", address) as other:  # waits for the one that was dropped
         assert other.address == address
+
+
+def test_a_client_that_comes_while_a_server_stops_waits_for_the_next_one(serve: Serve) -> None:
+    running, release = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        running.set()
+        release.wait(20)
+
+    first = serve(slow=slow)
+    stopping = threading.Thread(target=first.stop, args=(20.0,))
+    made: queue.Queue[Any] = queue.Queue()
+    coming = threading.Thread(target=lambda: made.put(Client.create("zmq", first.address, "", 20_000)))
+    with ZmqClient(first.address) as client:
+        outcome = client.call("slow")
+        assert running.wait(20)
+        stopping.start()
+        until(lambda: not outcome.done() and not client.snapshot().connected)  # it has read the goodbye
+        messages = first.snapshot().messages_received
+        coming.start()
+        until(lambda: first.snapshot().messages_received > messages)  # its hello
+        release.set()
+        outcome.get_value()
+    stopping.join()
+    second = Server.create("zmq", first.address)
+    second.register("m", lambda: "second")
+    second.start()
+    client = made.get(timeout=20)
+    assert client.m_blocking() == "second"
+    client.close()
+    coming.join()
+    second.stop()
 
 
 def test_a_host_that_does_not_exist_is_not_up_yet() -> None:
@@ -417,10 +451,10 @@ def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(
 
 def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
-    client = connect(serve(slow=lambda: release.wait(10)).address, timeout_in_ms=30)
+    client = connect(serve(slow=lambda: release.wait(10)).address, timeout_in_ms=500)  # to connect is part of it
     for timeout_in_ms in (0, -1):
-        assert client.slow(timeout_in_ms=timeout_in_ms).get_error()[0] == errors.DEADLINE_EXCEEDED
-    kept = client.slow(timeout_in_ms=5000)
+        assert client.call("slow", timeout_in_ms=timeout_in_ms).get_error()[0] == errors.DEADLINE_EXCEEDED
+    kept = client.call("slow", timeout_in_ms=20_000)
     release.set()
     assert kept.is_ok()
 
@@ -433,7 +467,17 @@ def test_a_time_beyond_all_lives_is_none(serve: Serve, connect: Connect, time: f
     assert connect(client.address, timeout_in_ms=time).call("m").is_ok()
 
 
-@pytest.mark.parametrize("time", [None, "5", b"5", [5], math.nan])
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, np.int64, np.uint16, Fraction, Decimal])
+def test_a_time_may_be_a_number_of_any_kind(serve: Serve, connect: Connect, kind: Any) -> None:
+    client = connect(serve(m=lambda: 1).address)
+    assert client.m_blocking(timeout_in_ms=kind(0)) == 1
+    now = time.monotonic()
+    for given in (due_after(kind(50), 0), due_after(0, kind(50))):
+        assert type(given) is float
+        assert now + 0.05 <= given <= time.monotonic() + 0.05
+
+
+@pytest.mark.parametrize("time", [None, "5", b"5", [5], np.arange(3), math.nan])
 def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, connect: Connect, time: Any) -> None:
     client = connect(serve(m=lambda: 1).address)
     for ask in (client.m, client.m_blocking, partial(client.call, "m"), partial(client.stream, "m")):
@@ -441,7 +485,7 @@ def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, conn
             (TypeError, ValueError), match="timeout_in_ms is a number of milliseconds, 0 for none, not "
         ):
             ask(timeout_in_ms=time)
-    assert client._channel.pending == 0
+    assert client.snapshot().calls == 0
     with pytest.raises((TypeError, ValueError), match="timeout_in_ms is a number of milliseconds"):
         ZmqClient(client.address, timeout_in_ms=time)
 

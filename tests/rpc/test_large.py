@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
 import subprocess
 import threading
 from collections.abc import Callable
@@ -12,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rpc.hosted import stranger_to
+from tests.rpc.large import MIB, SERVER, address_of, change_everything_after_each_call
 from tests.rpc.polled import until
 from zmqdist import errors, freeze
 from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
-from zmqdist.messages import Chunk, Credit
+from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.net import arena as arena_module
 from zmqdist.net.arena import this_arena
 from zmqdist.net.line import Line
@@ -27,61 +28,9 @@ Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
 Child = Callable[..., "subprocess.Popen[str]"]
 
-MIB = 2**20
-
-SERVER = """
-import sys, numpy as np
-from zmqdist.rpc import Server
-kept = []
-state = np.zeros(2**20, np.int64)
-def keep(array):
-    kept.append(array)
-    return len(kept)
-def step(array):  # changes its argument and its own array right before and after it has answered
-    array += 1
-    state[:] = array[:len(state)]
-    return state
-def spoil():
-    for array in kept:
-        array[:] = 99
-    state[:] = 99
-    return [int(array[0]) for array in kept]
-server = Server.create("zmq", "127.0.0.1:0")
-for name, fn in {"echo": lambda value: value, "keep": keep, "step": step, "spoil": spoil, "forget": kept.clear,
-                 "total": lambda array: int(array.sum()), "ones": lambda n: np.ones(n, np.uint8)}.items():
-    server.register(name, fn)
-server.register("small", lambda value: value, inline=True)
-server.start()
-print(server.address, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture(params=["arena", "sockets"])
-def lane(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways; what is started in the test goes this one."""
-    if request.param == "sockets":
-        monkeypatch.setenv("ZMQDIST_ARENA", "off")
-        monkeypatch.setattr(arena_module, "_arena", None)
-        monkeypatch.setattr(arena_module, "_tried", True)
-    elif this_arena() is None:
-        pytest.skip("no shared memory on this system")
-    return str(request.param)
-
-
-@pytest.fixture
-def remote(lane: str, child: Child, connect: Connect) -> ZmqClient:
-    """A client of SERVER in another process."""
-    return connect(address_of(child(SERVER)), timeout_in_ms=30_000)
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
 
 def lends(client: ZmqClient) -> bool:
-    return client._channel.lends
+    return client.snapshot().shared_memory
 
 
 # -- the rules of memory ---------------------------------------------------------------------------------------------
@@ -91,53 +40,9 @@ def test_the_lane_is_the_one_that_was_asked_for(remote: ZmqClient, lane: str) ->
     assert lends(remote) == (lane == "arena")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_process_ever_sees_another_ones_later_writes(remote: ZmqClient, seed: int) -> None:
-    """Arrays of any dtype, shape and order are changed right after each call; the handlers do the same with theirs."""
-    rng = random.Random(seed)
-    pending: list[tuple[Any, Any]] = []
-    for _ in range(8):
-        array = some_array(rng)
-        given = {"one": array, "two": [array[: len(array) // 2], 7]}
-        wanted = {"one": array.copy("K"), "two": [array[: len(array) // 2].copy(), 7]}
-        if rng.random() < 0.5:
-            pending.append((remote.echo(given), wanted))
-        else:
-            check(remote.echo_blocking(given), wanted)
-        spoil(array)
-    for outcome, wanted in pending:
-        got = outcome.get_value()
-        check(got, wanted)
-        spoil(got["one"])  # private and writable
-        check(got["two"], wanted["two"])
-
-
-def some_array(rng: random.Random) -> np.ndarray[Any, Any]:
-    dtype = np.dtype(rng.choice(["u1", "<f4", ">i8", "c16", "S5", "<M8[s]", [("a", "<i4"), ("b", "<f8", (3,))]]))
-    count = rng.choice([1000, CHUNK_BYTES, 3 * MIB, 9 * MIB]) // dtype.itemsize // 6 * 6
-    raw = np.random.default_rng(rng.randrange(2**32)).integers(0, 100, count * dtype.itemsize, np.uint8)
-    array = raw.view(dtype).reshape(rng.choice([(count,), (count // 2, 2), (count // 6, 2, 3)]))
-    return np.asfortranarray(array) if rng.random() < 0.3 else array[::2] if rng.random() < 0.2 else array
-
-
-def spoil(array: np.ndarray[Any, Any]) -> None:
-    assert array.flags.writeable
-    array[...] = np.zeros((), array.dtype)
-
-
-def check(got: Any, wanted: Any) -> None:
-    if isinstance(wanted, dict):
-        assert got.keys() == wanted.keys()
-        for key in wanted:
-            check(got[key], wanted[key])
-    elif isinstance(wanted, list):
-        for one, other in zip(got, wanted, strict=True):
-            check(one, other)
-    elif isinstance(wanted, np.ndarray):
-        assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
-        assert got.tobytes() == wanted.tobytes()
-    else:
-        assert got == wanted
+    change_everything_after_each_call(remote, seed)
 
 
 def test_what_a_handler_keeps_and_changes_is_its_own(remote: ZmqClient) -> None:
@@ -275,7 +180,7 @@ def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     client.echo_blocking(np.zeros(8 * MIB))
     sent: list[int] = []
-    put, send_raw = Line._put, Router._send_raw
+    put, send_raw = Line._put, Router._send_raw  # reach: where bytes are handed to ZeroMQ, which counts none
     monkeypatch.setattr(Line, "_put", lambda self, *given: sent.append(size_of(given)) or put(self, *given))
     monkeypatch.setattr(
         Router, "_send_raw", lambda self, peer, *given: sent.append(size_of(given)) or send_raw(self, peer, *given)
@@ -318,7 +223,7 @@ def test_parts_of_every_size_in_one_value(remote: ZmqClient) -> None:
 
 def test_small_calls_pass_while_a_large_array_moves(remote: ZmqClient) -> None:
     """Counted: they are answered before the large one has ended."""
-    array = np.zeros(64 * MIB, np.uint8)
+    array = np.zeros(32 * MIB, np.uint8)
     answered = 0
     while not answered:
         large = remote.total(array)
@@ -337,12 +242,12 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
     monkeypatch.setattr(arena_module, "_tried", True)
     server = serve(ones=lambda n: np.ones(n, np.uint8), small=lambda: 1)
     idle, other = connect(server.address), connect(server.address)
-    unread = idle.ones(64 * MIB)
-    until(lambda: any(peer.lanes is not None and peer.lanes.sending for peer in server._router.peers))
+    unread = idle.ones(24 * MIB)
+    until(lambda: server.snapshot().bytes_unacknowledged)
     for _ in range(20):
         assert other.small_blocking() == 1
-    (lanes,) = [peer.lanes for peer in server._router.peers if peer.lanes is not None and peer.lanes.sending]
-    assert 0 < lanes._out.unacknowledged <= LANE_WINDOW_BYTES
+    seen = server.snapshot()
+    assert 0 < seen.bytes_unacknowledged <= LANE_WINDOW_BYTES < seen.bytes_unsent
     assert unread.get_value().all()
 
 
@@ -350,33 +255,35 @@ def test_a_client_that_does_not_read_holds_up_nothing_but_its_own_answer(
 
 
 def test_a_call_whose_time_is_up_while_its_arguments_leave_is_never_run(remote: ZmqClient, lane: str) -> None:
-    array = np.zeros(128 * MIB, np.uint8)
+    array = np.zeros(32 * MIB, np.uint8)
     for _ in range(3):
         assert remote.keep(array, timeout_in_ms=2).get_error()[0] in (0, errors.DEADLINE_EXCEEDED)
     remote.forget_blocking()
     assert remote.echo_blocking(np.arange(MIB)).sum() == np.arange(MIB).sum()
-    until(lambda: remote.small_blocking(1) == 1 and not remote._channel._line.lanes.tracked)
+    until(lambda: remote.small_blocking(1) == 1 and not remote.snapshot().transfers)
 
 
 def test_cancelling_stops_what_is_on_the_way_in_either_direction(serve: Serve, connect: Connect, lane: str) -> None:
     server = serve(ones=lambda n: np.ones(n, np.uint8), total=lambda array: int(array.sum()))
     client = connect(server.address, timeout_in_ms=30_000)
     for _ in range(3):
-        answer, argument = client.ones(32 * MIB), client.total(np.ones(32 * MIB, np.uint8))
+        answer, argument = client.ones(16 * MIB), client.total(np.ones(16 * MIB, np.uint8))
         answer.cancel()
         argument.cancel()
         assert client.total_blocking(np.ones(MIB, np.uint8)) == MIB
-    until(lambda: client.methods() and len(server._service._calls) == 0)
-    until(lambda: client.methods() and all(peer.lanes is None or not peer.lanes.left for peer in server._router.peers))
+    until(lambda: client.methods() and server.snapshot().calls == 0)
+    until(lambda: client.methods() and server.snapshot().bytes_unsent == 0)
 
 
 def test_arguments_of_a_call_that_is_refused_stop_at_once(serve: Serve, connect: Connect, lane: str) -> None:
     client = connect(serve(m=lambda a: 1).address, timeout_in_ms=30_000)
     with pytest.raises(errors.InvalidArgumentError, match="not registered"):
-        client.call("absent", np.ones(64 * MIB, np.uint8)).get_value()
-    until(lambda: client.methods() and not client._channel._line.lanes.tracked)
+        client.call("absent", np.ones(24 * MIB, np.uint8)).get_value()
+    until(lambda: client.methods() and not client.snapshot().transfers)
 
 
+@pytest.mark.processes("rpc")
+@pytest.mark.killed("rpc")
 @pytest.mark.parametrize("who", ["client", "server"])
 def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
     child: Child, connect: Connect, lane: str, who: str
@@ -397,7 +304,7 @@ def test_after_a_kill_with_memory_lent_out_nothing_is_missing(
         assert address_of(process) == "kept"
         process.kill()
         process.wait()
-        until(lambda: not server._router.peers)
+        until(lambda: not server.snapshot().clients)
         server.stop()
     arena = this_arena()
     if arena is not None:
@@ -475,13 +382,14 @@ import sys, numpy as np
 from zmqdist.rpc import Client
 with Client.create("zmq", sys.argv[1], "", 30000) as client:
     given = np.arange(2**20)
-    print(np.array_equal(client.echo_blocking(given), given), client._channel.lends)
+    print(np.array_equal(client.echo_blocking(given), given), client.snapshot().shared_memory)
 """
 
 
 # -- peers that break the rules --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lane", ["sockets"], indirect=True)
 @pytest.mark.parametrize(
     "change",
     [
@@ -494,10 +402,8 @@ with Client.create("zmq", sys.argv[1], "", 30000) as client:
     ids=["a gap", "another part", "doubled", "too long", "empty"],
 )
 def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
-    remote: ZmqClient, lane: str, monkeypatch: pytest.MonkeyPatch, change: Any
+    remote: ZmqClient, monkeypatch: pytest.MonkeyPatch, change: Any
 ) -> None:
-    if lane == "arena":
-        pytest.skip("no chunks there")
     sent: list[int] = []
 
     def put(self: Line, message: Any, frames: Any) -> bool:
@@ -540,44 +446,31 @@ def test_an_answer_with_a_wrong_chunk_is_an_error_and_not_half_an_array(
 
 
 @pytest.mark.parametrize("parts", [((0,),), ((2**50,),), ((-1,),), ((),), ((1, 2),), ((1, 2, 3, 4, 5, 6, 7, 8),)])
-def test_parts_that_cannot_be_are_refused(serve: Serve, connect: Connect, parts: Any, lane: str) -> None:
+def test_parts_that_cannot_be_are_refused(serve: Serve, parts: Any, lane: str) -> None:
     server = serve(m=lambda a: 1)
-    client = connect(server.address)
-    channel = client._channel
-    from zmqdist.core.calls import ClientCall
-
-    call = ClientCall("m", b"\xc0")
-    request = channel._line.table.request
-
-    def lying(call: Any, now: float) -> Any:
-        message = request(call, now)
-        message.parts = parts
-        return message
-
-    channel._line.table.request = lying  # type: ignore[method-assign]
-    channel.ask(call)
-    assert call.code in (errors.INVALID_ARGUMENT, errors.UNAVAILABLE, errors.RESOURCE_EXHAUSTED), call.message
-    assert len(server._service._calls) == 0
+    with stranger_to(server.address) as (stranger, life):
+        assert stranger.send(Call(1, "m", life, 0, b"\xc0", parts))
+        reply = stranger.expect("message", 20.0)[1]
+        assert reply.code in (errors.INVALID_ARGUMENT, errors.UNAVAILABLE, errors.RESOURCE_EXHAUSTED), reply
+        assert server.snapshot().calls == 0
 
 
 def test_credit_that_was_never_earned_opens_nothing(serve: Serve, connect: Connect) -> None:
     server = serve(m=lambda: 1)
-    client = connect(server.address)
-    client._channel._line._put(headers.encode(Credit(2**60)))
-    assert client.m_blocking() == 1
-    (peer,) = server._router.peers
-    assert peer.lanes is not None
-    assert peer.lanes.faults == 1
-    assert peer.lanes._out.unacknowledged == 0
+    with stranger_to(server.address) as (stranger, _):
+        assert stranger.send(Credit(2**60))
+        until(lambda: server.snapshot().transfer_faults == 1)
+        assert connect(server.address).m_blocking() == 1
+        assert server.snapshot().bytes_unacknowledged == 0
 
 
 def test_a_number_that_is_used_twice_harms_nobody_else(serve: Serve, connect: Connect, lane: str) -> None:
     server = serve(inline=frozenset({"ones"}), ones=lambda n: np.ones(n, np.uint8))
     client, other = connect(server.address), connect(server.address)
-    line = client._channel._line
-    body = client.ones(8 * MIB)._call  # in flight: its number is used again
+    call = client.ones(8 * MIB)._call  # reach: the number of a call in flight, which is used again
+    line = client._channel._line  # reach: a connection that shares memory, for a message that no client sends
     for _ in range(3):
-        line._put(headers.encode(line.table.request(ClientCallTwin(body.id), 0.0)))
+        line._put_message(line.table.request(ClientCallTwin(call.id), 0.0), ())  # reach: as above
     assert other.ones_blocking(8 * MIB).all()
     client.close()
 
@@ -597,7 +490,7 @@ def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, lane: str) -
 
 
 INTERRUPTED = """
-import os, signal, threading, numpy as np
+import os, signal, threading, time, numpy as np
 from zmqdist.rpc import Client, Server
 release = threading.Event()
 server = Server.create("zmq", "127.0.0.1:0")
@@ -605,10 +498,10 @@ server.register("hold", lambda array: release.wait(10) and array)
 server.register("total", lambda array: int(array.sum()))
 server.start()
 client = Client.create("zmq", server.address, "", 20000)
-array, out = np.ones(2**24, np.uint8), np.zeros(2**24, np.uint8)
+array, out = np.ones(2**22, np.uint8), np.zeros(2**22, np.uint8)
 def interrupt():
-    while not server._service._calls._by_peer:
-        pass
+    while not server.snapshot().calls:
+        time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt).start()
 try:
@@ -616,31 +509,9 @@ try:
 except KeyboardInterrupt:
     array[:] = 2
     release.set()
-    assert client.total_blocking(array) == 2**25
-    assert not out.any() and client._channel.pending == 0
+    assert client.total_blocking(array) == 2**23
+    assert not out.any() and client.snapshot().calls == 0
 client.close()
 server.stop()
 print("usable")
 """
-
-
-def free_bytes() -> int:
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_an_array_of_three_gib_passes(serve: Serve, connect: Connect, lane: str) -> None:
-    if free_bytes() < 8 * 2**30:
-        pytest.skip("needs 8 GiB of free memory")
-    step = 2**20
-    array = np.zeros(3 * 2**30 + 5, np.uint8)  # pages that nobody writes to cost nothing on this side
-    array[::step] = np.arange(len(array[::step])) % 251
-    array[-1] = 7
-
-    def checksum(array: Any) -> Any:
-        return [array.nbytes, array[::step].tolist(), int(array[-1]), int(np.count_nonzero(array))]
-
-    wanted = checksum(array)
-    assert connect(serve(checksum=checksum).address, timeout_in_ms=250_000).checksum_blocking(array) == wanted

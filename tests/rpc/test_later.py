@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rpc.hosted import Hosted
 from zmqdist.errors import CANCELLED, INVALID_ARGUMENT, UNIMPLEMENTED, InvalidArgumentError
-from zmqdist.rpc import ZmqClient, ZmqServer
+from zmqdist.rpc import ZmqClient
 from zmqdist.rpc.service import Asked
 
 
@@ -20,8 +21,8 @@ class Desk:
     def __init__(self) -> None:
         self.asked: Queue[Asked] = Queue()
         self.dropped: Queue[Asked] = Queue()
-        self.server = ZmqServer("127.0.0.1:0")
-        self.server._service.register_later("ask", self._ask)
+        self.server = Hosted()
+        self.server.service.register_later("ask", self._ask)
         self.server.start()
 
     def _ask(self, asked: Asked, wanted: Any) -> None:
@@ -35,8 +36,8 @@ class Desk:
 def desk() -> Iterator[Desk]:
     desk = Desk()
     yield desk
-    assert len(desk.server._service._calls) == 0
-    desk.server.stop(0.5)
+    assert desk.server.service.snapshot().calls == 0
+    desk.server.stop()
 
 
 def test_a_call_is_answered_from_any_thread_and_only_the_first_answer_counts(

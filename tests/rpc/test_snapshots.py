@@ -20,7 +20,10 @@ from zmqdist.rpc.snapshots import is_temporary, pack_result
 SIZE = CHUNK_BYTES + 8
 KEPT: list[Any] = []
 
-pytestmark = pytest.mark.skipif(snapshots._ONE < 0, reason="this interpreter counts references in another way")
+pytestmark = pytest.mark.skipif(
+    snapshots._ONE < 0,  # reach: the module's own test of the interpreter
+    reason="this interpreter counts references in another way",
+)
 
 
 def new() -> np.ndarray[Any, Any]:
@@ -224,11 +227,13 @@ def test_received_memory_is_used_again_after_its_last_view() -> None:
 def test_what_is_kept_for_later_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     from zmqdist.net import received as module
 
-    monkeypatch.setattr(module, "_pool", module._Pool())
+    pool = module._Pool()  # reach: the one of this process has what earlier tests received
+    monkeypatch.setattr(module, "_pool", pool)
     monkeypatch.setattr(module, "RECEIVED_IDLE_BYTES_MAX", 10 * 2**20)
     for _ in range(3):
         many = [memory_for(4 * 2**20) for _ in range(5)]
         del many
-    assert sum(memory.nbytes for memory in (*module._pool._free, *module._pool._returned)) <= 20 * 2**20
+    free, returned = pool._free, pool._returned  # reach: a bound shows nowhere else
+    assert sum(memory.nbytes for memory in (*free, *returned)) <= 20 * 2**20
     memory_for(2**20)
-    assert sum(memory.nbytes for memory in module._pool._free) <= 10 * 2**20
+    assert sum(memory.nbytes for memory in pool._free) <= 10 * 2**20  # reach: a bound shows nowhere else

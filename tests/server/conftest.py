@@ -27,4 +27,4 @@ def made() -> Iterator[Callable[..., Server]]:
     yield make
     for server in servers:
         server.stop(0.5)
-        assert server._node.loop.faults == 0
+        assert server.snapshot().faults == 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.ports import free_addresses
+from tests.server.tasks import cluster_of, start_child
 from zmqdist.cluster.defs import ClusterDeviceFilters, ServerDef
 from zmqdist.errors import (
     AbortedError,
@@ -25,25 +23,12 @@ from zmqdist.errors import (
     UnavailableError,
 )
 from zmqdist.net import keys
+from zmqdist.rpc import asking
 from zmqdist.server.server import Server
 from zmqdist.server.session import Session, TaskInfo
 
 Made = Callable[..., Server]
 Child = Callable[..., "subprocess.Popen[str]"]
-
-SERVE = """
-import sys, json, zmqdist
-cluster, job, index = json.loads(sys.argv[1])
-with zmqdist.Server(cluster, job, index) as server:
-    print(server.target, flush=True)
-    server.join()
-print("ended", flush=True)
-"""
-
-
-def cluster_of(**jobs: int) -> dict[str, list[str]]:
-    addresses = free_addresses(sum(jobs.values()))
-    return {job: [addresses.pop() for _ in range(count)] for job, count in jobs.items()}
 
 
 def all_of(made: Made, cluster: dict[str, list[str]], **options: Any) -> dict[str, Server]:
@@ -222,10 +207,10 @@ def test_list_tasks_tells_address_state_and_incarnation_of_all(made: Made) -> No
     with Session(server) as session:
         listed = session.list_tasks()
     assert listed == [
-        TaskInfo("ps:0", cluster["ps"][0], "/job:ps/replica:0/task:0/device:CPU:0", "up", other._node.incarnation),
+        TaskInfo("ps:0", cluster["ps"][0], "/job:ps/replica:0/task:0/device:CPU:0", "up", other.snapshot().incarnation),
         TaskInfo("worker:0", cluster["worker"][0], "/job:worker/replica:0/task:0/device:CPU:0", "missing", 0),
         TaskInfo(
-            "worker:1", server.address, "/job:worker/replica:0/task:1/device:CPU:0", "up", server._node.incarnation
+            "worker:1", server.address, "/job:worker/replica:0/task:1/device:CPU:0", "up", server.snapshot().incarnation
         ),
     ]
 
@@ -303,18 +288,13 @@ def test_check_alive_of_a_server(made: Made) -> None:
 # -- processes -----------------------------------------------------------------------------------------------------------
 
 
-def start_child(child: Child, cluster: dict[str, list[str]], job: str, index: int) -> subprocess.Popen[str]:
-    process = child(SERVE, json.dumps([cluster, job, index]))
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("zmq://")
-    return process
-
-
 def block() -> None:
     print("running", flush=True)
     threading.Event().wait()
 
 
+@pytest.mark.processes("cluster servers")
+@pytest.mark.killed("cluster servers")
 def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(made: Made, child: Child) -> None:
     cluster = cluster_of(worker=1, ps=1)
     made(cluster, "worker", 0)
@@ -337,32 +317,6 @@ def test_a_task_that_is_killed_while_it_runs_something_is_named_at_once(made: Ma
         assert "block on ps:0" in str(raised[0])
         assert cluster["ps"][0] in str(raised[0])
         assert session.run(where) == "worker:0"
-
-
-@pytest.mark.parametrize("how", ["stop_task", "shutdown", "command"])
-def test_tasks_are_stopped_from_elsewhere(child: Child, how: str) -> None:
-    cluster = cluster_of(worker=1, ps=2)  # ps:1 is never started
-    processes = [start_child(child, cluster, job, 0) for job in cluster]
-    if how == "command":
-        done = subprocess.run(
-            [sys.executable, "-m", "zmqdist_cli", "shutdown", cluster["worker"][0]],
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"the server at {cluster['worker'][0]} ends: ps:0, worker:0\n"
-    else:
-        with Session(f"zmq://{cluster['worker'][0]}") as session:
-            if how == "shutdown":
-                assert session.shutdown(0) == ["ps:0", "worker:0"]
-            else:
-                session.stop_task("ps:0", 0)
-                session.stop_task(grace=0)
-    for process in processes:
-        assert process.communicate(timeout=20)[0] == "ended\n"
-        assert process.returncode == 0
 
 
 def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Path) -> None:
@@ -388,10 +342,10 @@ def test_a_cluster_with_keys_serves_those_who_have_them(made: Made, tmp_path: Pa
 def test_who_may_only_call_may_not_send_code(made: Made) -> None:
     server = made({"local": ["localhost:0"]})
     with zd.rpc.Client.create("zmq", server.address) as client:
-        methods = [name for name in server._node.service._methods if not name.startswith("zmqdist.")]
-        assert (
-            len({name.partition(".")[0] for name in methods}) == 5
-        )  # sessions, server, coordination, mail, collectives
+        listed = asking.start(client, "zmqdist.methods").get_value()
+        methods = [info[0] for info in listed]
+        offered = {name.partition(".")[0] for name in methods}
+        assert offered == {"session", "server", "coordination", "mail", "collective"}
         for method in methods:
             code, told = client.call(method, [0]).get_error()
             assert (code, "role client may not call" in told) == (zd.errors.PERMISSION_DENIED, True), method

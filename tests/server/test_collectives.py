@@ -8,8 +8,6 @@ testInputsAreFunctionArgs, testChooseAlgorithm), and so are bfloat16, which NumP
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -18,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ports import free_addresses
-from tests.server.tasks import Side, cluster, errors, together
+from tests.coordination.kept import until
+from tests.server.tasks import LARGE, Side, cluster, errors, same, together, until_announced, works
 from zmqdist.collectives import (
     CollectiveCommunication,
     CollectiveHints,
@@ -41,9 +39,6 @@ from zmqdist.server.server import Server
 Made = Callable[..., Server]
 Child = Callable[..., "subprocess.Popen[str]"]
 
-LARGE = 300_000
-"""Numbers of 8 bytes: too many to ride along."""
-
 
 @pytest.fixture
 def pair(made: Made) -> list[Server]:
@@ -53,19 +48,6 @@ def pair(made: Made) -> list[Server]:
 @pytest.fixture
 def four(made: Made) -> list[Server]:
     return cluster(made, 4)
-
-
-def same(got: list[Any], wanted: Any) -> None:
-    """Everybody has this."""
-    for each in got:
-        assert np.asarray(each).dtype == np.asarray(wanted).dtype
-        np.testing.assert_array_equal(each, wanted)
-        assert np.asarray(each).tobytes() == np.asarray(got[0]).tobytes()
-
-
-def works(servers: list[Server], **kwargs: Any) -> None:
-    """The group still does what it should."""
-    same(together(servers, lambda server, rank: server.all_reduce(np.array([1]), **kwargs)), np.array([len(servers)]))
 
 
 # -- collective_ops_test.py -------------------------------------------------------------------------------------------
@@ -195,21 +177,6 @@ def test_abort_instance_params_resolution(pair: list[Server]) -> None:
     works(pair)
 
 
-def test_abort_communication(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a ring, whose pieces one member does not send."""
-    collectives = pair[1]._operations._collectives
-    with monkeypatch.context() as held:
-        begun = threading.Event()
-        held.setattr(collectives, "_send", lambda *args: begun.set() or threading.Event().wait(30))
-        sides = [Side(pair[0].all_reduce, np.ones(LARGE))]
-        silent = Side(pair[1].all_reduce, np.ones(LARGE), "sum", None, 0.2)
-        begun.wait(20)
-        pair[0].group().abort(UNAVAILABLE, "peer down")
-        assert_down(sides[0].wait().error)
-    del silent
-    pair[1].group().reset()
-
-
 def test_op_error_not_abort_if_no_collective(pair: list[Server]) -> None:
     works(pair)
     with pytest.raises(StopIteration):
@@ -265,24 +232,6 @@ def test_param_resolution_after_timeout(pair: list[Server], late: int) -> None:
     second = Side(pair[late].all_reduce, 1).wait().error
     assert isinstance(second, DeadlineExceededError)
     assert str(second) == str(first)
-    works(pair)
-
-
-def test_execution_after_timeout(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
-    """All have come, and one sends nothing: the text is another one. It reaches the one that hangs as well."""
-    collectives = pair[1]._operations._collectives
-    real = collectives._send
-    held = threading.Event()
-    monkeypatch.setattr(collectives, "_send", lambda *args: held.wait(30) and real(*args))
-    silent = Side(pair[1].all_reduce, np.ones(LARGE))
-    error = Side(pair[0].all_reduce, np.ones(LARGE), "sum", None, 0.2).wait().error
-    assert isinstance(error, DeadlineExceededError)
-    assert "no piece came from worker:1 within 0.2 s, during the execution" in str(error)
-    held.set()
-    late = silent.wait().error
-    assert isinstance(late, DeadlineExceededError)
-    assert str(late).startswith("worker:0: no piece came from worker:1")
-    monkeypatch.undo()
     works(pair)
 
 
@@ -665,161 +614,6 @@ def test_it_works_without_shared_memory(four: list[Server], monkeypatch: pytest.
     same(together(four, lambda server, rank: server.broadcast(values[rank], root=3)), values[3])
 
 
-def test_a_collective_ends_when_the_own_server_stops(pair: list[Server]) -> None:
-    waiting = Side(pair[0].all_reduce, 1)
-    until_announced(pair[0])
-    pair[0].stop(0.5)
-    assert isinstance(waiting.wait().error, CancelledError)
-
-
-def test_a_collective_ends_when_the_leader_stops(pair: list[Server]) -> None:
-    waiting = Side(pair[1].all_reduce, 1)
-    until_announced(pair[0])
-    pair[0].stop(0.5)
-    error = waiting.wait().error
-    assert isinstance(error, UnavailableError)
-    assert "worker:0" in str(error)
-
-
-def test_a_leader_that_stops_right_after_has_answered(pair: list[Server]) -> None:
-    def fn(server: Server, rank: int) -> Any:
-        got = server.all_reduce(1)
-        server.stop(1.0)
-        return got
-
-    assert together(pair, fn) == [2, 2]
-
-
-# -- processes that die ------------------------------------------------------------------------------------------------
-
-MEMBER = """
-import sys
-import numpy as np
-from zmqdist.server.server import Server
-addresses, rank = sys.argv[1].split(","), int(sys.argv[2])
-with Server({"worker": addresses}, "worker", rank) as server:
-    print("up", flush=True)
-    for line in sys.stdin:
-        value = np.ones(int(line))
-        if rank == 2 and len(value) > 1000:  # dies in the middle: it has come, and sends nothing
-            server._operations._collectives._send = lambda *args: print("silent", flush=True) or sys.stdin.readline()
-        try:
-            print(server.all_reduce(value).sum(), flush=True)
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}", flush=True)
-"""
-
-
-class Processes:
-    """Ranks 1 and 2 in processes of their own, rank 0 here."""
-
-    def __init__(self, made: Made, child: Child) -> None:
-        self.addresses = free_addresses(3)
-        self.child = child
-        self.server = made({"worker": self.addresses}, "worker", 0)
-        self.ranks = {rank: self.start(rank) for rank in (1, 2)}
-
-    def start(self, rank: int) -> subprocess.Popen[str]:
-        process = self.child(MEMBER, ",".join(self.addresses), str(rank))
-        assert self.said(process) == "up"
-        return process
-
-    def said(self, process: subprocess.Popen[str]) -> str:
-        assert process.stdout is not None
-        return process.stdout.readline().strip()
-
-    def call(self, *ranks: int, count: int = 1) -> None:
-        for rank in ranks:
-            pipe = self.ranks[rank].stdin
-            assert pipe is not None
-            pipe.write(f"{count}\n")
-            pipe.flush()
-
-    def all(self) -> None:
-        self.call(1, 2)
-        assert float(self.server.all_reduce(np.ones(1)).sum()) == 3.0
-        assert [self.said(self.ranks[rank]) for rank in (1, 2)] == ["3.0", "3.0"]
-
-
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_member_that_dies_before_it_comes_is_named_to_all(made: Made, child: Child, sign: int) -> None:
-    processes = Processes(made, child)
-    processes.all()
-    mine = Side(processes.server.all_reduce, np.ones(1))
-    processes.call(1)
-    until_announced(processes.server, 2)
-    os.kill(processes.ranks[2].pid, sign)
-    error = mine.wait().error
-    assert isinstance(error, UnavailableError)
-    assert f"worker:2 at {processes.addresses[2]} has gone" in str(error)
-    assert f"worker:2 at {processes.addresses[2]} has gone" in processes.said(processes.ranks[1])
-
-
-def test_a_member_that_dies_in_the_middle_is_named_to_all_and_its_next_life_is_welcome(
-    made: Made, child: Child
-) -> None:
-    processes = Processes(made, child)
-    processes.all()
-    mine = Side(processes.server.all_reduce, np.ones(LARGE))
-    processes.call(1, 2, count=LARGE)
-    assert processes.said(processes.ranks[2]) == "silent"
-    processes.ranks[2].kill()
-    processes.ranks[2].wait()
-    error = mine.wait().error
-    assert isinstance(error, UnavailableError)
-    assert "worker:2" in str(error)
-    assert processes.said(processes.ranks[1]).startswith("UnavailableError")
-    processes.ranks[2] = processes.start(2)
-    until(lambda: not processes.server._operations._collectives._watches.gone(("worker", 2)))
-    processes.all()
-    processes.all()
-
-
-def test_a_leader_that_is_killed_is_named(made: Made, child: Child) -> None:
-    addresses = free_addresses(3)
-    leader = child(MEMBER, ",".join(addresses), "0")
-    assert leader.stdout is not None
-    assert leader.stdout.readline().strip() == "up"
-    server = made({"worker": addresses}, "worker", 1)
-    waiting = Side(server.all_reduce, 1)
-    until(lambda: ("worker", 0) in server._node._clients)
-    until(lambda: server._node._clients["worker", 0]._channel._line.table.in_flight)
-    leader.kill()
-    error = waiting.wait().error
-    assert isinstance(error, UnavailableError)
-    assert "with leader worker:0" in str(error)
-    until(lambda: server._operations._collectives._watches.gone(("worker", 0)))
-    error = Side(server.all_reduce, 1).wait().error  # who comes after that does not wait for its next life either
-    assert isinstance(error, UnavailableError)
-    assert f"worker:0 at {addresses[0]} has gone" in str(error)
-
-
-def test_a_member_that_only_sends_does_not_wait_for_the_next_life_of_the_one_it_sends_to(pair: list[Server]) -> None:
-    """All have come, then the receiver goes; what is sent after that has no connection to end with."""
-    collectives = pair[0]._operations._collectives
-    real, held, begun = collectives._send, threading.Event(), threading.Event()
-    collectives._send = lambda *args: (begun.set(), held.wait(30), real(*args))[-1]  # type: ignore[method-assign]
-    root = Side(pair[0].broadcast, np.ones(LARGE))
-    other = Side(pair[1].broadcast)
-    begun.wait(20)
-    pair[1].stop(0.1)
-    assert isinstance(other.wait().error, CancelledError)
-    until(lambda: pair[0]._node.client(("worker", 1))._channel._line.table.incarnation == 0)
-    held.set()
-    error = root.wait().error
-    assert isinstance(error, (UnavailableError, CancelledError))
-    assert "worker:1" in str(error)
-
-
-def test_members_that_failed_at_different_places_work_together_at_the_next_call(pair: list[Server]) -> None:
-    """One ends an operation that fails at the other, and waits in the next one."""
-    works(pair)
-    group = pair[1].group()._members
-    group.failed = True  # as if its last operation had failed here: it has not been told of what fails meanwhile
-    assert isinstance(Side(pair[0].all_reduce, 1, "sum", None, 0.05).wait().error, DeadlineExceededError)
-    works(pair)
-
-
 def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(pair: list[Server]) -> None:
     row = np.ones(3)
     for call in (
@@ -833,22 +627,7 @@ def test_arguments_that_are_nonsense_at_one_member_are_told_to_the_other(pair: l
         assert isinstance(told, InvalidArgumentError)
         works(pair)
     same(together(pair, lambda server, rank: server.all_reduce([1], timeout=1e300)), np.array([2]))
-    until(lambda: not any(server._operations._collectives._calls for server in pair))
-
-
-def test_a_member_whose_next_life_has_come_is_not_taken_for_gone(pair: list[Server]) -> None:
-    """The leader has heard of it; the watch of another member may be behind."""
-    works(pair)
-    watches = pair[1]._operations._collectives._watches
-    until(lambda: ("worker", 0) in watches._lives)
-    watches._gone["worker", 0] = "worker:0 has gone"
-    watches._lives["worker", 0] = 5
-    verdict = [(1, "exchange", [None, None], [pair[0]._node.incarnation, pair[1]._node.incarnation])]
-    collectives = pair[1]._operations._collectives
-    collectives._outcome = lambda call, box=None: verdict[0]  # type: ignore[method-assign]
-    collectives.agree(pair[1].group()._members, "broadcast", ("broadcast", "", 0, None, None), 5.0)
-    assert watches.gone(("worker", 0)) == ""
-    assert ("worker", 0) not in watches._lives  # nor is its own end overlooked before the watch is there
+    until(lambda: not any(server.snapshot().collective_calls for server in pair))
 
 
 def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:
@@ -858,31 +637,6 @@ def test_packs_of_different_sizes_are_a_difference(pair: list[Server]) -> None:
     got = errors(pair, lambda server, rank: server.all_reduce(given, options=sizes[rank]))
     assert all("in packs of 1 bytes; worker:1" in str(error) for error in got)
     works(pair)
-
-
-def test_a_member_without_memory_for_the_result_tells_the_others(
-    pair: list[Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(*args: Any) -> Any:
-        raise MemoryError("no room")
-
-    with monkeypatch.context() as full:
-        full.setattr("zmqdist.server.exchanges.gather", none)
-        got = errors(pair, lambda server, rank: server.gather(np.ones(LARGE), timeout=10.0))
-    assert all("no room" in str(error) for error in got)
-    works(pair)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    pause = threading.Event()
-    while not condition():
-        pause.wait(0.002)
-
-
-def until_announced(leader: Server, count: int = 1) -> None:
-    """So many have come to the open round of a group."""
-    groups = leader._operations._collectives._leader._groups
-    until(lambda: any(len(rounds.come) == count for _, rounds in list(groups.values())))
 
 
 def assert_down(error: BaseException | None) -> None:

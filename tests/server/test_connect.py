@@ -19,9 +19,7 @@ Made = Callable[..., zd.Server]
 @pytest.fixture(autouse=True)
 def _leave() -> Iterator[None]:
     yield
-    if connect._connected is not None:
-        connect._connected.stop(0.0)
-        connect._connected = None
+    connect.disconnect()
 
 
 class Resolver:

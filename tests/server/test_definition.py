@@ -95,13 +95,30 @@ def test_set_configuration(made: Made) -> None:
         "localhost",
         0,
         protocol="zmq",
-        default_session_config={"gpu_options": {"growth": True}, "other": 2},
+        default_session_config={"gpu_options": {"growth": True}, "slots": 2},
     )
     server = made(given, config=config, start=False)
     assert server.server_def.default_session_config == {
         "gpu_options": {"growth": True, "per_process_gpu_memory_fraction": 0.1},
-        "other": 2,
+        "slots": 2,
     }
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"slotz": 4}, r"config\['slotz'\] is no option of a server: did you mean 'slots'\?"),
+        (
+            {"colour": 1},
+            r"config\['colour'\] is no option of a server: it may have isolate_session_state, .*, coordination",
+        ),
+        ({"cluster_def": {}}, r"config\['cluster_def'\] .*a session works on the cluster of its target"),
+        ({"device_filters": []}, r"config\['device_filters'\] .*the `cluster_device_filters` of its ServerDef"),
+    ],
+)
+def test_an_option_that_a_server_would_not_heed_is_refused(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        Server.create_local_server(config, start=False)
 
 
 @pytest.mark.parametrize("address", ["localhost", "localhost:", "localhost:x", "localhost:70000", "::1:5050"])

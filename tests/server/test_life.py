@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.coordination.kept import until
 from tests.ports import free_addresses
-from zmqdist.errors import UNAVAILABLE, FailedPreconditionError, InvalidArgumentError
-from zmqdist.rpc import ZmqClient
+from tests.server.tasks import Side
+from zmqdist.errors import INVALID_ARGUMENT, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from zmqdist.rpc import ZmqClient, asking
 from zmqdist.server.server import Server
 from zmqdist.server.session import Session
 
@@ -77,8 +79,10 @@ def test_a_wrong_grace_is_refused_and_the_server_goes_on(made: Made, grace: Any)
             with pytest.raises(InvalidArgumentError, match="grace is a number of seconds"):
                 stop(grace)
         assert session.run(int) == 0
-        with pytest.raises(InvalidArgumentError, match="grace is a number of seconds"):
-            session._wait(session._master, "stop", inf, "server.stop", "1")  # by another client than ours
+        security = server.credentials.client(server.address, "submit")
+        with ZmqClient(server.address, security=security) as client:  # another one than ours
+            code, text = asking.start(client, "server.stop", "1").get_error()
+        assert (code, "grace is a number of seconds" in text) == (INVALID_ARGUMENT, True)
         assert session.run(int) == 0
     server.stop(inf)
     assert is_free(server.address)
@@ -87,36 +91,60 @@ def test_a_wrong_grace_is_refused_and_the_server_goes_on(made: Made, grace: Any)
 def test_a_server_that_is_dropped_stops_in_the_background() -> None:
     for start in (True, False):
         server = Server.create_local_server(start=start)
-        stopped = server._stopped
+        address = server.address
+        assert not is_free(address)
+        del server
+        gc.collect()
+        until(lambda: is_free(address))  # noqa: B023
+
+
+def test_a_server_in_a_reference_cycle_stops_in_the_background_whether_it_was_started_or_not() -> None:
+    for start in (False, True, False):
+        server: Any = Server.create_local_server(start=start)
+        server.itself = server
         address = server.address
         del server
         gc.collect()
-        assert stopped.wait(10)
-        assert is_free(address)
+        until(lambda: is_free(address))  # noqa: B023
+
+
+def test_the_port_of_a_dropped_server_is_there_for_the_next_one_of_the_process() -> None:
+    (address,) = free_addresses(1)
+    for _ in range(10):
+        server = Server({"local": [address]})
+        assert server.address == address
+        del server
+    until(lambda: is_free(address))
 
 
 def test_a_call_that_runs_is_answered_within_the_grace_and_given_up_after_it(made: Made) -> None:
-    for grace, code in ((10.0, 0), (0.0, UNAVAILABLE)):
-        server = made({"local": ["localhost:0"]}, start=False)
-        entered, leave = threading.Event(), threading.Event()
-
-        def held(entered: threading.Event = entered, leave: threading.Event = leave) -> int:
-            entered.set()
-            leave.wait(10)
-            return 7
-
-        server._node.service.register("held", held)
-        server.start()
-        with ZmqClient(server.address) as client:
-            running = client.call("held")
-            assert entered.wait(10)
-            stopping = threading.Thread(target=server.stop, args=(grace,))
-            stopping.start()
+    for grace in (20.0, 0.0):
+        server = made({"local": ["localhost:0"]})
+        HELD[:] = entered, leave = threading.Event(), threading.Event()
+        with Session(server) as session:
+            running = Side(session.run, held)
+            assert entered.wait(20)
+            stopping = Side(server.stop, grace)
             if grace:
                 leave.set()
-            stopping.join(10)
-            assert running.get_error()[0] == code
+                assert running.get() == 7
+            else:
+                error = running.wait().error
+                assert isinstance(error, UnavailableError)
+                assert "held on local:0" in str(error)
+            stopping.wait()
         leave.set()
+
+
+HELD: list[threading.Event] = []
+"""For `held`, which a session runs in this process; this module is imported by its name."""
+
+
+def held() -> int:
+    entered, leave = HELD
+    entered.set()
+    leave.wait(30)
+    return 7
 
 
 def test_many_servers_of_one_cluster_live_in_one_process(made: Made) -> None:

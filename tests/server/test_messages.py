@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.coordination.kept import until
 from tests.ports import free_addresses
 from tests.server.tasks import Side, cluster
 from zmqdist.errors import (
@@ -73,13 +73,15 @@ def pair(made: Made) -> list[Server]:
 
 
 def waiting(server: Server) -> bool:
-    return bool(server._mail._in.box._waits)
+    return bool(server.snapshot().mail_waits)
 
 
 def until_it_waits(server: Server) -> None:
-    pause = threading.Event()
-    while not waiting(server):
-        pause.wait(0.002)
+    until(lambda: waiting(server))
+
+
+def until_it_watches(server: Server) -> None:
+    until(lambda: server.snapshot().watched["worker:1"].state == "up")
 
 
 def test_send_recv(pair: list[Server]) -> None:
@@ -147,7 +149,7 @@ def test_order_is_kept_when_large_and_small_values_mix(pair: list[Server], monke
         pair[0].send(value, "worker:1", "foo")
     for value in values:
         np.testing.assert_array_equal(pair[1].recv("worker:0", "foo", timeout=20), value)
-    assert pair[1]._mail._in.box.items == 0
+    assert pair[1].snapshot().mail_items == 0
 
 
 def test_a_message_that_was_cancelled_does_not_hold_up_those_behind_it(made: Made) -> None:
@@ -182,7 +184,7 @@ def test_to_itself_without_a_connection(pair: list[Server]) -> None:
     sent.add_done_callback(told.append)
     assert (told, sent.cancel(), sent.get_error()) == ([sent], False, (0, ""))
     assert pair[0].recv("worker:0", "foo") == {"a": (1, "x", None)}
-    assert not pair[0]._node._clients
+    assert not pair[0].snapshot().connections
 
 
 def test_received_into_an_array_of_the_callers_and_what_does_not_fit_stays(pair: list[Server]) -> None:
@@ -236,8 +238,9 @@ def test_nothing_within_the_time(pair: list[Server]) -> None:
         pair[1].recv("worker:0", "foo", timeout=0.05)
 
 
-def test_a_full_mailbox_refuses_and_tells_the_sender(pair: list[Server]) -> None:
-    pair[1]._mail._in.box._items_max = 3
+def test_a_full_mailbox_refuses_and_tells_the_sender(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.server.mail.MAIL_ITEMS_MAX", 3)
+    pair = cluster(made, 2)
     sent = [pair[0].send(number, "worker:1", "foo") for number in range(5)]
     assert [result.get_error()[0] for result in sent] == [0, 0, 0, RESOURCE_EXHAUSTED, RESOURCE_EXHAUSTED]
     assert "worker:1 has 3 messages of 24 bytes that nobody has received" in sent[4].get_error()[1]
@@ -259,6 +262,8 @@ def test_a_task_that_has_not_started_yet_is_waited_for(made: Made) -> None:
     assert receiving.get() == "late"
 
 
+@pytest.mark.processes("messages")
+@pytest.mark.killed("messages")
 def test_whoever_waits_for_a_task_that_is_killed_is_told_at_once(made: Made, child: Child) -> None:
     addresses = free_addresses(2)
     server = made({"worker": addresses}, "worker", 0)
@@ -266,8 +271,7 @@ def test_whoever_waits_for_a_task_that_is_killed_is_told_at_once(made: Made, chi
     assert tell(process, "send left behind") == "0"
     receiving = Side(server.recv, "worker:1", "never")
     until_it_waits(server)
-    while ("worker", 1) not in server._operations._collectives._watches._lives:
-        threading.Event().wait(0.002)
+    until_it_watches(server)
     process.kill()
     error = receiving.wait().error
     assert isinstance(error, UnavailableError)
@@ -302,8 +306,7 @@ def test_a_task_that_is_stopped_is_missed_by_its_heartbeats(made: Made, child: C
     assert server.recv("worker:1", "tag") == "first"
     receiving = Side(server.recv, "worker:1", "tag")
     until_it_waits(server)
-    while ("worker", 1) not in server._operations._collectives._watches._lives:
-        threading.Event().wait(0.002)
+    until_it_watches(server)
     os.kill(process.pid, signal.SIGSTOP)
     try:
         assert isinstance(receiving.wait().error, UnavailableError)
@@ -325,9 +328,7 @@ def test_many_threads_and_tags_at_once(pair: list[Server]) -> None:
 
     sides = [Side(partial(talk, rank, tag)) for rank in (0, 1) for tag in "abcd"]
     assert all(side.get() == list(range(50)) for side in sides)
-    pause = threading.Event()
-    while pair[0]._mail._out["worker", 1].last:  # the last answers are still on their way
-        pause.wait(0.002)
+    until(lambda: not pair[0].snapshot().mail_unconfirmed)  # the last answers are still on their way
 
 
 @pytest.mark.parametrize("timeout", [float("nan"), -1, "3", True])

@@ -59,8 +59,8 @@ def server() -> Iterator[Server]:
     with Server.create_local_server() as server:
         yield server
         server.stop(2.0)
-        assert server._node.loop.faults == 0
-        assert server._sessions._pool._unfinished == 0
+        assert server.snapshot().faults == 0
+        assert server.snapshot().functions_running == 0
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def opened(server: Server) -> Iterator[Opened]:
     yield make
     for session in sessions:
         session.close()
-        assert not session._pending
+        assert not session.snapshot().pending
 
 
 def test_run_step(opened: Opened) -> None:
@@ -177,7 +177,7 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
 
     def interrupt() -> None:
         assert began.wait(10)  # type: ignore[attr-defined]
-        until(lambda: session._pending)  # the function may begin before its call has come back to who made it
+        until(lambda: session.snapshot().pending)  # the function may begin before its call has come back to who made it
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -191,13 +191,37 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
 
 def test_interactive_session(opened: Opened, server: Server) -> None:
     """testInteractiveSession: an option that is not supported only warns."""
-    with pytest.warns(UserWarning, match="'graph_options' is not known"), Session(server, {"graph_options": {}}) as one:
+    with (
+        pytest.warns(UserWarning, match="'graph_options' is TensorFlow's"),
+        Session(server, {"graph_options": {}}) as one,
+    ):
         assert one.run(lambda: np.float32(42.0)) == 42.0
+
+
+@pytest.mark.parametrize("make", [Session, lambda target, config: Session.reset(target, config=config)])
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (
+            "cluster_def",
+            "is no option of a session: a session works on the cluster of its target: start the servers with that cluster",
+        ),
+        ("operation_timeout_ms", "is no option of a session: did you mean 'operation_timeout_in_ms'?"),
+        ("slots", "is no option of a session: it may have isolate_session_state, operation_timeout_in_ms"),
+    ],
+)
+def test_an_option_that_a_session_would_not_heed_is_refused(
+    make: Callable[..., object], server: Server, option: str, told: str
+) -> None:
+    with pytest.raises(InvalidArgumentError) as raised:
+        make(server, {option: 1})
+    assert raised.value.message == f"config[{option!r}] {told}"
 
 
 def test_timeout_raises_exception(opened: Opened, slot: str) -> None:
     """testTimeoutRaisesException: by the call's own time-out and by the session's."""
-    for session, timeout_in_ms in ((opened(), 300), (opened(operation_timeout_in_ms=300), 0)):
+    for session, timeout_in_ms in ((opened(), 1000), (opened(operation_timeout_in_ms=1000), 0)):
+        assert session.run(int, timeout_in_ms=20_000) == 0  # to connect is part of the time
         with pytest.raises(DeadlineExceededError, match=r"dequeue on localhost:0 did not end in time"):
             session.run(dequeue, slot, timeout_in_ms=timeout_in_ms)
         assert QUEUES[slot].get(timeout=10) == "gave up"
@@ -347,8 +371,8 @@ def test_a_function_that_captures_nothing_mutable_is_pickled_once(opened: Opened
     session = opened()
     add = eval("lambda a, b: a + b")  # of no importable module
     assert [session.run(add, 1, number) for number in range(20)] == list(range(1, 21))
-    assert session._functions.pickles == 1
-    assert len(server._sessions._functions) == 1
+    assert session.snapshot().functions_pickled == 1
+    assert server.snapshot().functions_cached == 1
 
 
 def test_arguments_and_values_are_snapshots_private_and_writable(opened: Opened) -> None:
@@ -512,7 +536,7 @@ def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
     with opened(servers[0]) as session:
         session.variables()
         Session.reset(servers[0].target)
-    assert len(servers[1]._sessions._ended) == 2  # the last ones
+    assert servers[1].snapshot().sessions_refused == 2  # the last ones
 
 
 @pytest.mark.parametrize("timeout", ["1", None, float("nan"), True])
@@ -530,13 +554,23 @@ def test_a_time_out_may_be_a_number_of_numpy_or_very_long(opened: Opened, timeou
     assert opened().run(int, timeout_in_ms=timeout) == 0
 
 
+KEPT: list[Any] = []
+"""What `keep_variables` found: the server is in this process, and this module is imported by its name."""
+
+
+def keep_variables() -> None:
+    KEPT.append(Server.current().variables)
+
+
 def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Server) -> None:
     session = opened(isolate_session_state=True)
     session.assign("v", 1)
-    (known,) = server._sessions._sessions.values()
-    assert known.variables.specs()
+    session.run(keep_variables)
+    (own,) = KEPT
+    KEPT.clear()
+    assert own.specs()
     Session.reset(server.target)
-    assert not known.variables.specs()
+    assert not own.specs()
 
 
 def test_a_task_keeps_a_bounded_number_of_functions(
@@ -546,7 +580,7 @@ def test_a_task_keeps_a_bounded_number_of_functions(
     session = opened()
     for number in range(4):
         assert session.run(lambda number=number: number) == number
-    assert len(server._sessions._functions) == 2
+    assert server.snapshot().functions_cached == 2
 
 
 def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
@@ -561,11 +595,11 @@ def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(
     closed, lost = opened(isolate_session_state=True), Session(server, {"isolate_session_state": True})
     for session in (closed, lost):
         session.assign("v", 1)
-    assert len(server._sessions._sessions) == 2
+    assert server.snapshot().sessions == 2
     closed.close()
-    assert len(server._sessions._sessions) == 1
+    assert server.snapshot().sessions == 1
     del lost, session
-    until(lambda: not server._sessions._sessions and not server._sessions._used_by)
+    until(lambda: not server.snapshot().sessions)
 
 
 def until(condition: Callable[[], Any]) -> None:
@@ -613,5 +647,5 @@ def test_stopping_a_server_asks_functions_to_end_after_the_grace(made: Callable[
         assert began.wait(10)  # type: ignore[attr-defined]
         server.stop(0.05)
         thread.join(10)
-        assert "_tell_and_dequeue on local:0: the connection to" in str(raised[0])
+        assert "_tell_and_dequeue on local:0: local:0 was stopped, and this had not ended" in str(raised[0])
     assert QUEUES[slot].get(timeout=10) == "gave up"

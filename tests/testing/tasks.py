@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -16,6 +19,29 @@ def me() -> str:
 
 def for_ever() -> None:
     threading.Event().wait()
+
+
+def eventually(found: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+    """Look until it is so; a failure says what was awaited."""
+    deadline = time.monotonic() + within_s
+    pause = threading.Event()
+    while not found():
+        assert time.monotonic() < deadline, f"not within {within_s:g} s: {what}"
+        pause.wait(0.01)
+
+
+def ends(pid: int, within_s: float = 30.0) -> None:
+    """Wait for the end of a process that another one waits for: the zygote, init."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        assert poll.poll(within_s * 1000), f"process {pid} goes on"
+    finally:
+        os.close(pidfd)
 
 
 class Bell:

@@ -15,6 +15,7 @@ import pytest
 import zmqdist as zd
 from zmqdist.rpc import Client, ZmqServer
 from zmqdist.testing import create_cluster_spec, create_in_process_cluster, get_barrier, run
+from zmqdist.testing.runner.in_process import InProcessCluster
 
 
 def _ports(cluster: dict[str, list[str]]) -> list[int]:
@@ -101,6 +102,16 @@ def test_an_in_process_cluster_serves_at_every_address_until_it_is_stopped() -> 
     for port in _ports(cluster):
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+    cluster.stop()
+
+
+def test_an_in_process_cluster_serves_on_when_only_its_addresses_were_kept() -> None:
+    addresses = [address for tasks in create_in_process_cluster(num_workers=1, num_ps=1).values() for address in tasks]
+    gc.collect()
+    for address in addresses:
+        socket.create_connection(("127.0.0.1", int(address.partition(":")[2]))).close()
+    (cluster,) = [each for each in gc.get_objects() if isinstance(each, InProcessCluster)]
+    assert [address for tasks in cluster.values() for address in tasks] == addresses
     cluster.stop()
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.testing.tasks import for_ever, me
+from tests.testing.tasks import ends, eventually, for_ever, me
 from zmqdist import errors
 from zmqdist.testing import (
     MultiProcessPoolRunner,
@@ -154,19 +156,28 @@ def test_values_and_the_barrier_come_in_every_run(pool: MultiProcessPoolRunner) 
 
 
 def test_no_task_begins_a_run_before_all_can_come_to_its_barrier(
-    pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
+    pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """worker-0 has asked at the barrier before worker-1 is sent its function: both come through."""
     assert len(pool.run(me)) == 2
-    cannot_come: list[dict[Any, str]] = []
     send = Work.send
+    count = itertools.count()
+
+    def first_comes_to_the_barrier() -> str:
+        barrier = get_barrier()
+        if me() == "worker-0":
+            with pytest.raises(errors.DeadlineExceededError, match="missing: worker-1"):
+                barrier.wait(timeout=0.1)
+            (tmp_path / "came").touch()
+        return me()
 
     def sent(work: Work, *args: Any, **kwargs: Any) -> None:
-        cannot_come.append(dict(pool._crew.gate._ended))
+        if next(count) == 1:
+            eventually((tmp_path / "came").exists, "worker-0 has come to the barrier")
         send(work, *args, **kwargs)
 
     monkeypatch.setattr(Work, "send", sent)
-    assert len(pool.run(me)) == 2
-    assert cannot_come == [{}, {}]
+    assert len(pool.run(first_comes_to_the_barrier)) == 2
 
 
 def test_who_waits_at_the_barrier_for_one_that_has_raised_is_told() -> None:
@@ -186,7 +197,7 @@ def test_a_run_that_takes_too_long_writes_its_stacks_and_ends_the_processes(
 ) -> None:
     with MultiProcessPoolRunner(create_cluster_spec()) as pool:
         pool.run(me)
-        pool._task_timeout_s = 1.0  # now that it has started
+        pool.task_timeout_s = 1.0  # now that it has started
         with pytest.raises(SubprocessTimeoutError, match="still running after 1 s: worker-0"):
             pool.run(for_ever)
         assert "in for_ever" in capsys.readouterr().out
@@ -195,14 +206,8 @@ def test_a_run_that_takes_too_long_writes_its_stacks_and_ends_the_processes(
 def test_a_pool_that_nobody_has_any_more_ends_its_processes() -> None:
     pool = MultiProcessPoolRunner({"worker": ["localhost:1"]})
     (pid,) = pool.run(os.getpid)
-    pidfd = os.pidfd_open(pid)
     del pool
-    try:
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:  # it was waited for already
-        pass
-    finally:
-        os.close(pidfd)
+    ends(pid)
 
 
 @pytest.mark.parametrize(

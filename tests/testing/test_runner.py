@@ -11,7 +11,6 @@ import functools
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.testing.tasks import Bell, for_ever, me
+from tests.testing.tasks import Bell, ends, eventually, for_ever, me
 from zmqdist import errors
 from zmqdist.testing import (
     MultiProcessRunner,
@@ -44,6 +43,7 @@ class Odd(Exception):
 # -- values, errors, arguments ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes("test harness")
 def test_multi_process_runner() -> None:
     cluster = create_cluster_spec(has_chief=True, num_workers=2, num_ps=3)
 
@@ -262,8 +262,7 @@ def test_terminate_all_does_not_ignore_error(bell: Callable[..., Bell]) -> None:
 
     with MultiProcessRunner(work, create_cluster_spec(num_workers=2)) as runner:
         runner.start()
-        with runner._changed:
-            runner._changed.wait_for(lambda: not runner.process_exists("worker", 0))
+        eventually(lambda: not runner.process_exists("worker", 0), "worker-0 has ended")
         runner.start_single_process("ps", 0, fn=wait_for_it)
         failing.hear()
         runner.terminate_all()
@@ -305,6 +304,13 @@ def test_barrier(tmp_path: Path) -> None:
         return seen, barrier.parties, len(numbers)
 
     assert run(work, create_cluster_spec(has_chief=True, num_workers=2)).return_value == [(3, 3, 2)] * 3
+
+
+def test_a_barrier_can_be_returned_from_a_task_and_nothing_can_wait_for_it_here() -> None:
+    (barrier,) = run(get_barrier, create_cluster_spec(num_workers=1)).return_value
+    assert barrier.parties == 1
+    with pytest.raises(ValueError, match="in the function that the runner runs"):
+        barrier.wait()
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])
@@ -403,8 +409,7 @@ def test_error_reporting_overrides_timeout_reporting() -> None:
 
     with MultiProcessRunner(work, create_cluster_spec(num_workers=2)) as runner:
         runner.start()
-        with runner._changed:
-            runner._changed.wait_for(lambda: not runner.process_exists("worker", 0))
+        eventually(lambda: not runner.process_exists("worker", 0), "worker-0 has ended")
         with pytest.raises(ValueError, match="worker 0 errored"):
             runner.join(0)
 
@@ -482,8 +487,7 @@ def test_without_dependence_on_the_chief_the_others_go_on(bell: Callable[..., Be
     cluster = create_cluster_spec(has_chief=True)
     with MultiProcessRunner(work, cluster, dependence_on_chief=False, chief_grace_s=0.0) as runner:
         runner.start()
-        with runner._changed:
-            runner._changed.wait_for(lambda: not runner.process_exists("chief", 0))
+        eventually(lambda: not runner.process_exists("chief", 0), "the chief has ended")
         gone.ring()
         assert runner.join().return_value == ["chief-0", "worker-0"]
 
@@ -512,15 +516,17 @@ def test_auto_restart() -> None:
     assert counter.value == 2
 
 
-def test_auto_restart_and_timeout() -> None:
+def test_auto_restart_and_timeout(tmp_path: Path) -> None:
     def work() -> None:
-        print("a run")
+        print("a run", flush=True)
+        with open(tmp_path / "runs", "a") as runs:
+            runs.write("a run\n")
         raise ValueError("each time")
 
     with MultiProcessRunner(work, create_cluster_spec(), auto_restart=True, return_output=True) as runner:
         runner.start()
-        with runner._changed:
-            runner._changed.wait_for(lambda: runner._lines.count("[worker-0]:    a run\n") > 1)
+        runs = tmp_path / "runs"
+        eventually(lambda: runs.exists() and runs.read_text().count("a run\n") > 1, "it was started again")
         with pytest.raises(ValueError, match="each time") as caught:
             runner.join(0)
     assert caught.value.mpr_result.stdout.count("[worker-0]:    a run\n") > 1
@@ -537,8 +543,7 @@ def test_auto_restart_and_chief(bell: Callable[..., Bell]) -> None:
     cluster = create_cluster_spec(has_chief=True)
     with MultiProcessRunner(work, cluster, auto_restart=True, return_output=True, chief_grace_s=60) as runner:
         runner.start()
-        with runner._changed:
-            runner._changed.wait_for(lambda: not runner.process_exists("chief", 0))
+        eventually(lambda: not runner.process_exists("chief", 0), "the chief has ended")
         go.ring()
         with pytest.raises(ValueError, match="after the chief") as caught:
             runner.join()
@@ -546,7 +551,8 @@ def test_auto_restart_and_chief(bell: Callable[..., Bell]) -> None:
 
 
 def test_auto_restart_failure_immediate_after_restart(tmp_path: Path, bell: Callable[..., Bell]) -> None:
-    up = bell()
+    """worker-0 is terminated when both have begun for the first time, and worker-1 for the second."""
+    up, begun = bell("up"), bell("begun")
 
     def work() -> str:
         again = (tmp_path / me()).exists()
@@ -556,11 +562,13 @@ def test_auto_restart_failure_immediate_after_restart(tmp_path: Path, bell: Call
         if me() == "worker-1":
             up.ring()
         elif not again:
+            begun.ring()
             for_ever()
         return me()
 
     with MultiProcessRunner(work, create_cluster_spec(num_workers=2), auto_restart=True) as runner:
         runner.start()
+        begun.hear()
         up.hear()
         runner.terminate("worker", 0)
         assert sorted(runner.join().return_value) == ["worker-0", "worker-1"]
@@ -668,21 +676,8 @@ runner.join(None)
 """
 
 
-def _ends(pid: int) -> None:
-    """Wait for the end of a process that is not a child of this one."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        assert poll.poll(20_000), f"process {pid} goes on"
-    finally:
-        os.close(pidfd)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+@pytest.mark.killed("test harness")
 def test_nothing_outlives_the_parent_however_it_ends(number: int, bell: Callable[..., Bell]) -> None:
     begun = bell()
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(begun.path)], stderr=subprocess.PIPE, text=True)
@@ -693,7 +688,7 @@ def test_nothing_outlives_the_parent_however_it_ends(number: int, bell: Callable
     assert ("KeyboardInterrupt" in told) == (number == signal.SIGINT)
     assert len(pids) == 2
     for pid in pids:
-        _ends(pid)
+        ends(pid)
 
 
 def test_what_a_task_leaves_behind_ends_with_it() -> None:
@@ -701,7 +696,7 @@ def test_what_a_task_leaves_behind_ends_with_it() -> None:
         return subprocess.Popen(["sleep", "1000"]).pid
 
     (pid,) = run(leave, create_cluster_spec()).return_value
-    _ends(pid)
+    ends(pid)
 
 
 def test_a_with_statement_that_fails_leaves_no_task() -> None:
@@ -714,32 +709,3 @@ def test_a_with_statement_that_fails_leaves_no_task() -> None:
     with pytest.raises(Odd):
         fails(runner)
     assert runner.get_process_exit_code("worker", 0) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("mode", ["prepend", "importlib"])
-def test_functions_of_a_test_that_pytest_runs_in_its_own_way_arrive(pytester: pytest.Pytester, mode: str) -> None:
-    pytester.mkdir("deep")
-    (pytester.path / "deep" / "test_mine.py").write_text(
-        """
-from zmqdist.testing import create_cluster_spec, run
-import pytest
-
-class Mine(Exception):
-    pass
-
-def helper():
-    return 7
-
-def work(fail):
-    if fail:
-        raise Mine(helper())
-    return helper()
-
-def test_it():
-    assert run(work, create_cluster_spec(), args=(False,)).return_value == [7]
-    with pytest.raises(Mine):
-        run(work, create_cluster_spec(), args=(True,))
-"""
-    )
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--import-mode={mode}")
-    result.assert_outcomes(passed=1)

@@ -27,11 +27,11 @@ def _own_secrets(own_secrets: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ps() -> Iterator[Server]:
+def ps(caplog: pytest.LogCaptureFixture) -> Iterator[Server]:
     """A server of job "ps"; nothing in its loop has failed."""
     with Server({"ps": ["127.0.0.1:0"]}, "ps", 0) as server:
         yield server
-    assert server._node.loop.faults == 0
+    assert "the loop goes on" not in caplog.text  # as a loop logs a callback that has raised
 
 
 @pytest.fixture

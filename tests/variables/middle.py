@@ -14,6 +14,7 @@ class Wire:
 
     Attributes:
       holding: what the ps says goes nowhere.
+      taken: connections so far.
     """
 
     def __init__(self, target: str) -> None:
@@ -21,6 +22,7 @@ class Wire:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.holding = False
+        self.taken = 0
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -45,6 +47,7 @@ class Wire:
                 return
             far = socket.create_connection(self._target)
             self._pairs.append((near, far))
+            self.taken += 1
             threading.Thread(target=self._copy, args=(near, far, False), daemon=True).start()
             threading.Thread(target=self._copy, args=(far, near, True), daemon=True).start()
 

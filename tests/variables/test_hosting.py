@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from zmqdist.specs import TensorSpec
 from zmqdist.variables import client as c
 from zmqdist.variables.client import Outcome, PsClient, Ref
 
-LARGE = (1 << 19, 4)
+LARGE = (1 << 17, 4)  # 2 MiB: more than a message holds
 
 
 def value_of(client: PsClient, ref: Ref) -> Any:
@@ -268,7 +270,7 @@ def test_a_function_that_raises_changes_nothing_and_is_named_with_the_variable(c
         UnknownError, match=r"variable 'w' on ps:0: update function .*broken raised KeyError: 'missing'"
     ):
         one(client, ref, c.apply(ref, broken, [0, 0]))
-    ((version, value, slots),) = client.saved([ref]).get_value()
+    ((version, value, slots, _),) = client.saved([ref]).get_value()
     assert (version, value.tolist(), slots) == (1, [1, 2], {})
 
 
@@ -285,7 +287,7 @@ def test_slots_live_beside_the_variable_and_can_be_saved_and_restored(client: Ps
     ref, other = make([1, 2]), make([0, 0])
     adam = Adam(0.1)
     one(client, ref, c.apply(ref, adam, [1, -1]))
-    ((_, value, slots),) = client.saved([ref]).get_value()
+    ((_, value, slots, _),) = client.saved([ref]).get_value()
     assert sorted(slots) == ["Adam/m", "Adam/step", "Adam/v"]
     one(client, other, c.restore(other, value, slots))
     outcomes = [one(client, each, c.apply(each, adam, [1, -1]), want=True) for each in (ref, other)]
@@ -298,10 +300,10 @@ def test_a_variable_that_was_lost_can_be_made_anew_with_its_version_and_slots(cl
     ref = make([1, 2])
     adam = Adam(0.1)
     one(client, ref, c.apply(ref, adam, [1, -1]))
-    ((version, value, slots),) = client.saved([ref]).get_value()
+    ((version, value, slots, _),) = client.saved([ref]).get_value()
     client.drop([ref]).get_value()
-    client.create(ref, value, (version, slots)).get_value()
-    ((found, again, beside),) = client.saved([ref]).get_value()
+    client.create(ref, value, (version, slots, b"")).get_value()
+    ((found, again, beside, _),) = client.saved([ref]).get_value()
     assert (found, again.tolist()) == (version, value.tolist())
     assert {name: slot.tolist() for name, slot in beside.items()} == {name: s.tolist() for name, s in slots.items()}
 
@@ -392,8 +394,12 @@ def test_text_in_a_wider_array_fits_if_it_is_short_enough(client: PsClient, make
 
 def test_functions_that_nobody_has_any_more_are_forgotten(client: PsClient, make: Make) -> None:
     ref = make([0])
-    before = len(c._functions)
+    pickles = []
     for number in range(5):
-        one(client, ref, c.apply(ref, lambda value, grad, slots, step, more=number: value + more, [1]))
+        change = c.apply(ref, lambda value, grad, slots, step, more=number: value + more, [1])
+        one(client, ref, change)
+        pickles.append(weakref.ref(change[1]))
+    del change
+    gc.collect()
     assert value_of(client, ref).tolist() == [10]
-    assert len(c._functions) <= before + 1
+    assert [pickle() for pickle in pickles] == [None] * 5

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+import zmqdist as zd
 from tests.launch.launched import stop
-from tests.ports import free_addresses
 from tests.variables.conftest import PROGRAM, SESSION, Make
 from tests.variables.middle import Wire
 from zmqdist import limits
@@ -24,16 +24,6 @@ from zmqdist.optimizers import SGD
 from zmqdist.server.server import Server
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, client_of
-
-Child = Callable[..., "subprocess.Popen[str]"]
-
-PS = """
-import sys
-import zmqdist as zd
-with zd.Server({"ps": ["127.0.0.1:1", sys.argv[1]]}, "ps", 1) as server:
-    print(server.address, flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -83,8 +73,9 @@ def test_a_step_of_a_worker_whose_connection_went_counts_once(client: PsClient, 
     until(lambda: client.about().get_value()["variables"][0]["bytes"] == 8)
     waiting = threading.Thread(target=gone.get_value)
     waiting.start()
+    before = wire.taken
     wire.cut()
-    until(lambda: bool(wire._pairs))
+    until(lambda: wire.taken > before)
     told = client.update([(ref, c.apply(ref, SGD(1.0), [3]))], step=0, workers_per_step=2, want=True).get_value()
     assert told[0].value.tolist() == [8]
     waiting.join()
@@ -96,9 +87,12 @@ def test_what_nobody_waits_for_any_more_is_settled(client: PsClient, make: Make,
     for _ in range(5):
         client.update([(ref, c.add(ref, [1]))])
     until(lambda: version(client, ref) == 6)
-    until(lambda: not client._ids._loose or client._ids.next()[2] >= 5)
-    client.update([(ref, c.add(ref, [1]))]).get_value()
-    assert client._ids.next()[2] >= 5
+
+    def the_ps_keeps_only_the_last_answer() -> bool:
+        client.update([(ref, c.add(ref, [1]))]).get_value()
+        return bool(client.about().get_value()["answers"] == 1)
+
+    until(the_ps_keeps_only_the_last_answer)
 
 
 def test_the_time_of_a_question_is_kept(client: PsClient, make: Make) -> None:
@@ -108,84 +102,125 @@ def test_the_time_of_a_question_is_kept(client: PsClient, make: Make) -> None:
         client.update(change, step=0, workers_per_step=2, due=time.monotonic() + 0.05).get_value()
 
 
+def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
+    client: PsClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two questions one asks for both; the other has waited as long."""
+    now, looked, asking = [0.0], threading.Semaphore(0), threading.Event()
+
+    def monotonic() -> float:
+        looked.release()
+        return now[0]
+
+    def hears_nothing(_client: PsClient, until: float) -> None:
+        assert asking.wait(20)
+        raise DeadlineExceededError(None, None, "no answer")
+
+    told: list[str] = []
+
+    def reach() -> None:
+        try:
+            client.reach(10.0)
+        except UnavailableError as error:
+            told.append(error.message)
+
+    client.reached = False
+    with monkeypatch.context() as slow:
+        slow.setattr(c, "time", SimpleNamespace(monotonic=monotonic))
+        slow.setattr(PsClient, "_hear", hears_nothing)
+        threads = [threading.Thread(target=reach) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            assert looked.acquire(timeout=20)
+        now[0] = 12.0
+        asking.set()
+        for thread in threads:
+            thread.join()
+    assert told == [f"no answer from {client.address} for 12.0 s"] * 2
+
+
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def begun(child: Child, address: str) -> subprocess.Popen[str]:
-    process = child(PS, address)
-    assert process.stdout is not None
-    assert process.stdout.readline().strip() == address
-    return process
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zd.local_cluster]:
+    """One parameter server, a process."""
+    with zd.local_cluster(workers=0, ps=1) as cluster:
+        yield cluster
 
 
-def variable(address: str) -> tuple[PsClient, Ref]:
-    client = client_of(address)
+@pytest.fixture
+def mortal(cluster: zd.local_cluster) -> Iterator[zd.local_cluster]:
+    """The same, with its ps:0 alive whatever the test before has done to it."""
+    if "ps:0" not in cluster.pids:
+        cluster.restart_ps(0)
+    yield cluster
+    client_of(cluster.ps[0]).close()
+
+
+def variable(cluster: zd.local_cluster) -> tuple[PsClient, Ref]:
+    client = client_of(cluster.ps[0], cluster.credentials)
     client.open(PROGRAM, SESSION)
-    ref = Ref("w/part_1", (2,), np.dtype("f4"), "ps:1", address, SESSION, 0)
+    ref = Ref("w/part_1", (2,), np.dtype("f4"), "ps:0", cluster.ps[0], SESSION, 0)
     client.create(ref, np.array([1, 2], "f4")).get_value()
     return client, ref
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    (address,) = free_addresses(1)
-    yield address
-    client_of(address).close()
-
-
-def test_a_killed_ps_is_told_at_once_with_variable_and_task(address: str, child: Child) -> None:
-    process = begun(child, address)
-    client, ref = variable(address)
+@pytest.mark.processes("variables")
+@pytest.mark.killed("variables")
+@pytest.mark.shares_cluster
+def test_a_killed_ps_is_told_at_once_with_variable_and_task(mortal: zd.local_cluster) -> None:
+    client, ref = variable(mortal)
     pending = client.update([(ref, c.apply(ref, SGD(1.0), [1, 1]))], step=0, workers_per_step=2)
-    process.kill()
+    mortal.kill_ps(0)
     began = time.monotonic()
     for started in (pending, client.read([ref]), client.update([(ref, c.add(ref, [1, 1]))])):
-        with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:1 .*nobody listens at") as caught:
+        with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .*nobody listens at") as caught:
             started.get_value()
         assert isinstance(caught.value.original_exception, UnavailableError)
     assert time.monotonic() - began < limits.PS_PATIENCE_S
 
 
-def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_ones(address: str, child: Child) -> None:
-    process = begun(child, address)
-    client, ref = variable(address)
-    process.kill()
-    process.wait()
-    begun(child, address)
-    with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:1 .* is lost: .* was started again"):
+@pytest.mark.shares_cluster
+def test_a_ps_that_was_started_again_has_lost_its_variables_and_works_with_new_ones(mortal: zd.local_cluster) -> None:
+    client, ref = variable(mortal)
+    mortal.kill_ps(0)
+    mortal.restart_ps(0)
+    with pytest.raises(PSUnavailableError, match=r"variable 'w/part_1' on ps:0 .* is lost: .* was started again"):
         client.read([ref]).get_value()
-    _, ref = variable(address)
+    _, ref = variable(mortal)
     assert client.update([(ref, c.add(ref, [1, 1]))]).get_value() == [(2, True, None)]
 
 
-def test_with_recovery_a_lost_variable_is_waited_for_until_it_is_there_again(address: str, child: Child) -> None:
-    process = begun(child, address)
-    client, ref = variable(address)
+@pytest.mark.shares_cluster
+def test_with_recovery_a_lost_variable_is_waited_for_until_it_is_there_again(mortal: zd.local_cluster) -> None:
+    client, ref = variable(mortal)
     patient = replace(ref, recovery_s=60.0)
-    process.kill()
-    process.wait()
+    mortal.kill_ps(0)
     read: list[Any] = []
     waiting = threading.Thread(target=lambda: read.append(client.read([patient]).get_value()))
     waiting.start()
-    begun(child, address)
+    mortal.restart_ps(0)
     with pytest.raises(PSUnavailableError):
         client.read([ref]).get_value()
-    variable(address)
+    variable(mortal)
     waiting.join()
     assert read[0][0][1].tolist() == [1, 2]
 
 
+@pytest.mark.shares_cluster
 def test_a_ps_that_is_stopped_is_given_up_after_a_while_and_one_that_goes_on_answers(
-    address: str, child: Child, monkeypatch: pytest.MonkeyPatch
+    mortal: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(c, "PS_PATIENCE_S", 0.2)
-    process = begun(child, address)
-    client, ref = variable(address)
-    stop(process.pid)
-    with pytest.raises(PSUnavailableError, match="no answer from"):
-        client.update([(ref, c.add(ref, [1, 1]))]).get_value()
-    monkeypatch.undo()
-    os.kill(process.pid, signal.SIGCONT)
+    client, ref = variable(mortal)
+    try:
+        stop(mortal.pids["ps:0"])
+        with monkeypatch.context() as hasty:
+            hasty.setattr(c, "PS_PATIENCE_S", 0.2)
+            with pytest.raises(PSUnavailableError, match="no answer from"):
+                client.update([(ref, c.add(ref, [1, 1]))]).get_value()
+    finally:
+        os.kill(mortal.pids["ps:0"], signal.SIGCONT)
     assert client.update([(ref, c.add(ref, [1, 1]))]).get_value()[0].applied
 
 
@@ -198,18 +233,18 @@ def test_a_ps_that_stops_in_order_ends_what_waits(client: PsClient, make: Make, 
         pending.get_value()
 
 
-def test_a_watch_ends_with_its_session_and_fails_with_its_ps(address: str, child: Child) -> None:
-    process = begun(child, address)
-    client, _ = variable(address)
-    ended, lost = client.watch("ps:1", SESSION, 0.0), threading.Event()
+@pytest.mark.shares_cluster
+def test_a_watch_ends_with_its_session_and_fails_with_its_ps(mortal: zd.local_cluster) -> None:
+    client, _ = variable(mortal)
+    ended, lost = client.watch("ps:0", SESSION, 0.0), threading.Event()
     ended.when_done(lost.set)
     assert not lost.is_set()
     client.close_session(SESSION).get_value()
     assert lost.wait(30)
     assert ended.get_value() is None
-    variable(address)
-    watched = client.watch("ps:1", SESSION, 0.0)
-    process.kill()
-    with pytest.raises(PSUnavailableError, match=rf"ps:1 \({address}\) .*nobody listens at") as caught:
+    variable(mortal)
+    watched = client.watch("ps:0", SESSION, 0.0)
+    mortal.kill_ps(0)
+    with pytest.raises(PSUnavailableError, match=rf"ps:0 \({mortal.ps[0]}\) .*nobody listens at") as caught:
         watched.get_value()
-    assert caught.value.address == address
+    assert caught.value.address == mortal.ps[0]

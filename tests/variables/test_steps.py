@@ -37,6 +37,14 @@ def test_the_last_of_k_applies_the_mean_and_answers_all(copies: int, client: PsC
     assert (second.get_value()[0].value == 8).all()
 
 
+def test_the_mean_of_whole_numbers_is_a_whole_number_towards_zero(client: PsClient, make: Make) -> None:
+    ref = make([0], "i8")
+    for gradient in (2, 5):
+        started = client.update([(ref, c.add(ref, [gradient]))], step=0, workers_per_step=2)
+    started.get_value()
+    assert value_of(client, ref) == [3]
+
+
 def test_a_late_gradient_is_dropped_and_told_so(client: PsClient, make: Make) -> None:
     ref = make([10])
     for gradient in (1, 3):
@@ -129,14 +137,24 @@ def test_a_gradient_with_a_key_counts_once_whoever_brings_it(client: PsClient, m
     assert value_of(client, ref) == [7]
 
 
-def test_a_step_leaves_the_gradients_as_they_were_sent(client: PsClient, make: Make) -> None:
+def test_a_step_leaves_the_gradients_as_they_were_sent(
+    client: PsClient, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who sent one may have to ask again: it keeps the memory, which is shared."""
     ref = make(np.zeros(1 << 18))
     client.read([ref]).get_value()  # the ps has shown that it can open shared memory
+    sent: list[Any] = []
+    packed = c.asking.packed
+
+    def seen(*args: Any, **how: Any) -> Any:
+        body, sources = packed(*args, **how)
+        sent.extend(sources)
+        return body, sources
+
+    monkeypatch.setattr(c.asking, "packed", seen)
     both = [push(client, ref, np.full(1 << 18, gradient), 0) for gradient in (1, 3)]
     assert [each.get_value()[0].applied for each in both] == [True, True]
-    sent = [source.array().view("f4") for each in both for source in each._question.sources]
-    assert [set(array.tolist()) for array in sent] == [{1.0}, {3.0}]
+    assert [set(source.array().view("f4").tolist()) for source in sent] == [{1.0}, {3.0}]
 
 
 def test_the_mean_of_scalars(client: PsClient, make: Make) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqdist import messages
@@ -41,6 +41,10 @@ def decoded(header: bytes) -> None:
     assert peak < 2**16 + 100 * len(header)
 
 
+few = settings(max_examples=50, deadline=None)
+
+
+@few
 @given(some_messages)
 def test_every_message_comes_back(message: messages.Message) -> None:
     header = headers.encode(message)
@@ -50,11 +54,13 @@ def test_every_message_comes_back(message: messages.Message) -> None:
     assert not is_hello(header)
 
 
+@few
 @given(st.binary(max_size=64))
 def test_any_bytes_give_a_message_or_a_wire_error(header: bytes) -> None:
     decoded(header)
 
 
+@few
 @given(some_messages, st.integers(0, 80), st.integers(0, 2), st.binary(max_size=3))
 def test_a_damaged_message_gives_a_message_or_a_wire_error(
     message: messages.Message, place: int, cut: int, put: bytes
@@ -66,6 +72,7 @@ def test_a_damaged_message_gives_a_message_or_a_wire_error(
 SIDES = [0, 2**31, 2**63, 2**64 - 1, -1, -(2**63), 1.5, None, "", b"", [], {}, [[]], [[1]], [[1, 2, 3, 4, b""]]]
 
 
+@few
 @given(st.integers(-1, 70), st.lists(st.sampled_from(SIDES), max_size=9))
 def test_any_fields_give_a_message_or_a_wire_error(tag: int, fields: list[Any]) -> None:
     decoded(msgspec.msgpack.encode([tag, *fields]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmqdist.errors import ProtocolMismatchError, WireError
@@ -86,12 +86,17 @@ def test_what_is_no_hello_is_blamed_on_the_peer(header: bytes, told: str) -> Non
         decode_hello(header, "the peer")
 
 
+few = settings(max_examples=50, deadline=None)
+
+
+@few
 @given(st.binary(max_size=40))
 def test_any_bytes_give_a_hello_or_its_errors(data: bytes) -> None:
     decoded(data)
     decoded(MAGIC + VERSION + data)
 
 
+@few
 @given(st.integers(0, 80), st.integers(0, 2), st.binary(max_size=3))
 def test_a_damaged_hello_gives_a_hello_or_its_errors(place: int, cut: int, put: bytes) -> None:
     header = encode_hello(Hello("worker", 5, "worker:0", "host", (3, 10), ("a",)))

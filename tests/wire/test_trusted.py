@@ -46,7 +46,7 @@ from zmqdist.wire.trusted import (
     unpack_parts,
 )
 
-slow_ok = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+slow_ok = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
 
 
 def travel(value: Any) -> Any:
@@ -504,3 +504,17 @@ print("whole")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
+
+
+class Ends(Exception):
+    def __str__(self) -> str:
+        raise SystemExit
+
+    def __reduce__(self) -> Any:
+        raise SystemExit
+
+
+def test_an_exception_whose_methods_end_threads_is_packed_like_any_other() -> None:
+    error = unpack_error(pack_error(raised(Ends())))
+    assert type(error) is Ends
+    assert "Ends" in str(error.__cause__)

@@ -13,7 +13,7 @@ What is on the disk is in manifest.py. How to use it is in docs/checkpoints.md.
 from zmqdist.checkpoint.following import checkpoints_iterator, latest_checkpoint
 from zmqdist.checkpoint.manager import CheckpointManager
 from zmqdist.checkpoint.objects import Checkpoint
-from zmqdist.checkpoint.recovery import Recovered, Recovery
+from zmqdist.checkpoint.recovery import Recovered, Recovery, RecoverySnapshot
 from zmqdist.checkpoint.saving import load, restore, save
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "CheckpointManager",
     "Recovered",
     "Recovery",
+    "RecoverySnapshot",
     "checkpoints_iterator",
     "latest_checkpoint",
     "load",

@@ -30,8 +30,9 @@ class Shard:
 
     def read(self) -> Part:
         """Value, slots and version of one moment. Raises PSUnavailableError."""
-        version, value, slots = self.variable._home.saved().get_value()
-        return Part(value, slots, version)
+        home = self.variable._home
+        version, value, slots, once = home.saved().get_value()
+        return Part(value, slots, version, (home.ref.session, home.ref.number), once)
 
     def start_writing(self, part: Part) -> Pending:
         """Put a value and slots there; done when `get_value()` of what this gives returns. Raises PSUnavailableError."""

@@ -219,7 +219,7 @@ class CheckpointManager:
             try:
                 with self._lock:
                     self._save(self._step if self._step != self._saved_step else None)
-            except Exception as error:
+            except BaseException as error:
                 log.error("periodic checkpoint in %s failed: %s", self._directory, error)
                 self._error = error
 

@@ -46,7 +46,7 @@ class Piece:
     Attributes:
       start, stop: rows of the whole. A scalar is one row.
       file: its name; `size` and `crc32` are of its bytes.
-      version: of the variable when it was read.
+      version: of the variable when it was read; `source` says which one that was, as in parts.py.
       slots: shape and dtype of each slot that lies beside the value.
     """
 
@@ -56,6 +56,7 @@ class Piece:
     size: int
     crc32: int
     version: int = 0
+    source: tuple[int, int] = (0, 0)
     slots: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = field(default_factory=dict)
 
 
@@ -180,6 +181,7 @@ def _told(entry: Entry) -> dict[str, Any]:
                 "size": piece.size,
                 "crc32": piece.crc32,
                 "version": piece.version,
+                "source": list(piece.source),
                 "slots": {
                     name: {"shape": list(shape), "dtype": tell_dtype(dtype)}
                     for name, (shape, dtype) in piece.slots.items()
@@ -211,7 +213,9 @@ def _read_piece(told: dict[str, Any]) -> Piece:
     slots = {
         str(name): (_read_shape(slot["shape"]), _read_dtype(slot["dtype"])) for name, slot in told["slots"].items()
     }
-    return Piece(start, stop, file, int(told["size"]), int(told["crc32"]), int(told["version"]), slots)
+    session, number = map(int, told.get("source", (0, 0)))  # which the first checkpoints did not say
+    size, crc32, version = (int(told[name]) for name in ("size", "crc32", "version"))
+    return Piece(start, stop, file, size, crc32, version, (session, number), slots)
 
 
 def _read_shape(told: Any) -> tuple[int, ...]:

@@ -15,8 +15,12 @@ class Part:
     Attributes:
       slots: of optimizers, by name.
       version: of the variable at the moment when this was read.
+      source: of which variable: the number of its session, and its own there; (0, 0) for no variable, or more than one.
+      once: which updates that one has, for itself alone (variables/once.py).
     """
 
     value: NDArray[Any]
     slots: dict[str, NDArray[Any]] = field(default_factory=dict)
     version: int = 0
+    source: tuple[int, int] = (0, 0)
+    once: bytes = b""

@@ -116,9 +116,10 @@ class Reader:
             ):
                 value = _as_told(arrays["value"], shape, entry.dtype)
                 slots = {slot: _as_told(arrays[f"slot:{slot}"], *told) for slot, told in piece.slots.items()}
+                once = arrays["once"].tobytes() if "once" in arrays.files else b""
         except (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise self._lost(name, piece, str(error)) from error
-        return Part(value, slots, piece.version)
+        return Part(value, slots, piece.version, piece.source, once)
 
     def _lost(self, name: str, piece: Piece, problem: str) -> OpError:
         try:

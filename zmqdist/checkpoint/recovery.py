@@ -9,7 +9,10 @@ Rules
     PSUnavailableError until the variable is there again. Other parameter servers go on with what they have: after a recovery some
     shards are older than others.
 
-    What is lost is told: in the log and in `strategy.recoveries`. Versions never go back, as far as they were seen here.
+    What is lost is told: in the log and in `strategy.recoveries`. A version never comes again, also where the server had counted on after
+    the last look at it: above its changes it has the number of the variable's life, which is another one after each recovery.
+    The checkpoint has with a variable which updates with a key its value has (`schedule(once=True)`), and the number of its last
+    synchronous step: what a function does again that was run again is passed over as it was before.
 
 Not here: starting the process again (`zmqdist launch` does, with `restarts`), saving (manager.py).
 """
@@ -30,7 +33,7 @@ from zmqdist.checkpoint.reading import Reader
 from zmqdist.checkpoint.saving import check
 from zmqdist.checkpoint.structure import Leaf, leaves
 from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
-from zmqdist.limits import RECOVERY_LOOK_S
+from zmqdist.limits import PS_VERSION_LIFE_BITS, RECOVERY_LOOK_S
 from zmqdist.parameter_server import ParameterServerStrategy
 from zmqdist.parameter_server.homes import RemoteHome
 
@@ -48,7 +51,8 @@ class Recovered:
       lost: those that are not there: no checkpoint holds them.
       path: None where nothing was restored.
       age_s: seconds since that checkpoint was saved.
-      updates_lost: that were seen here and are in no checkpoint; there may have been a few more.
+      updates_lost: that are in no checkpoint, as far as they were seen here: at least so many. What workers did after the last look at the
+        server, and before its end, was not.
     """
 
     task: str
@@ -67,10 +71,25 @@ class Recovered:
             told.append(f"{_variables(self.began_anew)} began anew with the first value")
         if self.lost:
             told.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
-        told.append(
-            "1 update since is lost" if self.updates_lost == 1 else f"{self.updates_lost:,} updates since are lost"
-        )
+        if self.updates_lost:
+            plural = "update since is" if self.updates_lost == 1 else "updates since are"
+            told.append(f"at least {self.updates_lost:,} {plural} lost")
+        else:
+            told.append("updates of the last moments may be lost")
         return f"{self.task} came back; " + "; ".join(told)
+
+
+@dataclass(frozen=True)
+class RecoverySnapshot:
+    """What a `Recovery` knows at a moment.
+
+    Attributes:
+      watching: the parameter servers that are watched, such as "ps:1"; none after the end.
+      versions: the last version seen of each variable and shard that the program still has, by its name.
+    """
+
+    watching: tuple[str, ...]
+    versions: dict[str, int]
 
 
 class Recovery:
@@ -97,14 +116,27 @@ class Recovery:
             threading.Thread(target=self._watch, args=(ps,), name=f"zmqdist-recovery-{ps}", daemon=True)
             for ps in range(len(self._session.addresses))
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # of those that run nobody could end one
+            self._closing.set()
+            raise
 
     def close(self) -> None:
         """Watch no more, after a recovery that is under way. May be called again."""
         self._closing.set()
         for thread in self._threads:
             thread.join()
+
+    def snapshot(self) -> RecoverySnapshot:
+        """Return what is known now. From any thread; asks no server."""
+        seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
+        names = {home.ref.number: home.ref.name for home in self._session.homes()}
+        return RecoverySnapshot(
+            watching=tuple(f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()),
+            versions={name: seen[number] for number, name in names.items() if number in seen},
+        )
 
     def __enter__(self) -> Recovery:
         return self
@@ -126,7 +158,7 @@ class Recovery:
                 gone = True
             except FailedPreconditionError:  # the strategy was closed
                 return
-            except Exception as error:
+            except BaseException as error:
                 if told != str(error):  # it is tried again, several times a second
                     log.exception("ps:%d could not be given its variables again; it is tried again", ps)
                 told = str(error)
@@ -150,23 +182,32 @@ class Recovery:
         reader = self._reader({name: found[name] for name in names})
         restored, anew, lost = [], [], []
         updates_lost = 0
+        life, versions = self._session.next_life(), {}
         for home in homes:
-            ref, seen = home.ref, self._versions[ps].get(home.ref.number, 1)
+            ref, changes = home.ref, 1
             name, start, stop = places.get(ref.number, ("", 0, 0))
             entry = None if reader is None else reader.manifest.entries.get(name)
             if reader is not None and entry is not None:
                 part: Part = reader.rows(name, start, stop)
-                version = max(part.version, seen)
-                self._session.clients[ps].create(ref, ref.fit(part.value), (version, part.slots)).get_value()
-                updates_lost += version - part.version
+                own = part.source == (
+                    ref.session,
+                    ref.number,
+                )  # else it was saved by another program, whose versions say nothing
+                changes = _changes(part.version) if own else 1
+                earlier = _version(life, changes), part.slots, part.once if own else b""
+                self._session.clients[ps].create(ref, ref.fit(part.value), earlier).get_value()
                 restored.append(ref.name)
             elif self._from_initial:
-                self._session.make_again(home)
-                updates_lost += seen - 1
+                self._session.make_again(home, _version(life, changes))
                 anew.append(ref.name)
             else:
                 lost.append(ref.name)
-                updates_lost += seen - 1
+            seen = max(self._versions[ps].get(ref.number, 1), home.seen)
+            updates_lost += max(0, _changes(seen) - changes)
+            versions[ref.number] = _version(life, changes)
+        self._versions[ps].update(
+            versions
+        )  # now: where the recovery fails in the middle, the next one counts all of it
         age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
         path = reader.path if reader is not None and restored else None
         self._report(Recovered(f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost))
@@ -197,6 +238,15 @@ class Recovery:
             except (OpError, ValueError) as error:
                 log.error("an older checkpoint is taken: %s", error)
         return None
+
+
+def _version(life: int, changes: int) -> int:
+    return life << PS_VERSION_LIFE_BITS | changes
+
+
+def _changes(version: int) -> int:
+    """How many changes the value has, and 1."""
+    return version & (1 << PS_VERSION_LIFE_BITS) - 1
 
 
 def _variables(names: tuple[str, ...]) -> str:

@@ -123,13 +123,15 @@ def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, 
         with storage.open_write(path) as raw:
             counted = _Counted(raw)
             arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
+            if part.once:
+                arrays["once"] = np.frombuffer(part.once, np.uint8)
             told: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
             np.savez(counted, **told)
             storage.sync(raw)
     except OSError as error:
         raise storage.error_of(error, path) from error
     slots = {name: (slot.shape, slot.dtype) for name, slot in part.slots.items()}
-    return Piece(start, stop, file, counted.size, counted.crc32, part.version, slots)
+    return Piece(start, stop, file, counted.size, counted.crc32, part.version, part.source, slots)
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:

@@ -16,8 +16,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path as FilePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import yaml  # type: ignore[import-untyped,unused-ignore]
@@ -31,11 +30,10 @@ from zmqdist.cluster.environment import CONFIG_ENV, is_json
 from zmqdist.cluster.sections import Job, JobsConfig, RuntimeConfig, Section, SecurityConfig, told
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import ConfigError
+from zmqdist.files import read_regular
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same nodes, ten times faster, where libyaml is there
 _TAG = "tag:yaml.org,2002:"
-_LAUNCHER_OPTIONS = told("Options of the launcher of this name.", "a mapping")
-Options = Annotated[dict[str, Any], _LAUNCHER_OPTIONS]
 
 
 class ClusterConfig(Section, frozen=True):
@@ -54,14 +52,6 @@ class ClusterConfig(Section, frozen=True):
         told("The program that runs on the cluster, as its chief.", "a command line, or a list of words"),
     ]
     security: Annotated[SecurityConfig, told("Who may connect.", "a mapping")] = SecurityConfig()
-    launcher: Annotated[
-        Literal["local", "ssh", "slurm", "kubernetes"],
-        told("Who starts the processes.", "local, ssh, slurm or kubernetes"),
-    ] = "local"
-    local: Options = {}
-    ssh: Options = {}
-    slurm: Options = {}
-    kubernetes: Options = {}
     runtime: RuntimeConfig | None = None
 
     @classmethod
@@ -210,8 +200,7 @@ def _located(mistake: Mistake, path: str, lines: dict[Path, int]) -> ConfigError
 
 def _read(path: str) -> str:
     try:
-        with FilePath(path).open("rb") as file:
-            data = file.read(limits.CONFIG_BYTES_MAX + 1)
+        data = read_regular(path, limits.CONFIG_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(path, 1, "(file)", f"cannot be read: {error.strerror}") from None
     if len(data) > limits.CONFIG_BYTES_MAX:

@@ -76,8 +76,8 @@ class DispatcherJob(Section, frozen=True):
         Seconds, told("Seconds of silence after which a worker is lost.", "a number of seconds above 0")
     ] = limits.LEASE_S
     reconnect_grace_s: Annotated[
-        SecondsFromZero,
-        told("Seconds in which a worker may come back after its connection went.", "a number of seconds, 0 or more"),
+        Seconds,
+        told("Seconds in which a worker may come back after its connection went.", "a number of seconds above 0"),
     ] = limits.RECONNECT_GRACE_S
     attempts_max: Annotated[
         Amount,

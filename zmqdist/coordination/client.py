@@ -5,16 +5,16 @@ Not here: the connection and the registration (link.py), who keeps all this (ser
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections.abc import Iterable
 from math import inf, nan
 from threading import TIMEOUT_MAX
 from typing import Any, NamedTuple, TypeAlias
 
+from zmqdist.background import in_background
 from zmqdist.cluster.devices import Device
 from zmqdist.coordination.link import Link, OnError, Wait
+from zmqdist.coordination.snapshot import CoordinationSnapshot
 from zmqdist.core.answers import Task, named
 from zmqdist.core.coordination import UP
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, from_code
@@ -104,6 +104,7 @@ class CoordinationClient:
         )
         self._link.ended(name, counter)
         if code:
+            self._link.unless_ended(code)
             raise from_code(code, message)
 
     def cancel_barrier(self, name: str) -> None:
@@ -174,6 +175,10 @@ class CoordinationClient:
         """The last errors of tasks that this one was told, oldest first: (name of the task, error)."""
         return list(self._link.errors)
 
+    def snapshot(self) -> CoordinationSnapshot:
+        """An immutable record of now: whether this task is registered, what it waits for. Asks nobody."""
+        return self._link.snapshot()
+
     # -- life -------------------------------------------------------------------------------------------------------------------
 
     def register(self, timeout: float | None = None) -> None:
@@ -219,6 +224,14 @@ class CoordinationClient:
         """
         self._link.close(say_so)
 
+    def end_waits(self, why: str) -> None:
+        """End what waits here, with CancelledError, before `close`: for those who have more to end than this client.
+
+        Args:
+          why: what has happened, as "the server of worker:1 was stopped".
+        """
+        self._link.end_waits(why)
+
     def __enter__(self) -> CoordinationClient:
         return self
 
@@ -227,8 +240,8 @@ class CoordinationClient:
 
     def __del__(self) -> None:
         link = self.__dict__.get("_link")
-        if link is not None and not link.closed and not sys.is_finalizing():
-            threading.Thread(target=link.close, args=(False,), name="zmqdist-coordination-stop", daemon=True).start()
+        if link is not None and not link.closed:
+            in_background("zmqdist-coordination-stop", link.close, False)
 
     def _who(self) -> tuple[str, int, int]:
         if self._link.who is None:

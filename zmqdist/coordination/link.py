@@ -6,6 +6,7 @@ Rules
     Until the keeper has been there for the first time, every question waits for it, up to its own time-out. When the keeper goes,
     what waits ends with UNAVAILABLE, and so does what is asked before it is back: what it kept is gone.
     An error that waiting cannot mend - not allowed, unknown, started again without a reset - is raised by every question from then on.
+    When the task itself ends, that comes first: whatever it waits for ends with CANCELLED, and only then is anybody told (`end_waits`).
     Callbacks have a thread of their own: one that takes its time must not hold up the signs of life.
 
 Not here: what can be asked (client.py).
@@ -24,8 +25,13 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
 from zmqdist.coordination.service import PREFIX
+from zmqdist.coordination.snapshot import CoordinationSnapshot
 from zmqdist.core.answers import named
 from zmqdist.errors import (
+    CANCELLED,
+    FAILED_PRECONDITION,
+    INTERNAL,
+    UNAVAILABLE,
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
@@ -48,6 +54,9 @@ LEAVE_S: Final = 1.0
 
 LOOKING, UP, LOST, REFUSED, RESETTING, ENDED = "looking", "up", "lost", "refused", "resetting", "ended"
 """What a link may be: the keeper was never there; registered; the keeper has gone; refused for good; on the way to begin anew; closed."""
+
+_BY_THE_END: Final = (CANCELLED, UNAVAILABLE, INTERNAL, FAILED_PRECONDITION)
+"""What a question may end with because its own task has: its connection was closed, or the keeper counts the task as one that has left."""
 
 _AT_WORK: Final = (LOOKING, UP, LOST)
 """The thread is there."""
@@ -89,6 +98,10 @@ class Link:
         self._end: OpError | None = None
         """How the registration has ended the last time."""
         self._pending: StatusOrResult | None = None
+        self._was_up = False
+        self._why = ""
+        """Why it has ended."""
+        self._closed = False
         self._waits: set[Wait] = set()
         self._asked: set[StatusOrResult] = set()
         """Questions that wait; not those that were cut off."""
@@ -120,11 +133,15 @@ class Link:
         if self.who is not None:
             self.ready(due)
             due = inf
+        elif self._state == ENDED:
+            raise self._ended()
         started = asking.start(self._questions, PREFIX + method, *args, due=due)
         with self._changed:
             self._asked.add(started)
         if self._state == LOST:  # meanwhile
             self._cut_off()
+        elif self._state == ENDED:
+            started.cancel()
         if wait is not None:
             self._waits.add(wait)
         try:
@@ -132,8 +149,10 @@ class Link:
                 self._wait_aloud(started, wait)
             return started.get_value()
         except UnavailableError as error:
+            self.unless_ended(error.error_code)
             raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
         except OpError as error:
+            self.unless_ended(error.error_code)
             with self._changed:
                 own = started in self._asked
             if own:
@@ -162,11 +181,12 @@ class Link:
         """Wait until the task is registered. Raises as `ask`."""
         began = time.monotonic()
         with self._changed:
+            if self._state == ENDED:
+                raise self._ended()
             while self._state != UP:
                 if self._state == LOST:
                     raise self._gone()
-                if self._state == ENDED:
-                    raise self._ended()
+                self.unless_ended()
                 if self._refused is not None:
                     raise from_code(self._refused.error_code, self._refused.message)
                 now = time.monotonic()
@@ -188,10 +208,15 @@ class Link:
             if len(self._counters) > BARRIERS_MAX:
                 self._counters.popitem(last=False)
 
+    def snapshot(self) -> CoordinationSnapshot:
+        """See CoordinationClient."""
+        with self._changed:
+            return CoordinationSnapshot(self._state, len(self._asked), tuple(self._counters))
+
     @property
     def closed(self) -> bool:
-        """Whether it has ended, or is about to."""
-        return self._state == ENDED
+        """Whether `close` was called."""
+        return self._closed
 
     # -- the end ------------------------------------------------------------------------------------------------------------
 
@@ -209,13 +234,13 @@ class Link:
         Args:
           say_so: tell the keeper, if it is there; else the end of the connection does.
         """
+        self.end_waits(f"{self.name} was closed")
         with self._changed:
-            if self._state == ENDED:
+            if self._closed:
                 return
-            was_up, self._state = self._state == UP, ENDED
-            self._changed.notify_all()
+            self._closed = True
         try:
-            if say_so and was_up:
+            if say_so and self._was_up:
                 due = time.monotonic() + LEAVE_S
                 asking.start(self._life, PREFIX + "leave", self.who, False, due=due).is_ok()
         finally:
@@ -223,6 +248,22 @@ class Link:
             self._told.put(None)
             self._life.close()
             self._questions.close()
+
+    def end_waits(self, why: str) -> None:
+        """The first half of `close`, for those who have more to end than this: what is asked here ends, and nobody is told yet."""
+        with self._changed:
+            if self._state == ENDED:
+                return
+            self._was_up, self._state, self._why = self._state == UP, ENDED, why
+            asked = list(self._asked)
+            self._changed.notify_all()
+        for started in asked:
+            started.cancel()
+
+    def unless_ended(self, code: int = CANCELLED) -> None:
+        """A wait is about to end with an error of this code. Raises CancelledError where this task has ended, which is the reason then."""
+        if self._state == ENDED and code in _BY_THE_END:
+            raise CancelledError(None, None, f"{self._why} while this waited")
 
     def reset(self) -> None:
         """Have the keeper forget what this task was, and register again. Waits for a keeper at most LEADER_WAIT_S."""
@@ -241,8 +282,11 @@ class Link:
             self._hear("reset", *self.who[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
         except DeadlineExceededError:
             raise DeadlineExceededError(None, None, f"{self.keeper} did not answer to a reset") from None
-        except (UnavailableError, CancelledError):
-            raise (self._ended() if self.closed else self._gone()) from None
+        except (UnavailableError, CancelledError, FailedPreconditionError) as error:
+            self.unless_ended(error.error_code)
+            if isinstance(error, FailedPreconditionError):
+                raise
+            raise self._gone() from None
         finally:
             with self._changed:
                 if self._state == RESETTING:
@@ -254,7 +298,7 @@ class Link:
         return UnavailableError(None, None, text)
 
     def _ended(self) -> FailedPreconditionError:
-        return FailedPreconditionError(None, None, f"{self.name} takes part in nothing any more: it was closed")
+        return FailedPreconditionError(None, None, f"{self.name} takes part in nothing any more: {self._why}")
 
     def _join(self) -> None:
         with self._changed:

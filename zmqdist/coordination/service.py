@@ -31,7 +31,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from zmqdist.core.answers import Answer, Effect, Task
+from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
+from zmqdist.core.answers import Answer, Effect, Task, named
 from zmqdist.core.barriers import Outcome
 from zmqdist.core.coordination import Coordination, CoordinationConfig, TaskError, Welcome
 from zmqdist.core.keys import Keys
@@ -96,6 +97,19 @@ class CoordinationService:
     def stop(self, why: str) -> None:
         """Tell all who wait that nobody keeps this any more. From any thread; before the loop ends."""
         self._loop.run(self._stop, why)
+
+    def snapshot(self) -> KeeperSnapshot:
+        """An immutable record of now. From any thread while the loop runs."""
+        return self._loop.run(self._snapshot)
+
+    def _snapshot(self) -> KeeperSnapshot:
+        tasks, keys = self._tasks, self._keys
+        rows = {
+            named(task): TaskRow(state, incarnation, tasks.is_away(task, incarnation), tasks.heard_at(task))
+            for task, state, incarnation, *_ in tasks.states()
+        }
+        barriers = {name: tuple(map(named, missing)) for name, missing in tasks.open_barriers.items()}
+        return KeeperSnapshot(rows, barriers, len(keys), keys.waiting, tasks.waiting + keys.waiting)
 
     def _methods(self) -> dict[str, Callable[..., None]]:
         return {

@@ -22,6 +22,7 @@ from typing import Any
 
 from zmqdist import errors, limits, nest
 from zmqdist.coordinator import metrics
+from zmqdist.coordinator.figures import CoordinatorSnapshot, snapshot_of
 from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
 from zmqdist.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.coordinator.resources import Resources
@@ -150,7 +151,8 @@ class ClusterCoordinator:
           lineage: as `keep`, and when the value is lost it is made again for whoever needs it, and its inputs that have a lineage, too.
 
         Raises:
-          Exception: an earlier function of this round failed: its error, as `join` raises it; nothing was scheduled by this call.
+          Exception: an earlier function of this round failed, and neither `get` nor `exception` of its value has given the error
+            to the program yet: it is raised here, as `join` raises it; nothing was scheduled by this call.
           TypeError: `fn` is not callable, or `args` is text, or not iterable.
           ValueError: `worker` is no worker's name; `priority` has more than 32 bits; `retries` or `timeout` is out of range; or a
             RemoteValue of another coordinator is among the arguments.
@@ -181,7 +183,7 @@ class ClusterCoordinator:
     ) -> RemoteValue:
         shell = self._shell
         with shell.turn:
-            if shell.failure is not None:
+            if shell.failures.unseen:
                 self._end_round()
             shell.packing = get_ident()
             try:
@@ -222,14 +224,15 @@ class ClusterCoordinator:
         """Wait until everything that was scheduled has ended.
 
         Raises:
-          Exception: the first error of a function; raised once, with all errors of the round as its `failures`. Nothing that was
+          Exception: the first error of a function that the program has not seen yet, else the first, as in TensorFlow also where
+            `get` has given it to the program; raised once, with all errors of the round as its `failures`. Nothing that was
             scheduled is executing any more: what had not begun was dropped, what ran was told to end and cut off after `cancel_grace_s`
             (where slots are threads: waited for), and their RemoteValues raise CancelledError. The coordinator can be used on.
           DeadlineExceededError: not all have ended after `timeout` seconds. They go on; after an error they are told to end, and the next
             `join` raises it.
           UnavailableError: there was no dispatcher, or no worker, for `cluster_lost_limit_s`.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + float(timeout)
         shell = self._shell
         turn = shell.turn
         if not turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
@@ -240,7 +243,7 @@ class ClusterCoordinator:
             with shell.lock:
                 self._check_open()
                 self._wait_until(self._has_ended, until, timeout)
-                failed = shell.failure is not None
+                failed = bool(shell.failures)
             if failed:
                 self._end_round(until, timeout)
         finally:
@@ -257,16 +260,17 @@ class ClusterCoordinator:
         if timeout is not None:
             with shell.lock:
                 try:
-                    self._wait_until(self._has_ended, time.monotonic() + timeout, timeout)
+                    self._wait_until(self._has_ended, time.monotonic() + float(timeout), timeout)
                 except errors.DeadlineExceededError:
                     return False
-        if shell.failure is not None:
+        if shell.failures:
             self._end_round()
         return shell.resolved == shell.scheduled
 
     @property
     def failures(self) -> list[BaseException]:
-        """The errors of the round that was ended last, oldest first, at most 100; the first is the one that was raised.
+        """The errors of the round that was ended last, oldest first, at most 100. The one that was raised is the first that the
+        program had not seen before, or the first of all.
 
         The same list is the attribute `failures` of that one, where it takes attributes. They are fresh copies.
         """
@@ -300,13 +304,11 @@ class ClusterCoordinator:
             self._check_open()
             until = time.monotonic() + self._cluster_lost_limit_s
             while shell.members is None and not shell.closed and shell.refusal is None:
-                if (
-                    not shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic()))
-                    and time.monotonic() >= until
-                ):
-                    raise errors.UnavailableError(
-                        None, None, f"no workers are known: waited for {shell.whom_we_wait_for}"
-                    )
+                if shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
+                    continue
+                if time.monotonic() >= until:
+                    raise errors.UnavailableError(None, None, f"no workers are known: waited for {shell.missing.whom}")
+                log.warning("workers(): waiting for %s", shell.missing.whom)
             self._check_open()
             if shell.members is None and shell.refusal is not None:
                 raise shell.refusal()
@@ -391,6 +393,10 @@ class ClusterCoordinator:
         told = {name: metrics.get_metric_summary(name) for name in metrics.names()}
         return {**told, "workers": {row["name"]: row for row in rows}}
 
+    def snapshot(self) -> CoordinatorSnapshot:
+        """An immutable record of what is unfinished, waited for and held here. Does not wait; any thread may ask, also after `close`."""
+        return snapshot_of(self._shell, len(self._resources))
+
     @property
     def target(self) -> str:
         """The dispatcher, as "zmq://host:port"."""
@@ -428,11 +434,11 @@ class ClusterCoordinator:
         while not shell.has_room():
             shell.crowded += 1
             try:
-                self._wait_until(lambda: shell.closed or shell.failure is not None or shell.has_room(), None, None)
+                self._wait_until(lambda: shell.closed or bool(shell.failures.unseen) or shell.has_room(), None, None)
             finally:
                 shell.crowded -= 1
             self._check_open()
-            if shell.failure is not None:  # also when it came together with the room
+            if shell.failures.unseen:  # also when it came together with the room
                 shell.lock.release()
                 try:
                     self._end_round()
@@ -440,7 +446,7 @@ class ClusterCoordinator:
                     shell.lock.acquire()
 
     def _has_ended(self) -> bool:
-        return self._shell.resolved == self._shell.scheduled or self._shell.failure is not None
+        return self._shell.resolved == self._shell.scheduled or bool(self._shell.failures)
 
     def _wait_until(self, ready: Callable[[], bool], until: float | None, timeout: float | None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""
@@ -448,13 +454,12 @@ class ClusterCoordinator:
         shell.waiting += 1
         try:
             while not ready():
-                left = limits.WAIT_LOG_S if until is None else min(limits.WAIT_LOG_S, until - time.monotonic())
-                if left <= 0:
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
                     unfinished = shell.scheduled - shell.resolved
                     problem = f"{unfinished} scheduled functions have not ended after {timeout:g} s"
                     raise errors.DeadlineExceededError(None, None, problem)
-                if not shell.changed.wait(left) and (whom := shell.whom_we_wait_for) is not None:
-                    log.warning("waiting for %s", whom)
+                shell.changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         finally:
             shell.waiting -= 1
 
@@ -463,18 +468,17 @@ class ClusterCoordinator:
         shell = self._shell
         with shell.lock:
             before = shell.rounds_ended
-            fail = shell.failure
-            if fail is None:
+            failed = shell.failures.round
+            if failed is None:
                 return
             shell.end_round()
             self._wait_until(lambda: shell.rounds_ended > before or shell.closed, until, timeout)
-            if shell.failure is not fail:
+            if shell.failures.round is not failed:
                 return  # another thread has raised it
-            failed = self._failed = shell.failures
-            shell.failure, shell.failures = None, []
+            fail, self._failed = shell.failures.take()
         error = fail()
         try:
-            error.failures = [each() for each in failed]  # type: ignore[attr-defined]
+            error.failures = [each() for each in self._failed]  # type: ignore[attr-defined]
         except Exception:  # it takes no attributes
             log.debug("a %s cannot be told the other failures", type(error).__name__)
         raise error

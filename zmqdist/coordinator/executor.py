@@ -38,7 +38,7 @@ class Executor(futures.Executor):
         """Schedule `fn(*args, **kwargs)`.
 
         Raises:
-          RuntimeError: after `shutdown`.
+          RuntimeError: after `shutdown`; or no thread can be started that settles the Futures.
           TypeError, ValueError, InvalidArgumentError: as of `ClusterCoordinator.schedule`.
         """
         with self._lock:
@@ -47,7 +47,12 @@ class Executor(futures.Executor):
             value = self._coordinator.schedule(fn, args, kwargs)
             future: _Future[T] = _Future(value)
             self._futures.add(future)
-        value.add_done_callback(lambda value: self._settle(future, value))
+        try:
+            value.add_done_callback(lambda value: self._settle(future, value))
+        except BaseException:  # no thread for it: it would never be settled
+            value.cancel()
+            self._forget(future)
+            raise
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -76,19 +81,24 @@ class Executor(futures.Executor):
         self._coordinator.close()
 
     def _settle(self, future: _Future[Any], value: RemoteValue) -> None:
-        """In the coordinator's thread for callbacks."""
+        """In the coordinator's thread for callbacks, or where `submit` was called when the result is here already."""
         try:
             error = value.exception()
             result = None if error is not None else value.get()
-        except Exception as failed:  # the result came, and could not be unpickled here
+        except BaseException as failed:  # the result came, and could not be unpickled here
             error, result = failed, None
-        if isinstance(error, errors.CancelledError):
-            futures.Future.cancel(future)
-        if future.set_running_or_notify_cancel():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+        try:
+            if isinstance(error, errors.CancelledError):
+                futures.Future.cancel(future)
+            if future.set_running_or_notify_cancel():
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+        finally:  # a callback of the Future may raise a SystemExit: `shutdown` waits for those that are not settled
+            self._forget(future)
+
+    def _forget(self, future: _Future[Any]) -> None:
         with self._lock:
             self._futures.discard(future)
             self._idle.notify_all()

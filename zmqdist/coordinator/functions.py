@@ -35,6 +35,15 @@ class FunctionNumbers:
         self._defined: list[tuple[int, bytes]] = []
         self._dropped: list[int] = []
 
+    def __len__(self) -> int:
+        """Functions that the cluster knows by a number."""
+        return len(self._kept)
+
+    @property
+    def pickles(self) -> int:
+        """How often a function was pickled."""
+        return self._cache.pickles
+
     def pickled(self, fn: Callable[..., Any]) -> bytes:
         """The function as it is now. Raises InvalidArgumentError where it cannot be pickled."""
         if metrics.enable_metrics:

@@ -34,23 +34,26 @@ class Histogram:
       first: upper bound of the first bucket.
       factor: of each bound to the one before.
       count: of bounds; what is above the last has a bucket, too.
+
+    Attributes:
+      bounds: the upper bound of each bucket but the last.
     """
 
     def __init__(self, first: float, factor: float, count: int) -> None:
-        self._bounds = [first * factor**power for power in range(count)]
+        self.bounds = [first * factor**power for power in range(count)]
         self._lock = threading.Lock()
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._counts = [0] * (len(self._bounds) + 1)
+            self._counts = [0] * (len(self.bounds) + 1)
             self._min, self._max, self._sum = float("inf"), float("-inf"), 0.0
 
     def add(self, value: float) -> None:
         """Count a value."""
         with self._lock:
-            self._counts[bisect.bisect_right(self._bounds, value)] += 1
+            self._counts[bisect.bisect_right(self.bounds, value)] += 1
             self._min, self._max = min(self._min, value), max(self._max, value)
             self._sum += value
 
@@ -58,7 +61,7 @@ class Histogram:
         """{"min", "max", "num", "sum", "histogram": {(low, high): count}}; min and max are 0 where there was no value."""
         with self._lock:
             number = sum(self._counts)
-            edges = [0.0, *self._bounds, float("inf")]
+            edges = [0.0, *self.bounds, float("inf")]
             return {
                 "min": self._min if number else 0.0,
                 "max": self._max if number else 0.0,

@@ -74,7 +74,7 @@ class ResourceValue(RemoteValue):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is built; the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             building, lost = self._state()
             if lost is not None:
@@ -95,7 +95,7 @@ class ResourceValue(RemoteValue):
         """Call `fn(self)` when its present build has ended, in whatever way."""
         building, lost = self._state()
         if lost is not None or building is None:
-            self._owner.call_back([(fn, self)])
+            self._owner.callbacks.put([(fn, self)])
         else:
             building.add_done_callback(lambda _: fn(self))
 
@@ -113,7 +113,7 @@ class ResourceValue(RemoteValue):
             return state.building, state.lost
 
     def _asked(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + float(timeout)
         while True:
             error = self.exception(_left(until))
             if error is not None:
@@ -185,7 +185,7 @@ class PerWorkerValues:
 
         Raises: what `RemoteValue.fetch` raises for the first that has no value. DeadlineExceededError after `timeout` seconds for all.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + float(timeout)
         return [value.fetch(_left(until)) for value in self._values]
 
     def __repr__(self) -> str:

@@ -51,7 +51,7 @@ class Wishes:
             raise ValueError(f"retries is {retries}, wants 0 or more")
         if timeout is not None and not timeout > 0:  # so that NaN is refused, too
             raise ValueError(f"timeout is {timeout}, wants more than 0 s, or None")
-        return cls(retries, timeout, None if timeout is None else time.monotonic() + timeout, lineage)
+        return cls(retries, timeout, None if timeout is None else time.monotonic() + float(timeout), lineage)
 
 
 NONE = Wishes()

@@ -168,7 +168,7 @@ class Resources:
                 return sorted(self._present)
         if shell.refusal is not None:
             raise shell.refusal()
-        problem = f"no worker was there for {self._patience_s:g} s: waited for {shell.whom_we_wait_for or 'a worker'}"
+        problem = f"no worker was there for {self._patience_s:g} s: waited for {shell.missing.whom or 'a worker'}"
         raise errors.UnavailableError(None, None, problem)
 
     def define(

@@ -11,19 +11,20 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
-from zmqdist import errors, limits
+from zmqdist import errors
 from zmqdist.coordinator import metrics
 from zmqdist.coordinator.callbacks import Callbacks
+from zmqdist.coordinator.failures import ROUND, Failure, Failures
 from zmqdist.coordinator.fetching import Fetching
 from zmqdist.coordinator.functions import FunctionNumbers
 from zmqdist.coordinator.gathered import Gathered
+from zmqdist.coordinator.missing import Missing
 from zmqdist.coordinator.plans import Plans
 from zmqdist.coordinator.target import Target
-from zmqdist.coordinator.values import Kept, RemoteValue, failure
+from zmqdist.coordinator.values import Kept, RemoteValue
 from zmqdist.coordinator.watchdog import WatchDog
 from zmqdist.core import graph
 from zmqdist.core.closures import (
@@ -49,6 +50,7 @@ from zmqdist.core.closures import (
     Scheduled,
     WithdrawAsked,
 )
+from zmqdist.core.contact import earliest
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.membership import SAID_GOODBYE
 from zmqdist.core.pins import PLAIN, Joined, Left, MembersChanged, Options
@@ -74,7 +76,8 @@ Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 WORKERS = frozenset({"worker"})
 FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
 
-_open: WeakSet[Shell] = WeakSet()
+opened: WeakSet[Shell] = WeakSet()
+"""The connections of this process; closed ones too, until they are collected."""
 
 
 def _forked() -> None:
@@ -82,7 +85,7 @@ def _forked() -> None:
 
     Neither is any other thread, and nobody would let go of what it held.
     """
-    for shell in _open:
+    for shell in opened:
         shell.room = 0
         shell.turn, shell.lock, shell.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
         shell.changed = threading.Condition(shell.lock)
@@ -105,14 +108,16 @@ class Shell:
       unpacking: a result is unpacked once.
       refusal: makes the error with which the dispatcher has refused us for good: it will not be asked again. None: it has not.
       scheduled, resolved: how many pieces of work there were and how many have ended.
-      failure: makes the round's first error; None where there is none.
-      failures: the same for all of them, as many as FAILURES_TOLD.
+      failures: the errors of the round.
+      callbacks: the thread of the users' callbacks.
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       packing: the thread that packs the arguments of a `schedule`; None for none.
       given: what it has met there that must stay until the work has ended: resources, kept values.
       inputs: results that it has met there, by the number of their work.
       by_reference: what is packed is used at any time, and not with inputs of its own.
+      values, callees: those that have not been settled, by their work's number; of them, those with callbacks, which must not be dropped.
+      machine, store, fetching, missing: what decides, holds large arguments, brings large results, says who is missing. Any thread looks.
     """
 
     def __init__(
@@ -135,15 +140,14 @@ class Shell:
         self.given: list[Any] = []
         self.inputs: dict[int, RemoteValue] = {}
         self.by_reference = False
-        self.failure: Callable[[], BaseException] | None = None
-        self.failures: list[Callable[[], BaseException]] = []
+        self.failures = Failures(reported=rounds)
         self.closed = False
         self.pid = os.getpid()
         self.functions = FunctionNumbers(self._hold)
         self._rounds = rounds
-        self.refusal: _Failure | None = None
-        self._values: dict[int, ref[RemoteValue]] = {}
-        self._kept: set[RemoteValue] = set()
+        self.refusal: Failure | None = None
+        self.values: dict[int, ref[RemoteValue]] = {}
+        self.callees: set[RemoteValue] = set()
         self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
         self._options: dict[int, Options] = {}
@@ -161,7 +165,7 @@ class Shell:
         self._draining = False
         self._due: float | None = None
         self._memory, self._executions = MemoryKeeper(), metrics.Executions()
-        self._callbacks = Callbacks()
+        self.callbacks = Callbacks()
         self._loop = Loop("zmqdist-coordinator")
         try:
             self._open(target, cancel_grace_s, lost_limit_s, recovery_limit_s)
@@ -171,18 +175,18 @@ class Shell:
         self._dealer.connect()
         self._loop.start()
         self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
-        _open.add(self)
+        opened.add(self)
 
     # -- for users' threads ---------------------------------------------------------------------------------------
 
     def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
         """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
-        reference = self._store.hold(parts, shared=True, inline_max=inline_max)
+        reference = self.store.hold(parts, shared=True, inline_max=inline_max)
         return encode_reference(reference), reference.bulks
 
     def drop(self, bulks: list[int]) -> None:
         """What was held is not enqueued."""
-        self._store.free(bulks)
+        self.store.free(bulks)
 
     def enqueue(
         self,
@@ -213,7 +217,7 @@ class Shell:
         if given:
             self._given[work] = given
         value = RemoteValue(self, work, name, alive)
-        self._values[work] = ref(value)
+        self.values[work] = ref(value)
         if options is not PLAIN:
             self._options[work] = options
         if options is not PLAIN and options.apart:
@@ -229,7 +233,7 @@ class Shell:
 
     def expect(self, work: int, value: RemoteValue) -> None:
         """The plans have taken it: it is to be settled. With the lock held."""
-        self._values[work] = ref(value)
+        self.values[work] = ref(value)
         self.scheduled += 1
         self.room -= 1
         self._announce(work)
@@ -245,7 +249,7 @@ class Shell:
         if self.pid != os.getpid():
             problem = f"the value of {name} was kept before a fork: fetch() it in the process that scheduled {name}"
             raise errors.FailedPreconditionError(None, None, problem)
-        return self._fetching.kept(encoded, name)
+        return self.fetching.kept(encoded, name)
 
     def let_go(self, work: int) -> None:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
@@ -262,27 +266,20 @@ class Shell:
 
         def begin() -> None:
             self._watchers.append(watcher)
-            watcher(list(self._machine.pins.members.values()), [])
+            watcher(list(self.machine.pins.members.values()), [])
 
         self.in_loop(begin)
 
     @property
     def members(self) -> dict[str, Joined] | None:
         """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
-        return self._machine.pins.members if self._machine.pins.told else None
+        return self.machine.pins.members if self.machine.pins.told else None
 
     def has_room(self) -> bool:
         """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
-        queued = self._machine.queued + len(self.outbox)
+        queued = self.machine.queued + len(self.outbox)
         self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
         return self.room > 0
-
-    @property
-    def whom_we_wait_for(self) -> str | None:
-        """For a log line; None when the cluster is there."""
-        if not self._machine.enlisted:
-            return f"the dispatcher at {self.address}: {self._dealer.trouble or 'no answer'}"
-        return None if self._machine.workers else f"a worker to register with the dispatcher at {self.address}"
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come."""
@@ -294,10 +291,7 @@ class Shell:
 
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
-        self._kept.add(value)
-
-    def call_back(self, calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]]) -> None:
-        self._callbacks.put(calls)
+        self.callees.add(value)
 
     def give_up(self) -> None:
         """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
@@ -311,11 +305,11 @@ class Shell:
             pass
         self._loop.stop()
         self._watchdog.stop()
-        self._fetching.close()
-        self._store.close()
+        self.fetching.close()
+        self.store.close()
         with self.lock:
-            ended = [value for reference in self._values.values() if (value := reference()) is not None]
-            self._values.clear()
+            ended = [value for reference in self.values.values() if (value := reference()) is not None]
+            self.values.clear()
             calls = []
             for value in ended:
                 value._settle(CANCELLED, b"")
@@ -323,10 +317,11 @@ class Shell:
             self.resolved = self.scheduled
             self.plans.close()
             self.changed.notify_all()
-        self.call_back(calls)
-        self._kept.clear()
+        self.failures.report()
+        self.callbacks.put(calls)
+        self.callees.clear()
         self._given.clear()
-        self._callbacks.close()
+        self.callbacks.close()
 
     def _hold(self, work: int, parts: list[Any]) -> bytes:
         """For a large function: the same, until that piece of work has ended."""
@@ -341,18 +336,19 @@ class Shell:
         incarnation = self.number = secrets.randbits(62) | 1
         name = f"coordinator {socket.gethostname()}:{self.pid}"
         host = own_host(self.address)
-        router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
+        router = Router(loop, security := credentials.server(host, "submit"), our_hello("server", incarnation, name))
         service = RpcService("coordinator")
-        self._store = BulkStore(service, WORKERS, incarnation)
+        self.store = BulkStore(service, WORKERS, incarnation)
         service.attach(router, loop, incarnation)
-        self._store.address = router.bind(join_address(host, 0))
-        self._fetching = Fetching(
+        self.store.address, self.store.key = router.bind(join_address(host, 0)), security.public
+        self.fetching = Fetching(
             credentials,
             self.address,
+            lambda work, attempt: self.machine.wants(work, attempt),
             lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
             lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
         )
-        self._machine = Closures(
+        self.machine = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
             cancel_grace_s=cancel_grace_s,
@@ -370,6 +366,7 @@ class Shell:
             on_down=lambda: self._handle(DispatcherDown()),
             on_refused=self._refused,
         )
+        self.missing = Missing(loop, self.machine, self._dealer)
 
     def _up(self, _hello: Hello) -> None:
         with self.lock:
@@ -378,7 +375,7 @@ class Shell:
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):
-            self._dealer.send(*self._store.answer(message))
+            self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
             self._refused(errors.from_code(message.code, message.message))
         else:
@@ -389,14 +386,14 @@ class Shell:
         log.error("dispatcher at %s: %s", self.address, error)
         text = f"dispatcher at {self.address}: {error.message}"
         payload = trusted.pack_error(errors.from_code(error.error_code, text))
-        failed = _Failure(ERROR, payload, "")
+        failed = Failure(ERROR, payload, "")
         with self.lock:
-            if not self._machine.enlisted:
+            if not self.machine.enlisted:
                 self.refusal = failed
-            self.fail_round(failed)
+            self.failures.add(ROUND, failed)
             self.changed.notify_all()
         self._drain()
-        self._fail(list(self._values), payload)
+        self._fail(list(self.values), payload)
 
     def _fail(self, works: list[int], payload: bytes) -> None:
         """These end with an error of our own; the machine is not asked and only has to forget them."""
@@ -409,15 +406,11 @@ class Shell:
             outbox, self.outbox = self.outbox, []
             planned, self.plans.planned = self.plans.planned, []
             staying, self._staying = self._staying, []
-            options, apart = None, []
-            if self._options:
-                options, self._options = self._options, {}
-                apart, self._apart_outbox = self._apart_outbox, []
+            options, self._options = self._options or None, {}
+            apart, self._apart_outbox = self._apart_outbox, []
             defined, dropped = self.functions.take()
             refused = self.refusal
-            works = []
-            if refused is not None:
-                works = [*(item[0] for item in (*apart, *outbox)), *(plan.work for plan in planned)]
+            works = [*(item[0] for item in (*apart, *outbox)), *(plan.work for plan in planned)] if refused else []
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
@@ -449,15 +442,18 @@ class Shell:
 
     def _handle(self, event: Event) -> None:
         now = self._loop.now()
-        self._perform(self._machine.handle(event, now))
+        self._perform(self.machine.handle(event, now))
         if self.plans.events:
             self._go_on()
-        due = self._machine.deadline
-        if self.plans and (planned := self.plans.graph.deadline) is not None:
-            due = planned if due is None else min(due, planned)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """For what is due first, of the machine and of the plans: a plan that only waits for its inputs has a time, too."""
+        due = earliest(self.machine.deadline, self.plans.graph.deadline if self.plans else None)
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
+        self.missing.watch()
 
     def decide(self, event: graph.Event) -> None:
         """An event for the plans."""
@@ -468,6 +464,7 @@ class Shell:
         """Tell the machine what the plans have decided."""
         for event in self.plans.take():
             self._handle(event)
+        self._set_timer()
         if self.crowded:  # what the plans have is counted here, and not in the machine
             with self.lock:
                 self.changed.notify_all()
@@ -509,7 +506,7 @@ class Shell:
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         given: list[list[Any]] = []
         with self.lock:
-            values, before = self._values, len(self._values)
+            values, before = self.values, len(self.values)
             apart, aside = self._apart, 0
             for work, kind, payload in items:
                 if kind and kind == KEPT and type(payload) is bytes:
@@ -518,7 +515,7 @@ class Shell:
                 if reference is None:
                     continue
                 if self.held_by_work and work in self.held_by_work:
-                    self._store.free(self.held_by_work.pop(work))
+                    self.store.free(self.held_by_work.pop(work))
                 if self._given and work in self._given:
                     given.append(self._given.pop(work))
                 value = reference()
@@ -526,36 +523,31 @@ class Shell:
                     apart.discard(work)
                     aside += 1
                 elif kind and self._rounds and kind in FAILURES:
-                    self.fail_round(_Failure(kind, payload, "a scheduled function" if value is None else value._name))
+                    name = "a scheduled function" if value is None else value._name
+                    self.failures.add(work, Failure(kind, payload, name))
                 if value is None:
                     continue
                 value._settle(kind, payload)
                 if value._callbacks:
                     calls += [(fn, value) for fn in value._callbacks]
-                    self._kept.discard(value)
+                    self.callees.discard(value)
             self.resolved += before - len(values) - aside
             if not values:
-                self._values = {}  # a dict keeps the room that it once needed
-            if self.waiting and (self.resolved == self.scheduled or self.failure is not None or self.crowded):
+                self.values = {}  # a dict keeps the room that it once needed
+            if self.waiting and (self.resolved == self.scheduled or self.failures or self.crowded):
                 self.changed.notify_all()
         self._executions.end(items)
-        self._memory.look(len(self._values), lambda: True)
+        self._memory.look(len(self.values), lambda: True)
         if calls:
-            self.call_back(calls)
-
-    def fail_round(self, failed: Callable[[], BaseException]) -> None:
-        """With the lock held; `failed` makes an exception each time. Whoever waits has to be notified."""
-        self.failure = self.failure or failed
-        if len(self.failures) < limits.FAILURES_TOLD:
-            self.failures.append(failed)
+            self.callbacks.put(calls)
 
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        held = self._values.get(self.plans.user_of(work))
+        held = self.values.get(self.plans.user_of(work))
         # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
-        parts = self._fetching.ask(work, attempt, reference) if wanted else []
+        parts = self.fetching.ask(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
 
@@ -569,25 +561,3 @@ class Shell:
     def _say_goodbye(self) -> None:
         self._dealer.send(Goodbye())
         self._dealer.close(linger_s=0.5)
-
-
-def _queued(shell: Shell) -> int:
-    return 0 if shell.closed else shell._machine.queued + len(shell.outbox)
-
-
-metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(_open)))
-metrics.GAUGES["inflight_closures"] = lambda: sum(
-    each.scheduled - each.resolved - _queued(each) for each in list(_open)
-)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """How a round has failed; a fresh exception each time."""
-
-    kind: int
-    payload: Any
-    name: str
-
-    def __call__(self) -> BaseException:
-        return failure(self.kind, self.payload, self.name)

@@ -136,7 +136,7 @@ class RemoteValue:
         return self._value
 
     def _get_kept(self, timeout: float | None) -> Any:
-        until = None if timeout is None else time.monotonic() + timeout
+        until = None if timeout is None else time.monotonic() + float(timeout)
         while self._value is _NOTHING:
             held = self._payload
             if not isinstance(held, Kept):
@@ -195,8 +195,12 @@ class RemoteValue:
 
     def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
         """Call `fn(self)` when it has ended, in a thread of the coordinator that runs callbacks one after the other; at once
-        when it has ended already. An exception in `fn` is logged. It must not wait for another RemoteValue of a callback.
+        when it has ended already. What `fn` raises is logged. It must not wait for another RemoteValue of a callback.
+
+        Raises:
+          RuntimeError: no thread can be started for it.
         """
+        self._owner.callbacks.start()
         with self._owner.lock:
             if self._kind is None:
                 if self._callbacks is None:
@@ -204,7 +208,7 @@ class RemoteValue:
                     self._owner.keep(self)
                 self._callbacks.append(fn)
                 return
-        self._owner.call_back([(fn, self)])
+        self._owner.callbacks.put([(fn, self)])
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio  # only for those who use it
@@ -283,6 +287,8 @@ class RemoteValue:
                 self._waiters.remove(waiter)
 
     def _error(self) -> BaseException:
+        """For the program, which has seen it then."""
+        self._owner.failures.saw(self._work)
         return failure(self._kind, self._payload, self._name)
 
 
@@ -365,7 +371,7 @@ def _unpack(payload: Any) -> Any:
 
 def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None) -> Iterator[RemoteValue]:
     """Each value once, as it ends. DeadlineExceededError when not all have ended `timeout` seconds after the first `next`."""
-    until = None if timeout is None else time.monotonic() + timeout
+    until = None if timeout is None else time.monotonic() + float(timeout)
     ended: queue.SimpleQueue[RemoteValue] = queue.SimpleQueue()
     wanted = list(dict.fromkeys(values))
     for value in wanted:

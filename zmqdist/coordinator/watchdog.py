@@ -51,7 +51,7 @@ def _repeat(stopped: threading.Event, interval: float, function: Callable[..., o
     while not stopped.wait(interval):
         try:
             function(*args)
-        except Exception:
+        except BaseException:
             log.exception("a repeated call failed")
 
 

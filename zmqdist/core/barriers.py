@@ -211,6 +211,11 @@ class Barriers:
         return sorted(barrier.round.tasks - barrier.round.came.keys())
 
     @property
+    def open(self) -> list[str]:
+        """Names of the barriers at which a caller waits."""
+        return [barrier.name for barrier in self._waited_at()]
+
+    @property
     def waiting(self) -> int:
         """Callers that wait."""
         return len(self._by_ticket)

@@ -46,6 +46,10 @@ class Batches(Generic[T]):
         self._open: dict[Hashable, Batch[T]] = {}  # in the order of their first calls
         self._closed: OrderedDict[Batch[T], None] = OrderedDict()
 
+    def __len__(self) -> int:
+        """Calls that wait."""
+        return sum(len(batch.calls) for batch in (*self._closed, *self._open.values()))
+
     def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> Batch[T]:
         """A call of so many rows waits. Returns what `dropped` wants to know."""
         batch = self._open.get(kind)

@@ -108,6 +108,7 @@ class ClientCalls:
     Attributes:
       incarnation: of the server that is connected; 0 while none is.
       in_flight, waiting: the calls by number, in the order of asking.
+      waiting_bytes: of the bodies of those that wait.
       deadline: when `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline.
     """
 
@@ -116,7 +117,7 @@ class ClientCalls:
         self._pending_max = pending_max
         self._last_id = 0
         self.deadline = inf
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         self.incarnation = 0
         self.in_flight: dict[int, ClientCall] = {}
         self.waiting: dict[int, ClientCall] = {}
@@ -139,12 +140,12 @@ class ClientCalls:
         self._last_id = call.id = self._last_id + 1
         if call.due < self.deadline:
             self.deadline = call.due
-        self._waiting_bytes += len(call.body)
+        self.waiting_bytes += len(call.body)
         waiting[call.id] = call
         return self.incarnation != 0 and (
             not in_flight
             or len(waiting) >= BATCH_ITEMS_MAX
-            or self._waiting_bytes >= BATCH_BYTES_MAX
+            or self.waiting_bytes >= BATCH_BYTES_MAX
             or bool(call.frames)
         )
 
@@ -157,7 +158,7 @@ class ClientCalls:
         if len(waiting) == 1:
             number, call = waiting.popitem()
             in_flight[number] = call
-            self._waiting_bytes = 0
+            self.waiting_bytes = 0
             return [call]
         byte_count = 0
         for call in waiting.values():
@@ -173,7 +174,7 @@ class ClientCalls:
         else:
             for call in calls:
                 in_flight[call.id] = waiting.pop(call.id)
-        self._waiting_bytes -= byte_count
+        self.waiting_bytes -= byte_count
         return calls
 
     def request(self, call: ClientCall, now: float) -> Call:
@@ -184,7 +185,7 @@ class ClientCalls:
     def undelivered(self, calls: list[ClientCall]) -> None:
         """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
-        self._waiting_bytes += sum(len(call.body) for call in unsent.values())
+        self.waiting_bytes += sum(len(call.body) for call in unsent.values())
         self.waiting = {**unsent, **self.waiting}
 
     def server_up(self, incarnation: int) -> None:
@@ -250,7 +251,7 @@ class ClientCalls:
         ended = [*self.in_flight.values(), *self.waiting.values()]
         self.in_flight.clear()
         self.waiting.clear()
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
         for call in ended:
             call.end(code, message)
         return ended
@@ -260,7 +261,7 @@ class ClientCalls:
         if self.in_flight.pop(call.id, None) is not None:
             return True
         if self.waiting.pop(call.id, None) is not None:
-            self._waiting_bytes -= len(call.body)
+            self.waiting_bytes -= len(call.body)
         return False
 
 
@@ -320,14 +321,18 @@ class ServerCalls:
         served = calls[call.id] = ServedCall(peer, call.id, now + call.left_ms / 1000 if call.left_ms else inf)
         return served
 
-    def finished(self, served: ServedCall) -> bool:
-        """It was run, or turned out to be unwanted: whether an answer is to be sent. True once."""
+    def finished(self, served: ServedCall, now: float = -inf) -> bool:
+        """It was run, or turned out to be unwanted: whether an answer is to be sent. True once.
+
+        After the deadline none is: a function that was told so by `cancelled()` has given up, and what it returned is no result.
+        Its caller's own deadline was earlier.
+        """
         calls = self._by_peer.get(served.peer)
         if calls is not None and calls.get(served.id) is served:
             del calls[served.id]
             if not calls:
                 del self._by_peer[served.peer]
-        wanted, served.dropped = not served.dropped, True
+        wanted, served.dropped = served.wanted(now), True
         return wanted
 
     def cancelled(self, peer: Hashable, id: int) -> ServedCall | None:

@@ -259,6 +259,16 @@ class Closures:
     def unfinished(self) -> int:
         return len(self._works)
 
+    def wants(self, work: int, attempt: int) -> bool:
+        """Whether a bulk result of this attempt is what its work waits for. In any thread."""
+        item = self._works.get(work)
+        return item is not None and item[1] == attempt
+
+    @property
+    def kept(self) -> int:
+        """Values that are with their workers."""
+        return len(self._kept)
+
     @property
     def enlisted(self) -> bool:
         return self._enlisted
@@ -276,9 +286,13 @@ class Closures:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
         if self._alone_since is None:
             return self.pins.deadline if self.pins.options else None
-        if not (self._works or self.ending):
-            return None
-        return self._alone_since + self._lost_limit_s
+        since = self.alone_since
+        return None if since is None else since + self._lost_limit_s
+
+    @property
+    def alone_since(self) -> float | None:
+        """Since when unfinished work has been without a dispatcher, or without any worker; None where nothing misses either."""
+        return self._alone_since if self._works or self.ending else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""

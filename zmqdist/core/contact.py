@@ -4,19 +4,24 @@ Theory of operation
     Contact is the connection. While it stands the worker beats; a Beat comes back, which says that everything before it has arrived.
     When it goes, work may go on for half a lease, or until three quarters of a lease after the dispatcher was last heard, whichever is
     sooner: the dispatcher counts its lease from when it heard the worker last. Without any contact for the orphan limit the worker
-    ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago.
+    ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago. A worker that named no
+    index does not insist on the one that a dispatcher gave it: while it was away, or at another dispatcher, that may have become another's.
+    A registration and each beat are answered at once, so the time until then is the round trip to the dispatcher.
 
 Not here: what is stopped, and what a registration says (worker.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from zmqdist import errors
 from zmqdist.limits import LEASE_S
 
 REGISTER_AGAIN_S = 0.25
+TRIPS_KEPT = 4
+"""The round trip is the shortest of the last ones: what lies above it was waiting, at one of the two ends."""
 AGAIN = (errors.ALREADY_EXISTS, errors.FAILED_PRECONDITION)
 """Refusals that may pass."""
 
@@ -36,6 +41,8 @@ class Contact:
       dispatcher: incarnation of the one that knows what this worker has; None when nobody does.
       up, registered: the connection stands; the dispatcher has taken us.
       lease_s: as the dispatcher told; 0 before.
+      named: the index is the worker's own, not one that a dispatcher gave it.
+      another_has_it: the index was refused, because another worker has it.
     """
 
     orphan_limit_s: float
@@ -44,6 +51,8 @@ class Contact:
     dispatcher: int | None = None
     up: bool = False
     registered: bool = False
+    named: bool = True
+    another_has_it: bool = False
     lease_s: float = 0.0
     beats_sent: int = 0
     beats_echoed: int = 0
@@ -52,20 +61,50 @@ class Contact:
     _beat_at: float | None = None
     _register_at: float | None = None
     _refusals: int = 0
+    _timed: tuple[int, float] | None = None
+    """The beat whose echo is timed, 0 for a registration, and when it was sent."""
+    _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
 
     @property
     def deadline(self) -> float | None:
         first = earliest(self._beat_at, self.orphan_at)
         return earliest(earliest(first, self.stop_at), self._register_at)
 
+    @property
+    def trip_s(self) -> float:
+        """The round trip to the dispatcher; 0 while it is not known."""
+        return min(self._trips_s, default=0.0)
+
     def came(self, incarnation: int) -> bool:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""
         self.up = True
         self.beats_sent = self.beats_echoed = 0
+        self._timed = None
         stranger = incarnation != self.dispatcher
         self.dispatcher = incarnation
         self._register_at = None
         return stranger
+
+    def registers(self, now: float) -> None:
+        """A registration is sent."""
+        self._timed = (0, now)
+
+    def beats(self, now: float) -> None:
+        """A beat is sent."""
+        self.beats_sent += 1
+        if self._timed is None:
+            self._timed = (self.beats_sent, now)
+
+    def echoed(self, now: float) -> None:
+        """A beat has come back."""
+        self.beats_echoed += 1
+        if self._timed is not None and self._timed[0] <= self.beats_echoed:
+            self._trip_ends(now)
+
+    def _trip_ends(self, now: float) -> None:
+        if self._timed is not None:
+            self._trips_s.append(now - self._timed[1])
+            self._timed = None
 
     def went(self, now: float) -> None:
         self.up = self.registered = False
@@ -75,7 +114,9 @@ class Contact:
 
     def welcomed(self, beat_s: float, lease_s: float, now: float) -> None:
         self._beat_s, self.lease_s = beat_s, lease_s
+        self._trip_ends(now)
         self.registered = True
+        self.another_has_it = False
         self._refusals = 0
         self.orphan_at = self.stop_at = None
         self._beat_at = now + beat_s
@@ -87,6 +128,7 @@ class Contact:
         patience_s = 1.0 + (self.lease_s or LEASE_S)
         if code not in AGAIN or self._refusals * REGISTER_AGAIN_S >= patience_s:
             return False
+        self.another_has_it = code == errors.ALREADY_EXISTS and not self.named
         self._register_at = now + REGISTER_AGAIN_S
         return True
 

@@ -387,6 +387,15 @@ class Coordination:
         joining = sum(record.state == JOINING for record in self._records.values())
         return self._barriers.waiting + len(self._polls) + sum(map(len, self._alive.values())) + joining
 
+    @property
+    def open_barriers(self) -> dict[str, list[Task]]:
+        """Barriers at which a task waits: name -> the tasks that are missing there."""
+        return {name: self._barriers.missing(name) for name in self._barriers.open}
+
+    def heard_at(self, task: Task) -> float:
+        """When a known task gave its last sign of life."""
+        return self._records[task].heard_at
+
     def ticked(self, now: float) -> list[Effect]:
         """Time has passed."""
         effects = self._told(self._barriers.ticked(now), now)

@@ -300,6 +300,16 @@ class Mailbox:
         self._waits.clear()
         return waits
 
+    @property
+    def waiting(self) -> int:
+        """Waits that have not ended."""
+        return sum(map(len, self._waits.values()))
+
+    @property
+    def places(self) -> int:
+        """Places for which something is remembered: letters that wait for a receiver, or receivers that wait."""
+        return len(self._letters.keys() | self._waits.keys())
+
     def check(self) -> None:
         """Raises OpError: the status of the abort, if there was one."""
         if self._status is not None:

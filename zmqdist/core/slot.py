@@ -9,12 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from zmqdist.messages import Leased
 
 SLOT_BATCH_MAX = 512
 SLOT_BATCH_S = 0.005
 """A batch for a slot should take about this long."""
+
+
+class SlotRow(NamedTuple):
+    """One slot in a snapshot.
+
+    Attributes:
+      state: "starting": its process is not there yet; "idle"; "running"; "ending": it is being killed; "left over": its function belongs to
+        a dispatcher that has gone, and cannot be killed because the slot is a thread.
+      given: pieces of work that it has; the first of them runs.
+    """
+
+    state: str
+    given: int
 
 
 @dataclass(slots=True)
@@ -59,6 +73,17 @@ class Slot:
         """When what runs is to be cut off."""
         lease = self.running
         return None if lease is None or self.killed else self.cut.get(lease)
+
+    @property
+    def row(self) -> SlotRow:
+        state = "running" if self.given else "idle"
+        if self.orphan:
+            state = "left over"
+        elif self.killed:
+            state = "ending"
+        elif not self.ready:
+            state = "starting"
+        return SlotRow(state, len(self.given))
 
     def leases(self) -> list[int]:
         return [item[0] for _, item in self.given]

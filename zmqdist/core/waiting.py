@@ -32,6 +32,11 @@ class Waiting(deque[Leased]):
         """Whether the next is work for this very worker."""
         return bool(self.own) and bool(self) and self[0][0] in self.own
 
+    @property
+    def own_waiting(self) -> int:
+        """Work for this very worker in it."""
+        return sum(item[0] in self.own for item in self) if self.own else 0
+
     def put(self, items: list[Leased], *, careful: bool, own: bool) -> None:
         """New work."""
         if careful:

@@ -8,6 +8,8 @@ Theory of operation
     when a look at the slot has seen it: most work is over before its start would be worth a message, and whoever is lost with work
     whose start is not known makes it careful. Careful work is reported and the report's arrival awaited (the dispatcher echoes a
     Beat) before it starts.
+    A report tells how long the worker has had work since the last one, and the round trip: with these the dispatcher keeps enough on
+    the way (credit.py).
     Contact is the connection to the dispatcher. When it is lost, work goes on for half a lease; then everything is stopped, so
     that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
     what this worker has: it is stopped before the worker registers there.
@@ -23,17 +25,19 @@ Promises, checked by tests/core/test_worker.py, test_worker_stops.py and tests/s
     P8  with a start delay, worker i begins with a coordinator's first work i times that later (stagger.py)
     P9  work for this very worker is begun before what waits here for any, in the order in which it came; what a slot has is taken
         back for that if it is not over in STUCK_S
+    P10 what a slot has begun is not taken back from it, and is not begun here once more
 
 Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.batches import split
 from zmqdist.core.contact import Contact, earliest
+from zmqdist.core.credit import BusyTime
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.slot import Slot
 from zmqdist.core.stagger import Stagger
@@ -121,9 +125,10 @@ class Worker:
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
-        self._contact = Contact(orphan_limit_s, now, now + orphan_limit_s)
+        self._contact = Contact(orphan_limit_s, now, now + orphan_limit_s, named=index >= 0)
         self.leave_at: float | None = None  # when what it runs is cut off
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
+        self._busy = BusyTime()
         self._careful: tuple[int, int] | None = None
         """The careful lease whose start was reported, and the beat whose echo lets it start."""
 
@@ -159,6 +164,11 @@ class Worker:
         """Slots that run something, and what waits for them."""
         return self.busy_slots + len(self._queue)
 
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What a WorkerSnapshot says of it."""
+        return {**_figures(self._slots, self._queue), "functions": len(self._functions), "results": len(self._bulk)}
+
     def lease_at(self, slot: int, position: int) -> int | None:
         """The lease of what a slot has at a position; None when it has nothing there."""
         return next((item[0] for at, item in self._slots[slot].given if at == position), None)
@@ -175,7 +185,7 @@ class Worker:
         if self.ended is None:
             effects += self._fill(now) if self._queue else []
             effects += self._balance(now) if len(self._slots) > 1 or self._queue.own else []
-            effects += self._report() if self._outcomes or self._started else []
+            effects += self._report(now) if self._outcomes or self._started else []
         return effects + self._leave_if_done() if self.leaving else effects
 
     def _apply(self, event: Event, now: float) -> list[Effect]:
@@ -197,7 +207,7 @@ class Worker:
             case SlotDied():
                 return self._died(event)
             case DispatcherUp(incarnation):
-                return self._dispatcher_up(incarnation)
+                return self._dispatcher_up(incarnation, now)
             case DispatcherDown():
                 self._contact.went(now)
                 return []
@@ -213,6 +223,7 @@ class Worker:
             case Assign(functions, items, careful, workers, first):
                 self.workers = workers
                 self._stagger.came(items, self.index, now)
+                self._busy.came(now, self.running)
                 for coordinator, fn, pickled in functions:
                     self._functions[coordinator, fn] = pickled
                 self._queue.put(items, careful=careful, own=first)
@@ -223,7 +234,7 @@ class Worker:
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
                 return self._say_leaving()
             case Beat():
-                self._contact.beats_echoed += 1
+                self._contact.echoed(now)
                 return []
             case Recall(leases):
                 return self._take_back(set(leases))
@@ -240,21 +251,23 @@ class Worker:
             case _:
                 return []
 
-    def _dispatcher_up(self, incarnation: int) -> list[Effect]:
+    def _dispatcher_up(self, incarnation: int, now: float) -> list[Effect]:
         effects: list[Effect] = []
         if self._contact.came(incarnation):
             effects += self._abandon()
             self._functions.clear()
         self._careful = None
-        return effects + self._register()
+        return effects + self._register(now)
 
-    def _register(self) -> list[Effect]:
+    def _register(self, now: float) -> list[Effect]:
+        self._contact.registers(now)
         held = [item[0] for item in self._queue]
         held += [lease for slot in self._slots if not slot.orphan for lease in slot.leases()]
         held += [outcome[0] for outcome in self._outcomes]
         held += [lease for lease in self._bulk if lease not in set(held)]
         leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
-        us = (self.incarnation, self.job, self.index, len(self._slots))
+        index = -1 if self._contact.another_has_it else self.index
+        us = (self.incarnation, self.job, index, len(self._slots))
         register = Register(*us, held, leftover, self.pid, self.host, self.address, self.tags)
         return [Send(DISPATCHER, register)]
 
@@ -264,11 +277,11 @@ class Worker:
         if contact.orphaned(now):
             return self._exit(errors.UNAVAILABLE, f"no dispatcher for {contact.orphan_limit_s:g} s")
         if contact.register_due(now):
-            effects += self._register()
+            effects += self._register(now)
         if contact.must_stop(now):
             effects += self._abandon()
         if contact.beat_due(now):
-            effects.append(self._beat())
+            effects.append(self._beat(now))
         if self.leave_at is not None and now >= self.leave_at:
             effects += self._cut_off({lease for slot in self._slots for lease in slot.leases()}, now)
             self.leave_at = None
@@ -285,8 +298,8 @@ class Worker:
                 effects.append(Kill(slot.index))
         return effects
 
-    def _beat(self) -> Send:
-        self._contact.beats_sent += 1
+    def _beat(self, now: float) -> Send:
+        self._contact.beats(now)
         return Send(DISPATCHER, Beat())
 
     # -- stopping -----------------------------------------------------------------------------------------------
@@ -320,7 +333,7 @@ class Worker:
         if not self.leaving or (self.leave_at is not None and at < self.leave_at):  # somebody asks for a sooner end
             self.leave_at = at
         self.leaving = True
-        reclaims = [self._reclaim(slot) for slot in self._slots if len(slot.given) > 1]
+        reclaims = [effect for slot in self._slots if len(slot.given) > 1 for effect in _reclaim(slot)]
         return [*self._say_leaving(), *self._return_queue(), *reclaims]
 
     def _say_leaving(self) -> list[Effect]:
@@ -352,7 +365,7 @@ class Worker:
             unbegun = wanted & slot.unbegun()
             if unbegun:
                 slot.wanted_back |= unbegun
-                effects.append(self._reclaim(slot))
+                effects += _reclaim(slot)
         return effects
 
     def _cut_off(self, wanted: set[int], at: float) -> list[Effect]:
@@ -396,7 +409,7 @@ class Worker:
         if self._careful is None or self._careful[0] != lease:
             if not self.registered:
                 return []
-            beat = self._beat()
+            beat = self._beat(now)
             self._careful = (lease, self._contact.beats_sent)
             self._queue.begins = lease
             return [Send(DISPATCHER, Done([], [lease])), beat]
@@ -478,10 +491,6 @@ class Worker:
         slot.wanted_back.discard(lease)
         return cut or wanted or self.leaving
 
-    def _reclaim(self, slot: Slot) -> Reclaim:
-        slot.reclaiming = True
-        return Reclaim(slot.index)
-
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
         back = [item[0] for item in unbegun if self._goes_back(slot, item[0])]
@@ -533,9 +542,8 @@ class Worker:
         return any(other.ready and not other.given for other in self._slots)
 
     def _balance(self, now: float) -> list[Effect]:
-        return [
-            self._reclaim(slot) for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)
-        ]
+        stuck = [slot for slot in self._slots if now >= slot.heard_at + STUCK_S and self._could_balance(slot)]
+        return [effect for slot in stuck for effect in _reclaim(slot)]
 
     def _forget(self, keys: set[tuple[int, int]], everywhere: bool) -> list[Effect]:
         """What still waits here for such a function has ended elsewhere; the dispatcher knows that it need not run."""
@@ -550,7 +558,7 @@ class Worker:
                 effects.append(ForgetFunctions(slot.index, known))
         return effects
 
-    def _report(self) -> list[Effect]:
+    def _report(self, now: float | None = None) -> list[Effect]:
         """Outcomes and starts since the last report, as few messages as they fit in."""
         if not self.registered or not (self._outcomes or self._started):
             return []
@@ -559,7 +567,19 @@ class Worker:
         if not outcomes:
             return [Send(DISPATCHER, Done([], started))]
         effects: list[Effect] = []
+        busy_us = 0 if now is None else self._busy.reported_us(now, self.running)
         for part in split(outcomes):
-            effects.append(Send(DISPATCHER, Done(part, started)))
-            started = []
+            effects.append(Send(DISPATCHER, Done(part, started, busy_us, int(self._contact.trip_s * 1e6))))
+            started, busy_us = [], 0
         return effects
+
+
+def _figures(slots: list[Slot], queue: Waiting) -> dict[str, Any]:
+    return {"slots": tuple(slot.row for slot in slots), "waiting": len(queue), "waiting_own": queue.own_waiting}
+
+
+def _reclaim(slot: Slot) -> list[Effect]:
+    """One at a time: the answer to a second one would also take back what the slot was given, and has begun, after the first."""
+    effects: list[Effect] = [] if slot.reclaiming else [Reclaim(slot.index)]
+    slot.reclaiming = True
+    return effects

@@ -1,6 +1,6 @@
 """Elements of several arrays that are one thing: rows of different lengths, arrays that are mostly zero.
 
-Both are namedtuples, so that they travel as any other element does, and come back as what they are (`safe.known_namedtuple`).
+Both are namedtuples, so that they travel as any other element does, and come back as what they are (`wire.namedtuples.known_namedtuple`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
-from zmqdist.wire.safe import known_namedtuple
+from zmqdist.wire.namedtuples import known_namedtuple
 
 
 @known_namedtuple
@@ -71,7 +71,7 @@ class Sparse(NamedTuple):
         """What lies along axis 0."""
         bounds = np.searchsorted(self.indices[:, 0], np.arange(self.dense_shape[0] + 1))
         for low, high in pairwise(bounds.tolist()):
-            yield Sparse(self.indices[low:high, 1:], self.values[low:high], self.dense_shape[1:])
+            yield Sparse(self.indices[low:high, 1:], self.values[low:high], self.dense_shape[1:].copy())
 
 
 Composite: TypeAlias = Ragged | Sparse

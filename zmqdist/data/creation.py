@@ -12,7 +12,7 @@ import numpy as np
 
 from zmqdist.data.ops import saving, sources
 from zmqdist.data.ops.base import Function
-from zmqdist.data.structure import invalid, without_attrs
+from zmqdist.data.structure import without_attrs
 from zmqdist.data.tree import make
 from zmqdist.random import operation_seed
 
@@ -51,7 +51,7 @@ class Creation:
         """Numbers as Python's `range(stop)`, `range(start, stop)`, `range(start, stop, step)` gives them, as `output_type`.
 
         Raises:
-          InvalidArgumentError: the step is 0.
+          InvalidArgumentError: the step is 0, or `output_type` does not hold the numbers.
           ValueError: none or more than three arguments.
         """
         if not 1 <= len(args) <= 3:
@@ -60,9 +60,7 @@ class Creation:
         start, stop, step = (
             numbers * 2 if len(numbers) == 3 else [0, *numbers, 1] if len(numbers) == 1 else [*numbers, 1]
         )[:3]
-        if step == 0:
-            raise invalid("step must not be zero")
-        return make(sources.Range(start, stop, step, np.dtype(output_type).str))
+        return make(sources.Range.build(start, stop, step, output_type))
 
     @staticmethod
     def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
@@ -124,7 +122,7 @@ class Creation:
             raise TypeError(
                 f"a source is iterable, or has a length and items by position; {type(source).__name__} is neither"
             )
-        return make(sources.Generator(Function(functools.partial(iter, source)), (), spec))
+        return make(sources.Generator(Function(functools.partial(iter, source)), (), spec, kept=True))
 
     @staticmethod
     def random(

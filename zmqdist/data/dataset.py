@@ -38,7 +38,7 @@ from zmqdist.data.ops import (
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
 from zmqdist.data.results import Results
-from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, without_attrs
+from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, whole, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 from zmqdist.specs import TensorSpec
@@ -89,8 +89,9 @@ class Dataset(Creation, Results):
             processor). A child that dies costs the element that it was at: InternalError.
           deterministic: False lets elements leave in the order in which they are ready; None: as the options say.
           synchronous, use_unbounded_threadpool: accepted.
-          output_signature: the spec of what it returns, None for sizes that vary. Without it the first element is computed when somebody
-            asks for `element_spec`.
+          output_signature: the spec of what it returns, None for sizes that vary; Python's numbers and lists take its dtypes, and reading
+            raises InvalidArgumentError for an element that does not fit. Without it the first element is computed when somebody asks
+            for `element_spec`.
         """
         function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
         if executor not in ("thread", "process"):
@@ -106,7 +107,7 @@ class Dataset(Creation, Results):
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
         """(number, element)."""
-        return self._then(elementwise.Enumerate(int(start)))
+        return self._then(elementwise.Enumerate(whole(start, "start")))
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
         """Says how the pipeline runs; later ones win."""
@@ -120,15 +121,15 @@ class Dataset(Creation, Results):
 
     def take(self, count: int, name: str | None = None) -> Dataset:
         """The first `count` elements; all where it is negative."""
-        return self._then(filtering.Take(int(count)))
+        return self._then(filtering.Take(whole(count, "count")))
 
     def skip(self, count: int, name: str | None = None) -> Dataset:
         """What follows the first `count` elements; nothing where it is negative."""
-        return self._then(filtering.Skip(int(count)))
+        return self._then(filtering.Skip(whole(count, "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Elements number `index`, `index + num_shards`, ..."""
-        return self._then(filtering.Shard.build(int(num_shards), int(index)))
+        return self._then(filtering.Shard.build(whole(num_shards, "num_shards"), whole(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Elements before the first for which `predicate` says False."""
@@ -168,7 +169,7 @@ class Dataset(Creation, Results):
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
         """Batches of another size; of several sizes in turn, where it is a list."""
-        sizes = tuple(int(size) for size in np.ravel(batch_size))
+        sizes = tuple(whole(size, "batch_size") for size in np.ravel(batch_size))
         if not sizes or min(sizes) < 1:
             raise invalid(f"Batch sizes must be greater than zero, not {batch_size}")
         return self._then(batching.Rebatch(sizes, bool(drop_remainder)))
@@ -202,8 +203,8 @@ class Dataset(Creation, Results):
           padding_values: one for each leaf, or one for all; 0, False or "" where it is None.
 
         Raises:
-          ValueError: a rank is unknown. TypeError: a padding value of another type. Reading raises DataLossError for an element that
-            is larger than its shape.
+          ValueError: a rank is unknown. TypeError: a padding value of another type, or elements that are Ragged or Sparse. Reading
+            raises DataLossError for an element that is larger than its shape.
         """
         size = batching.Batch.checked(batch_size)
         op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
@@ -237,11 +238,14 @@ class Dataset(Creation, Results):
             InvalidArgumentError. Without `padded_shapes` that is the first axis of every leaf.
 
         Raises:
-          ValueError: another number of batch sizes.
+          ValueError: another number of batch sizes. TypeError: as of `padded_batch`.
         """
-        boundaries, sizes = [int(one) for one in bucket_boundaries], [int(one) for one in bucket_batch_sizes]
+        boundaries = [whole(one, "bucket_boundaries") for one in bucket_boundaries]
+        sizes = [whole(one, "bucket_batch_sizes") for one in bucket_batch_sizes]
         if len(sizes) != len(boundaries) + 1:
             raise ValueError(f"{len(boundaries)} boundaries make {len(boundaries) + 1} buckets, not {len(sizes)}")
+        if not no_padding:
+            padding.PaddedBatch(1, False, padded_shapes, padding_values).check(self.known_spec)
         key = padding.Bucket(element_length_func, boundaries)
         reached = boundaries if pad_to_bucket_boundary else None
         make = padding.BucketBatch(sizes, padded_shapes, padding_values, reached, not no_padding, drop_remainder)
@@ -277,9 +281,9 @@ class Dataset(Creation, Results):
         """
         if (window_size is None) == (window_size_func is None):
             raise ValueError("group_by_window takes either window_size or window_size_func")
-        if window_size is not None and window_size < 1:
+        size = None if window_size is None else whole(window_size, "window_size")
+        if size is not None and size < 1:
             raise invalid(f"Window size must be greater than zero, not {window_size}")
-        size = None if window_size is None else int(window_size)
         size_func = None if window_size_func is None else user_function(window_size_func, "group_by_window")
         keys, reduces = user_function(key_func, "group_by_window"), user_function(reduce_func, "group_by_window")
         return self._then(windows.GroupByWindow(keys, reduces, size, size_func))
@@ -318,7 +322,7 @@ class Dataset(Creation, Results):
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
         """The whole dataset `count` times; for ever where it is None or negative."""
-        return self._then(combining.Repeat(-1 if count is None else int(count)))
+        return self._then(combining.Repeat(-1 if count is None else whole(count, "count")))
 
     @staticmethod
     def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
@@ -364,7 +368,8 @@ class Dataset(Creation, Results):
 
         Args:
           cycle_length: as many as there are processors, where it is None or AUTOTUNE.
-          num_parallel_calls: how many of the open datasets are read ahead, each in a thread of its own.
+          num_parallel_calls: how many of the open datasets are opened and read at once, each in a thread of its own, where the function
+            is called, too; elements keep the order that they have without threads.
           deterministic: False takes from whichever has something ready; None: as the options say.
 
         Raises:
@@ -372,12 +377,13 @@ class Dataset(Creation, Results):
         """
         if cycle_length is None or cycle_length == AUTOTUNE:
             cycle_length = combining.default_cycle_length(num_parallel_calls)
-        block_length = 1 if block_length is None else block_length
+        cycle_length = whole(cycle_length, "cycle_length")
+        block_length = 1 if block_length is None else whole(block_length, "block_length")
         if cycle_length < 1 or block_length < 1:
             raise invalid(f"`cycle_length` and `block_length` must be > 0, not {cycle_length} and {block_length}")
         calls = background.checked_parallel(num_parallel_calls)
         function = user_function(map_func, "interleave")
-        return self._then(combining.Interleave(function, int(cycle_length), int(block_length), calls, deterministic))
+        return self._then(combining.Interleave(function, cycle_length, block_length, calls, deterministic))
 
     @staticmethod
     def choose_from_datasets(

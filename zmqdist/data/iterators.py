@@ -20,12 +20,26 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import fields
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from zmqdist.background import in_background
 from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
-from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnimplementedError, UnknownError, from_code
+from zmqdist.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    OpError,
+    ResourceExhaustedError,
+    UnimplementedError,
+    UnknownError,
+    from_code,
+)
+from zmqdist.limits import STATE_BYTES_MAX
 
 if TYPE_CHECKING:
     from zmqdist.data.options import Options
@@ -72,9 +86,14 @@ class OperatorStats(NamedTuple):
 
 
 class Openings:
-    """Nodes that wait for somebody while they are opened, in whichever thread: closing the iterator ends that."""
+    """Nodes that wait for somebody while they are opened, in whichever thread: closing the iterator ends that.
+
+    Attributes:
+      waits: closing the iterator waits: for a thread, a process or a server.
+    """
 
     def __init__(self) -> None:
+        self.waits = False
         self._lock = threading.RLock()  # a finalizer that closes the iterator may run under it
         self._interrupts: list[Callable[[], object]] = []
         self._closed = False
@@ -371,6 +390,7 @@ class DatasetIterator(chain[Any]):
 
         Raises:
           InvalidArgumentError: a buffer holds what has no JSON form.
+          ResourceExhaustedError: the buffers hold more than STATE_BYTES_MAX (limits.py).
           UnimplementedError: an operator cannot tell its state; a buffer holds datasets with functions.
           FailedPreconditionError: the iterator was closed.
         """
@@ -379,7 +399,11 @@ class DatasetIterator(chain[Any]):
             raise FailedPreconditionError(
                 None, None, "a closed iterator does not know its place: ask before you close it"
             )
-        tree = None if ended else self._reading.node.state_dict()
+        room = _room.set([STATE_BYTES_MAX])
+        try:
+            tree = None if ended else self._reading.node.state_dict()
+        finally:
+            _room.reset(room)
         return {"version": STATE_VERSION, "operators": self._names, "ended": ended, "tree": tree}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -441,8 +465,13 @@ class DatasetIterator(chain[Any]):
         self.close()
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it was never built
-            self._reading.close()
+        reading = self.__dict__.get("_reading")
+        if reading is None or reading.closed:
+            return
+        if reading.node.context.openings.waits:
+            in_background("zmqdist-iterator-close", reading.close)
+        else:
+            reading.close()
 
 
 _END = object()
@@ -458,16 +487,34 @@ class Failure:
         self.error = error
 
 
-def save_elements(elements: Sequence[Any]) -> list[Any]:
+_room: ContextVar[list[int]] = ContextVar("room")
+"""Bytes that the elements of the state that is being made may still take."""
+
+
+def _weigh(value: Any) -> int:
+    """Bytes of its arrays and texts; of a dataset, those that its description holds."""
+    if is_dataset(value):
+        return sum(_weigh(getattr(each.op, one.name)) for each in value.walk() for one in fields(each.op))
+    if isinstance(value, (tuple, dict)):
+        return sum(map(_weigh, value.values() if isinstance(value, dict) else value))
+    return int(value.nbytes) if type(value) is np.ndarray else len(value) if isinstance(value, (str, bytes)) else 0
+
+
+def save_elements(elements: Iterable[Any]) -> list[Any]:
     """A buffer as JSON. Runs of plain elements are encoded together; a failure keeps its code and text,
     so that an error of the user's comes back as an UnknownError.
 
     Raises:
       UnimplementedError: it holds datasets.
+      ResourceExhaustedError: with what lies in other buffers it is too much for a state.
     """
     kept: list[Any] = []
     run: list[Any] = []
+    room = _room.get(None) or [STATE_BYTES_MAX]
     for one in elements:
+        room[0] -= _weigh(one)
+        if room[0] < 0:
+            raise ResourceExhaustedError(None, None, TOO_LARGE)
         if isinstance(one, Failure):
             if run:
                 kept.append({"elements": to_json(run)})
@@ -492,6 +539,11 @@ def load_elements(kept: Sequence[Any]) -> list[Any]:
             found += map(_unpacked, from_json(part["elements"]))
     return found
 
+
+TOO_LARGE = (
+    f"more than {STATE_BYTES_MAX} bytes of elements lie in the buffers of this iterator, and a state holds no more: have fewer of them wait"
+    " (prefetch, num_parallel_calls, the buffer of shuffle), shuffle before batch(), or cache(filename) in place of cache()"
+)
 
 _DATASET = "\0dataset"
 """Marks a dataset's description among elements: no element of a user is a dict with this key."""

@@ -14,7 +14,7 @@ from typing import Any
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops import parquet, readers
 from zmqdist.data.ops.background import checked_parallel
-from zmqdist.data.structure import invalid, is_dataset
+from zmqdist.data.structure import invalid, is_dataset, whole
 
 
 def _names(filenames: Any) -> Dataset:
@@ -64,7 +64,8 @@ def FixedLengthRecordDataset(
         readers.checked_compression(compression_type),
         checked_parallel(num_parallel_reads, "num_parallel_reads"),
     )
-    sizes = int(record_bytes), int(header_bytes or 0), int(footer_bytes or 0)
+    given = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
+    sizes = [whole(size, what) for what, size in given.items()]
     return Dataset(readers.FixedLengthRecords(compression, *sizes, parallel=parallel), (_names(filenames),))
 
 
@@ -103,7 +104,7 @@ def ParquetDataset(
     """
     if batch_size is not None and batch_size < 1:
         raise invalid(f"batch_size must be > 0, not {batch_size}")
-    wanted, size = None if columns is None else tuple(columns), int(batch_size or 0)
+    wanted, size = None if columns is None else tuple(columns), whole(batch_size or 0, "batch_size")
     if is_dataset(filenames):
         return Dataset(parquet.Parquet(wanted, size), (filenames,))
     places: list[tuple[str, int]] = []

@@ -8,7 +8,11 @@ Rules
 
     A spec has the same structure with a `TensorSpec` or `DatasetSpec` in place of each leaf. str and bytes have dtypes without a length.
 
-    bytes that end in NUL are one element like any other, but an array of bytes would cut them: stacking refuses them.
+    str and bytes that end in NUL are one element like any other, but an array would cut them: lists and batches of them are refused. So is
+    a list of text and something else, of which NumPy would make text.
+
+    What an operator keeps and may give once more (a cache, a source, a window) it gives by `read_only`: whoever reads it can neither write
+    into its arrays nor change its dicts. Everything else belongs to its reader alone.
 """
 
 from __future__ import annotations
@@ -17,15 +21,17 @@ import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import index, is_
 from typing import Any, Final
 
 import numpy as np
 
 from zmqdist import nest
 from zmqdist.data.composites import COMPOSITES, batched_spec, row_spec, spec_of_composite, stacked
-from zmqdist.errors import InvalidArgumentError
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import safe
+from zmqdist.wire.namedtuples import generic_namedtuple
 
 _SCALARS: tuple[Any, ...] = (np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64)
 _SCALARS += (np.float16, np.float32, np.float64, np.complex64, np.complex128, np.datetime64, np.timedelta64)
@@ -60,9 +66,21 @@ class DatasetSpec:
     element_spec: Any
 
 
+class NoElements(FailedPreconditionError):
+    """The form of a dataset's elements is not known before there is one, and there is none."""
+
+
 def invalid(message: str) -> InvalidArgumentError:
     """The error of this package's users' mistakes."""
     return InvalidArgumentError(None, None, message)
+
+
+def whole(value: Any, what: str) -> int:
+    """An argument that counts something. Raises TypeError for 2.7, which would be cut, and for what is no number."""
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"`{what}` is a whole number, not {value!r}") from None
 
 
 def is_dataset(value: Any) -> bool:
@@ -108,7 +126,7 @@ def without_attrs(structure: Any) -> Any:
     cls = type(structure)
     if hasattr(cls, "__attrs_attrs__"):
         names = [each.name for each in cls.__attrs_attrs__]
-        kind = safe.generic_namedtuple(cls.__name__, tuple(name.lstrip("_") for name in names))
+        kind = generic_namedtuple(cls.__name__, tuple(name.lstrip("_") for name in names))
         return kind._make([without_attrs(getattr(structure, name)) for name in names])
     if isinstance(structure, tuple):
         items = map(without_attrs, structure)
@@ -130,7 +148,29 @@ def _array(value: Any) -> Any:
         raise invalid(f"an element holds a list that makes no array: {error}") from None
     if array.dtype.hasobject:
         raise invalid(f"an element holds {type(value).__name__} of Python objects")
+    if array.dtype.kind in "SU" and isinstance(value, list):
+        _check_text(value, array.dtype.kind)
     return array
+
+
+def _check_text(items: Any, kind: str) -> None:
+    """NumPy makes text of everything in a list with text. Raises InvalidArgumentError where that says something else than the list."""
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            _check_text(item, kind)
+            continue
+        known = "U" if isinstance(item, str) else "S" if isinstance(item, bytes) else np.asarray(item).dtype.kind
+        if known != kind:
+            raise invalid(
+                "an element holds a list of text and something else, which makes no array: return a tuple, whose parts may differ"
+            )
+        check_end(item)
+
+
+def check_end(text: Any) -> None:
+    """Raises InvalidArgumentError for str or bytes that an array would cut, because they end in NUL."""
+    if isinstance(text, (str, bytes)) and text[-1:] in ("\0", b"\0"):
+        raise invalid("text or bytes that end in NUL would lose it in an array: map them to something else before")
 
 
 def spec_of(value: Any) -> Any:
@@ -214,6 +254,9 @@ def common_spec(one: Any, two: Any) -> Any:
 
 def problem_of(value: Any, spec: Any) -> str | None:
     """What is wrong with an element that should fit `spec`; None when it does."""
+    problem = _other_keys(spec, value)
+    if problem is not None:
+        return problem
     try:
         pairs = nest.flatten(nest.map_structure(lambda want, have: _Pair(want, have), spec, value, check_types=False))
     except (TypeError, ValueError) as error:
@@ -229,6 +272,21 @@ def problem_of(value: Any, spec: Any) -> str | None:
             if problem is not None:
                 return str(problem)
     return None
+
+
+def _other_keys(spec: Any, value: Any) -> str | None:
+    """What is wrong with the dicts of an element."""
+    if isinstance(spec, dict) != isinstance(value, dict):
+        return f"expected {type(spec).__name__}, given {type(value).__name__}"
+    if isinstance(spec, dict):
+        if spec.keys() != value.keys():
+            return f"expected a dict of {sorted(map(str, spec))}, given one of {sorted(map(str, value))}"
+        pairs = [(spec[key], value[key]) for key in spec]
+    elif isinstance(spec, tuple) and isinstance(value, tuple):
+        pairs = list(zip(spec, value, strict=False))
+    else:
+        return None
+    return next((problem for one, other in pairs if (problem := _other_keys(one, other)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -252,17 +310,30 @@ def stack(elements: Sequence[Any], join: Callable[[Sequence[Any]], Any] | None =
         return (join or stack_leaves)(elements)
     if cls in COMPOSITES:
         return stacked(elements)
-    if isinstance(first, tuple):
-        if not all(map(len(first).__eq__, map(len, elements))):
-            raise invalid("cannot batch elements of different structures")
+    kind = tuple if isinstance(first, tuple) else dict if cls is dict else None
+    if kind is None:
+        raise invalid(f"cannot batch {cls.__name__}")
+    if not all(issubclass(one, kind) for one in set(map(type, elements))):
+        raise invalid(_DIFFERENT)
+    if not all(map(len(first).__eq__, map(len, elements))):
+        raise invalid(_DIFFERENT)
+    if kind is tuple:
         columns = [stack(column, join) for column in zip(*elements, strict=True)]
         return cls(*columns) if hasattr(first, "_fields") else tuple(columns)
-    if cls is dict:
-        try:
-            return {key: stack([each[key] for each in elements], join) for key in first}
-        except (KeyError, TypeError):
-            raise invalid("cannot batch elements of different structures") from None
-    raise invalid(f"cannot batch {cls.__name__}")
+    try:
+        columns = [[each[key] for each in elements] for key in first]
+    except KeyError:
+        raise invalid(_DIFFERENT) from None
+    return {key: stack(column, join) for key, column in zip(first, columns, strict=True)}
+
+
+_DIFFERENT: Final = "cannot batch elements of different structures"
+
+
+def check_leaves(leaves: Sequence[Any]) -> None:
+    """Raises InvalidArgumentError where one of them is a tuple, say, and another an array: NumPy would make arrays of both."""
+    if not LEAVES.issuperset(map(type, leaves)):
+        raise invalid(_DIFFERENT)
 
 
 def stack_leaves(leaves: Sequence[Any]) -> Any:
@@ -279,6 +350,7 @@ def stack_leaves(leaves: Sequence[Any]) -> Any:
         if cls not in (np.datetime64, np.timedelta64):
             return np.fromiter(leaves, np.dtype(cls), len(leaves))
         return np.array(leaves)
+    check_leaves(leaves)
     return _stack_carefully([np.asarray(leaf) for leaf in leaves], leaves)
 
 
@@ -292,8 +364,7 @@ def _stack_carefully(arrays: list[Any], leaves: Sequence[Any]) -> Any:
             )
         if plain_dtype(array.dtype) != plain_dtype(first.dtype):
             raise invalid(f"cannot batch {first.dtype} and {array.dtype}")
-        if isinstance(leaf, bytes) and leaf.endswith(b"\0"):
-            raise invalid("bytes that end in NUL would lose it in an array: decode them by map before the batch")
+        check_end(leaf)
     return np.stack(arrays)
 
 
@@ -317,15 +388,37 @@ def from_json(parts: Sequence[str]) -> Any:
 
 
 def read_only(value: Any) -> Any:
-    """The element with arrays that cannot be written; they share memory with it."""
+    """The element with arrays that cannot be written, which share memory with it, and with dicts of its own; itself where that holds."""
+    cls = type(value)
+    if cls is np.ndarray:
+        if value.flags.writeable:
+            value = value.view()
+            value.setflags(write=False)
+        return value
+    if cls in READY:
+        return value
+    if isinstance(value, dict):
+        return {key: read_only(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        items = [read_only(one) for one in value]
+        if all(map(is_, items, value)):
+            return value
+        return tuple(items) if cls is tuple else cls(*items)
+    return value
 
-    def lock(leaf: Any) -> Any:
-        if type(leaf) is np.ndarray and leaf.flags.writeable:
-            leaf = leaf.view()
-            leaf.flags.writeable = False
-        return leaf
 
-    return lock(value) if type(value) in LEAVES else nest.map_structure(lock, value)
+def own_dicts(value: Any) -> Any:
+    """The element with dicts of its own."""
+    if isinstance(value, dict):
+        copy = value.copy()
+        for key, one in value.items():
+            if type(one) not in LEAVES:
+                copy[key] = own_dicts(one)
+        return copy
+    if isinstance(value, tuple):
+        items = map(own_dicts, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
 
 
 def leaves_of(structure: Any) -> Iterator[Any]:

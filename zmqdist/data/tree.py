@@ -22,7 +22,7 @@ from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, DatasetIterator
 from zmqdist.data.ops.base import Function, Op, operator_of
 from zmqdist.data.options import Options
-from zmqdist.data.structure import UNKNOWN_SPEC, invalid, read_only
+from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, invalid, read_only
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Tree:
     def _infer(self) -> Any:
         spec = self.op.infer(self)
         if spec is UNKNOWN_SPEC:
-            raise FailedPreconditionError(
+            raise NoElements(
                 None, None, f"the element_spec of an empty {self.op.name}() is unknown: give output_signature"
             )
         return spec

@@ -5,6 +5,7 @@ Waits and tries again while the dispatcher is away; the same question goes with 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, MutableSequence
 from math import inf
 from typing import Any, Final
 
+from zmqdist import limits
 from zmqdist.data_service.runners.base import POSITION, SOURCE
 from zmqdist.errors import (
     ABORTED,
@@ -26,6 +28,8 @@ from zmqdist.errors import (
 from zmqdist.random import chance
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
+
+log = logging.getLogger("zmqdist.data_service")
 
 RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
 """Codes after which the same question may be asked again: the other side was not there, or gave up."""
@@ -49,7 +53,7 @@ def insist(
     what: str,
     again: frozenset[int] = RETRIABLE,
 ) -> Any:
-    """Ask until there is an answer that is not "try again".
+    """Ask until there is an answer that is not "try again". Says in the log, every WAIT_LOG_S, why it goes on asking.
 
     Args:
       timeout_s: `inf` for no end.
@@ -60,7 +64,8 @@ def insist(
     Raises:
       OpError: what the question raised last.
     """
-    until = time.monotonic() + timeout_s
+    began = said_at = time.monotonic()
+    until = began + timeout_s
     pause_s = FIRST_PAUSE_S
     while True:
         if stopped.is_set():
@@ -71,6 +76,9 @@ def insist(
             left_s = until - time.monotonic()
             if error.error_code not in again or left_s <= 0:
                 raise
+            if (now := time.monotonic()) - said_at >= limits.WAIT_LOG_S:
+                said_at = now
+                log.warning("%s has failed for %.0f s, and is tried again: %s", what, now - began, error.message)
         stopped.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
         pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
 

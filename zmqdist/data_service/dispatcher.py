@@ -45,6 +45,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.figures import Report
 from zmqdist.core.splits.machine import Splits, not_registered
+from zmqdist.core.splits.snapshot import DataSnapshot, iteration_rows, next_numbers
 from zmqdist.core.splits.state import decode_state
 from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.data.tree import deserialize
@@ -207,9 +208,9 @@ class DataDispatcher:
             "compression": self._compression,
         }
 
-    def joined(self, name: str, address: str, life: int, tags: tuple[str, ...]) -> None:
-        """A worker has registered."""
-        self.handle(q.WorkerJoined(name, address, life, tags))
+    def joined(self, name: str, address: str, life: int, tags: tuple[str, ...], named: bool) -> None:
+        """A worker has registered; `named`: it asked for its index."""
+        self.handle(q.WorkerJoined(name, address, life, tags, named))
         self.snapshots.joined(life, address)
 
     def lost(self, life: int, left: bool) -> None:
@@ -230,6 +231,24 @@ class DataDispatcher:
         """What `zmqdist status` shows of it: iterations that are read, and how many workers would be enough for them."""
         figures = self.splits.figures
         return {"jobs": figures.rows(), "workers_enough": figures.optimal()}
+
+    def snapshot(self) -> DataSnapshot:
+        """An immutable record of jobs, iterations, readers, workers and the journal. In the loop."""
+        state = self.splits.state
+        return DataSnapshot(
+            state=state.number,
+            datasets=len(state.datasets),
+            jobs=tuple(job.name for job in state.jobs.values()),
+            iterations=iteration_rows(state),
+            tasks=len(state.tasks),
+            clients=len(state.clients),
+            workers=self.splits.place_rows(),
+            saves=tuple(state.snapshots),
+            next_numbers=next_numbers(state),
+            checks_count=self.splits.checks_count,
+            journal="none" if self._journal is None else "kept" if self._behind is None else "unreadable",
+            journal_records=self._journaled,
+        )
 
     def handle(self, event: q.Event) -> None:
         """Have the machine decide. In the loop."""

@@ -176,12 +176,12 @@ class Journal:
             failed: OpError | None = None
             try:
                 self._commit(group)
-            except Exception as error:  # whatever it was, those who wait must hear of it
+            except BaseException as error:  # whatever it was, those who wait must hear of it
                 failed = self._give_up(error)
             for waiting in group:
                 try:
                     waiting.done(failed)
-                except Exception:
+                except BaseException:
                     log.exception("what waited for the journal raised")
 
     def _next_group(self) -> list[_Waiting]:
@@ -211,7 +211,7 @@ class Journal:
         with suppress(OSError):  # it sees fewer losses then
             self._tell_lock()
 
-    def _give_up(self, error: Exception) -> OpError:
+    def _give_up(self, error: BaseException) -> OpError:
         """After a commit that failed: the database as before, and the error for those who wait."""
         with suppress(sqlite3.Error):
             if self._database.in_transaction:
@@ -318,7 +318,7 @@ def _row(number: int, body: bytes) -> tuple[int, int, bytes]:
     return number, _checksum(number, body), body
 
 
-def _is_damage(error: Exception) -> bool:
+def _is_damage(error: BaseException) -> bool:
     """SQLite's "malformed" and "not a database" have no class of their own; tables that are not there come from a page that was lost."""
     return type(error) is sqlite3.DatabaseError or "no such" in str(error) or "malformed" in str(error)
 

@@ -27,8 +27,8 @@ from zmqdist.data.structure import invalid
 from zmqdist.data_service.dealing import PATIENT, RETRIABLE
 from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.reading import Reader, TaskSource, Wish
+from zmqdist.data_service.remote_reply import SOME
 from zmqdist.data_service.sources import open_batch
-from zmqdist.data_service.worker import SOME
 from zmqdist.errors import ABORTED, OpError, from_code
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import asking
@@ -253,8 +253,11 @@ class PortionsReader(Reader):
                     known = self._marks.get(number, (0, False))
                     self._marks[number] = max(known[0], elements), known[1] or done
             self._pause_s = AGAIN_S
+            self._trouble = f": {message}"
             self._acknowledge_later()
-        elif code:
+            return
+        self._trouble = ""
+        if code:
             self._end(from_code(code, message))
         elif self._queue:
             self._acknowledge_later()

@@ -39,12 +39,13 @@ from zmqdist.data_service import local
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE, insist
 from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.policy import STATIC, ShardingPolicy, check_shared
+from zmqdist.data_service.remote_reply import END, SOME
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
 from zmqdist.data_service.targets import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
-from zmqdist.data_service.worker import END, SOME
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import WAIT_LOG_S
+from zmqdist.net.address import split_key
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.random import chance
@@ -140,7 +141,7 @@ class Reader:
         self._given: list[Any] = []
         """The elements that the consumer is at."""
         self._sources: dict[int, TaskSource] = {}
-        self._clients: dict[str, ZmqClient] = {}
+        self._clients: dict[tuple[str, bytes], ZmqClient] = {}
         self._held = 0
         """Questions asked and batches in the queue."""
         self._turns = itertools.count()
@@ -156,6 +157,8 @@ class Reader:
         self._version = 0
         self._watching = 0
         self._watch_pause_s = FIRST_PAUSE_S
+        self._trouble = ""
+        """Why the dispatcher did not do what it was asked the last time."""
         self._dispatcher = self._connect(wish.dispatcher)
         self._opened: tuple[int, int] | None = None
         self._number = 0
@@ -219,7 +222,7 @@ class Reader:
             while not self._queue and not self._over:
                 if not self._ready.wait(WAIT_LOG_S):
                     waited_s += WAIT_LOG_S
-                    log.info("%s", self._waits_for(waited_s))
+                    log.warning("%s", self._waits_for(waited_s))
             if self._queue:
                 return self._queue.popleft()
             if self._error is not None:
@@ -233,7 +236,7 @@ class Reader:
 
     def _waits_for(self, waited_s: float) -> str:
         names = ", ".join(sorted(each.address for each in list(self._sources.values()) if not each.ended)) or "a worker"
-        return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher})"
+        return f"for {waited_s:.0f} s nothing has come from {names} (dispatcher {self._wish.dispatcher}{self._trouble})"
 
     def _give_up(self) -> None:
         """Whoever waits for the iteration to be opened waits no longer."""
@@ -280,11 +283,12 @@ class Reader:
         self._queue.clear()
         self._over, self._error = True, FailedPreconditionError(None, None, FORKED)
 
-    def _connect(self, address: str) -> ZmqClient:
-        client = self._clients.get(address)
+    def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
+        """`key`: the public key that a worker told with its address; empty for the dispatcher."""
+        client = self._clients.get((address, key))
         if client is None:
-            security = self._credentials.client(address, "submit")
-            client = self._clients[address] = ZmqClient(address, "data reader", security=security)
+            security = self._credentials.client(address, "submit", key)
+            client = self._clients[address, key] = ZmqClient(address, "data reader", security=security)
         return client
 
     # -- in the loop: the dispatcher's news ---------------------------------------------------------------------------------------
@@ -322,17 +326,21 @@ class Reader:
         if code in RETRIABLE and code != ABORTED:  # that: another reader has taken over
             pause_s, self._watch_pause_s = self._watch_pause_s, min(PAUSE_S_MAX, self._watch_pause_s * PAUSE_GROWS)
             self._loop.set_timer(self, self._loop.now() + pause_s, self._watch)
+            self._trouble = f": {message}"
             return
         if code:
             self._end(from_code(code, message))
             return
-        self._watch_pause_s = FIRST_PAUSE_S
+        self._watch_pause_s, self._trouble = FIRST_PAUSE_S, ""
         told = call.get_value()
         if told is not None:
             self._version, tasks, self._finished, hold, ended, failed = told
             if failed:
                 self._end(UnavailableError(None, None, failed))
-            self._note(tasks, hold, ended)
+            try:
+                self._note(tasks, hold, ended)
+            except OpError as error:  # a worker at which no connection may be tried
+                self._end(error)
             self._top_up()
         if not self._finished:
             if self._wish.refresh_s:
@@ -346,22 +354,23 @@ class Reader:
         there = set()
         coordinated = self._wish.terms.coordinated
         self._subset = self._awaits = False
-        for task, _worker, address, life, tags, _starting_round in tasks:
+        for task, _worker, where, life, tags, _starting_round in tasks:
             if not reads_from(self._target, coordinated, life, tags):
                 self._subset = True
                 continue
-            if not address:
+            if not where:
                 self._awaits = True
                 continue
             there.add(task)
             known = self._sources.get(task)
             if known is None or known.life != life:
-                self._sources[task] = TaskSource(task, address, life, self._at(task, address, life))
+                self._sources[task] = TaskSource(task, split_key(where)[0], life, self._at(task, where, life))
         for task, source in self._sources.items():
             source.gone = task not in there
 
-    def _at(self, task: int, address: str, life: int) -> Local | Remote:
+    def _at(self, task: int, where: str, life: int) -> Local | Remote:
         assert self._opened is not None
+        address, key = split_key(where)
         state = self._opened[0]
         protocol, shared = self._wish.protocol, bool(self._wish.trainer)
         # What others get, too, is not handed over as it is.
@@ -373,7 +382,7 @@ class Reader:
             self._end(
                 NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
             )
-        return Remote(self._connect(address), state, task, self._wish.compression)
+        return Remote(self._connect(address, key), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:
         with self._ready:

@@ -23,10 +23,11 @@ from zmqdist.data.iterators import Openings
 from zmqdist.data_service.dealing import FIRST_PAUSE_S, PAUSE_GROWS, RETRIABLE
 from zmqdist.data_service.elements import check_spec
 from zmqdist.data_service.reading import BATCH_BYTES, PAUSE_S_MAX, RELEASE, Reader, Wish
+from zmqdist.data_service.remote_reply import SOME
 from zmqdist.data_service.runners.base import Wanted
 from zmqdist.data_service.sources import Local, Remote, open_batch
-from zmqdist.data_service.worker import SOME
 from zmqdist.errors import OpError
+from zmqdist.net.address import split_key
 from zmqdist.net.credentials import Credentials
 
 SKIP_S: Final = 0.1
@@ -56,7 +57,8 @@ class _Task:
     received: deque[tuple[int, Any]] = field(default_factory=deque)
     common: int = -1
     at: Local | Remote | None = None
-    address: str = ""
+    where: str = ""
+    """Its address, with the key of its worker."""
     there: bool = False
     asked: bool = False
     skipped: bool = False
@@ -96,14 +98,14 @@ class RoundsReader(Reader):
         for number, end in ended.items():
             if number in self._tasks:
                 self._end_of(self._tasks[number], end)
-        for number, _worker, address, life, _tags, start in tasks:
+        for number, _worker, where, life, _tags, start in tasks:
             task = self._tasks.setdefault(number, _Task(number, start, start))
             task.there = life >= 0
             task.pausing = task.pausing and task.there  # ask what cannot answer: its failure says so
-            if task.there and address:
+            if task.there and where:
                 task.lost = False
-                if task.address != address:
-                    task.address, task.at = address, self._at(number, address, life)
+                if task.where != where:
+                    task.where, task.at = where, self._at(number, where, life)
             elif not task.there and task.at is None:
                 task.lost = True
         if not hold:
@@ -236,7 +238,9 @@ class RoundsReader(Reader):
         return elements
 
     def _waits_for(self, waited_s: float) -> str:
-        names = ", ".join(sorted(each.address for each in list(self._tasks.values()) if each.next <= self._round))
+        names = ", ".join(
+            sorted(split_key(each.where)[0] for each in list(self._tasks.values()) if each.next <= self._round)
+        )
         return f"for {waited_s:.0f} s round {self._round} has not come from {names or 'any worker'}: all consumers must read"
 
 

@@ -27,6 +27,7 @@ class _ReadingNode(Node):
         kind = RoundsReader if self.op.num_consumers else Reader
         self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials, context.openings)
         self._batch: Iterator[Any] = iter(())
+        context.openings.waits = True
 
     def run(self) -> Iterator[Any]:
         yield from self._batch
@@ -58,6 +59,7 @@ class _PortionsNode(Node):
         self._reader: PortionsReader | None = None
         self._saved: dict[str, Any] = {}
         self._elements: Iterator[Any] = iter(())
+        context.openings.waits = True
 
     def run(self) -> Iterator[Any]:
         if self._reader is None:

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from zmqdist.data_service import squeezing
 from zmqdist.data_service.elements import unpack
+from zmqdist.data_service.remote_reply import END, SKIP, SOME
 from zmqdist.data_service.runners.base import Packed, Wanted
-from zmqdist.data_service.worker import ELEMENTS, END, SKIP, SOME, Tasks
+from zmqdist.data_service.worker import ELEMENTS, Tasks
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient

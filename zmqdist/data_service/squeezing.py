@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist.data_service.compression import NAMES, codec_of
-from zmqdist.errors import FailedPreconditionError, WireError
+from zmqdist.errors import WireError
 from zmqdist.wire import safe
 
 AUTO_CODEC: Final = "SNAPPY"
@@ -29,13 +29,10 @@ def codec_for(compression: str, *, near: bool) -> str:
 
 
 def squeeze(value: Any, name: str) -> Any:
-    """Compress what `elements.pack` made. Where the codec's package is missing here, the value as it is."""
+    """Compress what `elements.pack` made. Raises FailedPreconditionError where the codec's package is missing here."""
     if not name:
         return value
-    try:
-        codec = codec_of(name)
-    except FailedPreconditionError:
-        return value
+    codec = codec_of(name)
     assert codec is not None
     body, parts = safe.encode(value)
     told = [_squeezed(codec, memoryview(part).cast("B")) for part in parts]

@@ -5,7 +5,7 @@ Rules
     journals that the dataset is registered. An orphan, put and never journaled, is overwritten when its id is put again.
     Any text is an id. A short one of lower-case letters, digits, "-" and "_" is the file's name itself; any other is hashed, so that it
     cannot leave the folder, is not too long for a name, and differs from others also where file names know no case.
-    Workers that share the file system read the file themselves (`path`, `read`).
+    Workers run what the files say, so a work_dir and files that another user owns or may write to are refused (SECURITY.md).
 
 Not here: which ids are registered (the dispatcher's state).
 """
@@ -20,8 +20,12 @@ import zlib
 from contextlib import suppress
 
 from zmqdist.errors import DataLossError, NotFoundError, OpError, ResourceExhaustedError
+from zmqdist.files import open_regular
+from zmqdist.net.token import refuse_strangers
 
 _PLAIN = re.compile(r"[a-z0-9_-]{1,64}")
+
+_WRITABLE_BY_OTHERS = 0o022
 
 
 class DatasetStore:
@@ -29,11 +33,16 @@ class DatasetStore:
 
     Args:
       folder: a dispatcher's work_dir, made when it is missing; None: in memory, gone with this object.
+
+    Raises:
+      FailedPreconditionError: the folder or what is in it belongs to another user, or other users may write to it.
     """
 
     def __init__(self, folder: str | None) -> None:
         self._folder = None if folder is None else os.path.join(os.path.abspath(folder), "datasets")
         self._texts: dict[str, str] = {}
+        if self._folder is not None:
+            _make_private(self._folder)
 
     def put(self, dataset_id: str, text: str) -> None:
         """Keep this text, in place of the one that was there.
@@ -88,9 +97,15 @@ class DatasetStore:
 
 
 def read(path: str) -> str:
-    """The text of a file of a DatasetStore. Raises DataLossError ("corrupted record") when it is gone or damaged."""
+    """The text of a file of a DatasetStore.
+
+    Raises:
+      DataLossError: "corrupted record": it is gone or damaged.
+      FailedPreconditionError: another user owns it, or other users may write to it.
+    """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
+            refuse_strangers(os.fstat(file.fileno()), path, mode_bits=_WRITABLE_BY_OTHERS)
             checksum, _, body = file.read().partition(b"\n")
     except OSError as error:
         raise _damaged(path, f"it cannot be read: {error.strerror}") from error
@@ -115,6 +130,23 @@ def _write(path: str, text: str) -> None:
             os.remove(new)
         raise
     synchronise(folder)
+
+
+def _make_private(folder: str) -> None:
+    """The folder "datasets" and the work_dir around it. What was there before must be this user's; modes that let others read stay."""
+    work_dir = os.path.dirname(folder)
+    for each in (work_dir, folder):
+        try:
+            os.makedirs(each, mode=0o700, exist_ok=True)
+            status = os.stat(each)
+        except OSError:  # putting the first dataset there, or opening the journal, says what is wrong with it
+            return
+        refuse_strangers(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
+    with os.scandir(work_dir) as entries:
+        for entry in entries:
+            if entry.name.startswith("journal."):
+                status = entry.stat(follow_symlinks=False)
+                refuse_strangers(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
 
 
 def _private(path: str, flags: int) -> int:

@@ -2,7 +2,8 @@
 
 It is forked from the worker's template, and has a loop and a router of its own over the listening socket that its worker has made:
 elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
-    a pipe      the worker says Begin, perhaps HAND_BACK and, by closing its end, that this is over; here figures are said, and FINISHED
+    a pipe      the worker says Begin, perhaps HAND_BACK or REFUSE and, by closing its end, that this is over; here figures are said,
+                and FINISHED
     a page      of numbers, written here: what the task is at (runners/base.py), for the error that tells how it died
 """
 
@@ -30,6 +31,7 @@ from zmqdist.wire.hello import our_hello
 PAGE_BYTES: Final = 4096
 
 HAND_BACK: Final = b"hand back"
+REFUSE: Final = b"refuse"
 FINISHED: Final = b"finished"
 
 SAID_BYTES_MAX: Final = 4096
@@ -93,9 +95,8 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     loop = Loop(f"zmqdist-task-{task.id}")
     credentials = Credentials.of_environment()
     incarnation = secrets.randbits(62) | 1
-    router = Router(
-        loop, credentials.server(begin.host), our_hello("server", incarnation, f"task {task.id} of {begin.worker}")
-    )
+    security = credentials.server(begin.host, "worker")
+    router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
     service = RpcService("task")
     tasks = Tasks(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
     tasks.finished = lambda number: pipe.sendall(FINISHED)
@@ -115,8 +116,10 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     router.bind_fd(listener_fd)
     loop.start()
     loop.call_soon(tasks.start, task)  # a reader is connecting: that was the reason for this process
-    while pipe.recv(len(HAND_BACK)):
-        if not loop.run(tasks.hand_back, task.id):
+    while said := pipe.recv(len(HAND_BACK)):
+        if said == REFUSE:
+            loop.run(tasks.refuse)
+        elif not loop.run(tasks.hand_back, task.id):
             pipe.sendall(FINISHED)
     loop.run(tasks.close)
     service.stop(ANSWERS_S)

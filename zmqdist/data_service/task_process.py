@@ -23,6 +23,7 @@ Everything here runs in the worker's loop.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -34,10 +35,18 @@ import msgspec
 
 from zmqdist.core.splits.records import DYNAMIC
 from zmqdist.data_service.failing import died, ending
-from zmqdist.data_service.task_main import ANSWERS_S, FINISHED, HAND_BACK, PAGE_BYTES, SAID_BYTES_MAX, Begin
+from zmqdist.data_service.task_main import (
+    ANSWERS_S,
+    FINISHED,
+    HAND_BACK,
+    PAGE_BYTES,
+    REFUSE,
+    SAID_BYTES_MAX,
+    Begin,
+)
 from zmqdist.data_service.worker import Task
 from zmqdist.errors import OpError
-from zmqdist.net.address import join, split
+from zmqdist.net.address import DTS_PORT, join, split
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import listen
 
@@ -89,7 +98,7 @@ class TaskProcesses:
         dispatcher_timeout_s: float,
     ) -> None:
         self.state = 0
-        self.address = ""
+        self.address = self.read_at = ""
         self.cache_bytes = 0
         self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
@@ -125,6 +134,10 @@ class TaskProcesses:
         """Whoever has a process may have: it ends when its task is dropped."""
         return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
+    def refuse(self) -> None:
+        for process in self._tasks.values():
+            process.refuse()
+
     def close(self) -> None:
         """The processes end with their template, or because the worker's end of the pipe is closed."""
         for process in (*self._tasks.values(), *self.ending):
@@ -149,7 +162,8 @@ class _TaskProcess:
         self._loop = owner.loop
         self._task = task
         self._listener = listen(owner.bind)
-        self.address = join(split(owner.address)[0], self._listener.getsockname()[1])
+        port = self._listener.getsockname()[1]
+        self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
         self._child: Child | None = None
         self._pipe: socket.socket | None = None
         self._page: mmap.mmap | None = None
@@ -253,6 +267,15 @@ class _TaskProcess:
             return False
         self._pipe.send(HAND_BACK)
         return True
+
+    def refuse(self) -> None:
+        """As `Host.refuse`; where no process is there, no reader has asked anything."""
+        if self._pipe is not None:
+            with contextlib.suppress(OSError):  # it ends just now
+                self._pipe.send(REFUSE)
+        else:
+            self._ended = True
+            self._close_listener()
 
     def end(self) -> None:
         """The task is over."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -27,18 +28,21 @@ from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
 from zmqdist.data.tree import deserialize
 from zmqdist.data_service import local
+from zmqdist.data_service.compression import codec_of
 from zmqdist.data_service.dealing import RETRIABLE, Dealer, insist
-from zmqdist.data_service.elements import pack
 from zmqdist.data_service.failing import Failed, named
 from zmqdist.data_service.policy import ShardingPolicy
+from zmqdist.data_service.remote_reply import RemoteReply
 from zmqdist.data_service.runners import rounds, shared
-from zmqdist.data_service.runners.base import PROGRESS, Packed, Reply, Runner, Wanted
+from zmqdist.data_service.runners.base import PROGRESS, Reply, Runner, Wanted
 from zmqdist.data_service.runners.fcfs import FirstCome
 from zmqdist.data_service.runners.portions import Portions
+from zmqdist.data_service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data_service.snapshots.worker import SnapshotWorker
-from zmqdist.data_service.squeezing import codec_for, squeeze
+from zmqdist.data_service.squeezing import codec_for
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
+from zmqdist.net.address import with_key
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
@@ -52,9 +56,6 @@ log = logging.getLogger("zmqdist.data")
 PROFILE: Final = "zmqdist.data.profile"
 
 ELEMENTS: Final = "zmqdist.data.elements"
-
-SOME, END, SKIP = 0, 1, 2
-"""Answer kinds: packed elements and their tag; nothing more; nothing now."""
 
 AGAIN_S: Final = 0.05
 """After a refused question for work."""
@@ -95,12 +96,28 @@ class Task:
         return f"dataset {self.dataset} (job {self.job!r}, task {self.id} of worker {worker})"
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerDataSnapshot:
+    """What a worker has of the data service.
+
+    Attributes:
+      tasks: that the dispatcher wants from it and that have not ended.
+      writing: streams of distributed snapshots that it writes now.
+      streams: how far these are, and those that it has completed in this life.
+    """
+
+    tasks: int
+    writing: int
+    streams: tuple[SnapshotTaskProgress, ...]
+
+
 class Host(Protocol):
     """Where a worker's tasks run.
 
     Attributes:
       state: number of the dispatcher's state that they belong to.
       address: of the worker.
+      read_at: where readers are sent, if not to `address`; "%dts_port%" stands for the port of a task that has one of its own.
       cache_bytes: what the window of a task that trainers share may take.
       began: called in the loop when a task has got its first reader.
       finished: called in the loop with the number of a task whose last element was taken.
@@ -110,6 +127,7 @@ class Host(Protocol):
 
     state: int
     address: str
+    read_at: str
     cache_bytes: int
     began: Callable[[], None]
     finished: Callable[[int], None]
@@ -134,12 +152,19 @@ class Host(Protocol):
     def unsent(self) -> bool:
         """Whether answers are on their way to readers."""
 
+    def refuse(self) -> None:
+        """Take no more questions of readers: each is answered CANCELLED. What was asked before is still answered."""
+
     def close(self) -> None:
         """End all."""
 
 
 class DataWorker:
-    """See the module's docstring. Hosted by a WorkerServer."""
+    """See the module's docstring. Hosted by a WorkerServer.
+
+    Attributes:
+      key: the public key that the worker shows to readers; empty without CURVE.
+    """
 
     def __init__(
         self,
@@ -172,7 +197,8 @@ class DataWorker:
         self._asking = 0
         self._drained: Callable[[], None] | None = None
         """The worker leaves: to be called when nothing is left to do."""
-        self._left = False
+        self._left = self._gone = False
+        self.key = b""
         service.register_later(PROFILE, self._profile, roles=READERS)
         loop.on_stop(self.close)
 
@@ -184,6 +210,15 @@ class DataWorker:
     @address.setter
     def address(self, address: str) -> None:
         self._host.address = address
+
+    @property
+    def read_at(self) -> str:
+        """As `Host.read_at`."""
+        return self._host.read_at
+
+    @read_at.setter
+    def read_at(self, read_at: str) -> None:
+        self._host.read_at = read_at
 
     @property
     def cache_bytes(self) -> int:
@@ -204,6 +239,10 @@ class DataWorker:
         """Tasks that the dispatcher wants from this worker and that have not ended."""
         return sum(not (task.done or task.deleted) for task in self._tasks.values())
 
+    def snapshot(self) -> WorkerDataSnapshot:
+        """In the loop."""
+        return WorkerDataSnapshot(self.num_tasks, self.snapshots.writing, tuple(self.snapshots.progresses()))
+
     # -- the dispatcher's wishes ------------------------------------------------------------------------------------------------
 
     def registered(self) -> None:
@@ -216,8 +255,10 @@ class DataWorker:
             self._say_leaving()
 
     def _ask(self) -> None:
+        if self._gone:
+            return
         self._asking += 1
-        has = {number: self._host.where(number) for number in self._tasks}
+        has = {number: with_key(self._host.where(number), self.key) for number in self._tasks}
         done = tuple(number for number, task in self._tasks.items() if task.done)
         figures = self._host.figures()
         question = (self._host.state, self._life, has, done, figures)
@@ -290,6 +331,12 @@ class DataWorker:
 
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
+    def refuse(self) -> None:
+        """Ask the dispatcher, which has let this worker go, nothing more; answer readers only what they have asked. In the loop."""
+        self._gone = True
+        self._asking += 1
+        self._host.refuse()
+
     def drain(self, then: Callable[[], None]) -> None:
         """Take no more positions, hand back what was not begun, have readers take the rest, and call `then`. In the loop.
 
@@ -344,7 +391,7 @@ class Tasks:
     ) -> None:
         """Before the service is attached."""
         self.state = 0
-        self.address = ""
+        self.address = self.read_at = ""
         self.cache_bytes = TRAINER_CACHE_BYTES
         self.began: Callable[[], None] = lambda: None
         self.finished: Callable[[int], None] = lambda number: None
@@ -356,6 +403,7 @@ class Tasks:
         self._life = life
         self._timeout_s = dispatcher_timeout_s
         self._tasks: dict[int, Task] = {}
+        self._refuses = False
         self._client: ZmqClient | None = None
         self._dealers: dict[int, Dealer] = {}
         service.register_later(ELEMENTS, self._elements, roles=READERS)
@@ -364,7 +412,10 @@ class Tasks:
         self._tasks[task.id] = task
 
     def where(self, number: int) -> str:
-        return self.address
+        return self.read_at or self.address
+
+    def refuse(self) -> None:
+        self._refuses = True
 
     def drop(self, number: int) -> None:
         task = self._tasks.pop(number, None)
@@ -409,8 +460,9 @@ class Tasks:
 
     def _elements(self, asked: Asked, state: int, number: int, wanted: tuple[Any, ...], compression: str) -> None:
         near = asked.peer.hello is not None and asked.peer.hello.host == host_identity()
-        reply = RemoteReply(asked, self._loop, codec_for(compression, near=near))
-        self._answer(state, number, Wanted(*wanted), reply)
+        codec = codec_for(compression, near=near)
+        codec_of(codec or None)  # where its package is missing the question fails, before any element is taken for it
+        self._answer(state, number, Wanted(*wanted), RemoteReply(asked, self._loop, codec))
 
     def ask(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
         """A question of a reader in this process; from any thread."""
@@ -436,6 +488,9 @@ class Tasks:
                 task.runner.close()
 
     def _answer(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
+        if self._refuses:
+            reply.fail(CancelledError(None, None, f"worker {self.address} stops"))
+            return
         task = self._tasks.get(number)
         if task is not None and task.deleted:
             text = f"Got a request for local task {number}, which has been deleted."
@@ -523,49 +578,3 @@ class Tasks:
             self._loop.call_soon(self.finished, task.id)
         except OpError:
             pass  # the worker has ended
-
-
-class RemoteReply:
-    """An answer that goes out by RPC."""
-
-    def __init__(self, asked: Asked, loop: Loop, codec: str) -> None:
-        self._asked = asked
-        self._loop = loop
-        self._codec = codec
-        self.answered = False
-
-    def wanted(self) -> bool:
-        return self._asked.wanted()
-
-    def soon(self, fn: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon(fn)
-        except OpError:
-            pass  # the worker has ended: so has the connection
-
-    def elements(self, elements: list[Any], tag: Any = None) -> None:
-        self._answer(lambda: squeeze(pack(elements), self._codec), tag)
-
-    def packed(self, batch: Packed) -> None:
-        self._answer(lambda: batch.form(self._codec), None)
-
-    def _answer(self, batch: Callable[[], Any], tag: Any) -> None:
-        self.answered = True
-        try:
-            value = (SOME, batch(), tag)
-        except BaseException as error:
-            self._asked.fail(error)
-        else:
-            self._asked.answer(value)
-
-    def end(self) -> None:
-        self.answered = True
-        self._asked.answer((END, None, None))
-
-    def skip(self, tag: Any = None) -> None:
-        self.answered = True
-        self._asked.answer((SKIP, None, tag))
-
-    def fail(self, error: BaseException) -> None:
-        self.answered = True
-        self._asked.fail(error)

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist import errors, limits
+from zmqdist.net.address import DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
 """Names of the one protocol that there is."""
@@ -133,21 +134,26 @@ class WorkerConfig:
       worker_address: where others are told that it is; "%port%" stands for its port. None: its host ("localhost" on loopback) and port.
       port: of its own server, from which elements and large results are fetched; 0 takes a free one.
       protocol: "zmq" or "tcp", which are the same; None for that.
-      heartbeat_interval_ms: accepted for tf.data service's sake: dispatcher and worker tell each other at once what is new.
+      heartbeat_interval_ms: inert (docs/tensorflow.md): dispatcher and worker tell each other at once what is new.
       dispatcher_timeout_ms: a task waits so long for a dispatcher that does not answer; default 1 hour.
-      data_transfer_protocol, data_transfer_address, data_transfer_port: another way in which readers can have elements.
+      data_transfer_protocol: "zmq" or "tcp": readers are sent to a second port for elements, so that a firewall or another network can tell
+        them from the rest. None: elements come from the worker's own port.
+      data_transfer_address: where readers are told that this port is; "%dts_port%" stands for it. None: as for `worker_address`.
+      data_transfer_port: this port; 0 takes a free one. With `processes` each task has a free port of its own, and any other is refused.
       worker_tags: "COLOCATED": readers of other processes leave it alone, unless they ask for any worker.
       cross_trainer_cache_size_bytes: window of elements that trainers share, of each worker; default 10 GiB.
       snapshot_max_chunk_size_bytes: files of snapshots become about so large; default 6 GB.
-      shutdown_quiet_period_ms: `stop` goes on answering readers so long.
+      shutdown_quiet_period_ms: for so long after it has left its dispatcher a worker goes on answering what readers have asked already;
+        what they ask then is refused with CANCELLED, after which they read from other workers. `stop` waits for it.
       host: address it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
-      job, index: its name; index None takes the lowest that is free.
+      job, index: its name; index None takes the lowest that is free, which may be another after a restart of the dispatcher.
       slots: functions it runs at a time.
       schedule_start_delay_s: worker i lets the first function of each coordinator wait for i times this, at most for
         `schedule_start_delay_max_s` (0: no bound). None: ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY, and that with _MAX, of the
         worker's environment, or 0.
       processes: slots are child processes (can be cut off, may crash) instead of threads.
-      orphan_limit_s: it ends itself after so long without a dispatcher.
+      orphan_limit_s: it ends itself after so long without a dispatcher; by default it waits for one as long as it takes, as
+        tf.data service has it. (The command and cluster files have a limit: their processes must not stay behind.)
       token_file, keys_dir: where its secret is, if not in the usual place (SECURITY.md).
       insecure: neither token nor keys: for a dispatcher that was started insecure.
     """
@@ -170,7 +176,7 @@ class WorkerConfig:
     index: int | None = None
     slots: int = 1
     processes: bool = False
-    orphan_limit_s: float = limits.ORPHAN_LIMIT_S
+    orphan_limit_s: float = inf
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False
@@ -186,8 +192,8 @@ class WorkerConfig:
             raise _invalid(f"index is {self.index}, wants 0 or more, or None")
         _check_more_than_0(orphan_limit_s=self.orphan_limit_s)
         _check_port(self.port)
-        _check_port(self.data_transfer_port)
         _check_protocol(self.protocol)
+        self._check_data_transfer()
         _check_not_negative(
             heartbeat_interval_ms=self.heartbeat_interval_ms,
             dispatcher_timeout_ms=self.dispatcher_timeout_ms,
@@ -202,6 +208,20 @@ class WorkerConfig:
         object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a list is what JSON makes of them
         if "" in (self.worker_tags or ()):
             raise errors.FailedPreconditionError(None, None, "Worker tags cannot be empty.")
+
+    def _check_data_transfer(self) -> None:
+        _check_port(self.data_transfer_port, "data_transfer_port")
+        if self.data_transfer_protocol is None:
+            for name in ("data_transfer_address", "data_transfer_port"):
+                if getattr(self, name):
+                    raise _invalid(f"{name} is of a second port for elements: give data_transfer_protocol='zmq', too")
+        elif self.data_transfer_protocol not in PROTOCOLS:
+            text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
+            raise errors.NotFoundError(None, None, f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
+        if self.processes and self.data_transfer_port:
+            raise _invalid("data_transfer_port goes with processes=False: each task's process has a port of its own")
+        if self.processes and self.data_transfer_address and DTS_PORT not in self.data_transfer_address:
+            raise _invalid(f"data_transfer_address wants {DTS_PORT} in it with processes=True: each task has its port")
 
     @property
     def start_delay(self) -> tuple[float, float]:
@@ -222,6 +242,17 @@ class WorkerConfig:
     @property
     def chunk_bytes_max(self) -> int:
         return self.snapshot_max_chunk_size_bytes or limits.SNAPSHOT_CHUNK_BYTES_MAX
+
+    @property
+    def quiet_s(self) -> float:
+        return self.shutdown_quiet_period_ms / 1000
+
+    def elements_at(self, bound: str) -> str:
+        """Where readers are told to find the second port, when it is bound at "host:port"."""
+        host, _, port = bound.rpartition(":")
+        if self.data_transfer_address is not None:
+            return self.data_transfer_address.replace(DTS_PORT, port)
+        return f"localhost:{port}" if host == "127.0.0.1" else bound
 
     def advertised(self, bound: str) -> str:
         """Where others are told to find it, when its server is bound at "host:port"."""
@@ -261,9 +292,9 @@ def _check_not_negative(**figures: Any) -> None:
             raise _invalid(f"{name} is {figure}, wants 0 or more")
 
 
-def _check_port(port: int) -> None:
+def _check_port(port: int, name: str = "port") -> None:
     if not 0 <= port <= 65535:
-        raise _invalid(f"port is {port}, wants 0 to 65535")
+        raise _invalid(f"{name} is {port}, wants 0 to 65535")
 
 
 def _check_protocol(protocol: str | None) -> None:

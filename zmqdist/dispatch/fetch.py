@@ -62,6 +62,10 @@ class Near:
     def __init__(self) -> None:
         self._arenas: OrderedDict[int, PeerArena | None] = OrderedDict()
 
+    def __len__(self) -> int:
+        """How many holders' memory is open."""
+        return sum(arena is not None for arena in list(self._arenas.values()))
+
     def attach(self, reference: Reference) -> list[Any]:
         """The parts; those that are not to be had here are still `Held`."""
         return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
@@ -107,10 +111,21 @@ class Clients:
     def __init__(self, credentials: Credentials, role: str) -> None:
         self._credentials = credentials
         self._role = role
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[tuple[str, bytes], _Line] = {}
         self._unreachable: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    def __len__(self) -> int:
+        """How many connections are kept."""
+        return len(self._lines)
+
+    @property
+    def unreachable(self) -> list[str]:
+        """Addresses at which no holder answered lately: they are not tried again for a while."""
+        now = time.monotonic()
+        with self._lock:
+            return [address for address, until in self._unreachable.items() if until > now]
 
     def close(self) -> None:
         """End all clients; who uses one gets an error, and so does who comes later."""
@@ -121,35 +136,40 @@ class Clients:
             line.client.close()
 
     @contextmanager
-    def use(self, address: str) -> Iterator[ZmqClient]:
+    def use(self, address: str, key: bytes = b"") -> Iterator[ZmqClient]:
         """A client for the time of the with-statement. After an error the next one begins with a new connection.
+
+        Args:
+          key: the public key that the holder told with its address; empty for a server.
 
         Raises:
           Unreachable: nobody answers at that address.
+          UnauthenticatedError: `key` is not of this cluster, or what listens there has another.
         """
+        place = address, key
         with self._lock:
             if self._closed:
                 raise errors.UnavailableError(None, None, "this process has closed its connections")
             if self._unreachable.get(address, 0.0) > time.monotonic():
                 raise Unreachable(None, None, f"nobody answers at {address}")
-            line = self._lines.pop(address, None)
+            line = self._lines.pop(place, None)
             if line is None:
-                security = self._credentials.client(address, self._role)
+                security = self._credentials.client(address, self._role, key)
                 line = _Line(ZmqClient(address, security=security))
-            self._lines[address] = line  # the longest unused are at the front
+            self._lines[place] = line  # the longest unused are at the front
             line.users += 1
         try:
             self._reach(line, address)
             yield line.client
         except BaseException:
             with self._lock:
-                if self._lines.get(address) is line:
-                    del self._lines[address]
+                if self._lines.get(place) is line:
+                    del self._lines[place]
             raise
         finally:
             with self._lock:
                 line.users -= 1
-                ended = [] if self._lines.get(address) is line or line.users else [line]
+                ended = [] if self._lines.get(place) is line or line.users else [line]
                 idle = [name for name, other in self._lines.items() if not other.users]
                 ended += [self._lines.pop(name) for name in idle[: max(0, len(self._lines) - CLIENTS_KEPT)]]
             for each in ended:
@@ -162,10 +182,22 @@ class Clients:
         try:
             line.client.call(METHODS, timeout_in_ms=REACH_MS).get_value()
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
-            with self._lock:
-                self._unreachable[address] = time.monotonic() + UNREACHABLE_S
-            raise Unreachable(None, None, f"nobody answers at {address}: {error.message}") from None
+            raise self._missed(address, error.message) from None
         line.reached = True
+
+    def _missed(self, address: str, why: str) -> Unreachable:
+        """Nobody answers, and for a while nobody is asked."""
+        with self._lock:
+            self._unreachable[address] = time.monotonic() + UNREACHABLE_S
+        log.warning(
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads of its process come by the dispatcher, "
+            "which is slower; open that port between the two hosts",
+            address,
+            socket.gethostname(),
+            why,
+            UNREACHABLE_S,
+        )
+        return Unreachable(None, None, f"nobody answers at {address}: {why}")
 
     def _knock(self, address: str) -> None:
         """A holder listens before anybody hears of it: where nobody does it has ended, and a client would wait for its successor."""
@@ -173,8 +205,10 @@ class Clients:
             socket.create_connection(split(address), REACH_MS / 1000).close()
         except ConnectionRefusedError:
             raise Unreachable(None, None, f"nobody answers at {address}: the connection was refused") from None
+        except TimeoutError:  # a process that is only busy has its kernel take the connection
+            raise self._missed(address, f"no connection was made within {REACH_MS / 1000:g} s") from None
         except OSError:
-            pass  # slow, perhaps: the first question tells
+            pass  # the first question tells
 
 
 class Unreachable(errors.UnavailableError):
@@ -226,7 +260,7 @@ class Fetcher:
     def read(self, reference: Reference, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
         """Read these parts into arrays of their sizes. Raises as `fetch`."""
         try:
-            with self.clients.use(reference.address) as client:
+            with self.clients.use(reference.address, reference.key) as client:
                 read_chunks(straight(client), held, into)
                 return
         except Unreachable as error:

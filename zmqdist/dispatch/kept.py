@@ -108,8 +108,9 @@ def fetch(fetcher: Fetches, encoded: bytes, name: str) -> Any:
     try:
         parts = fetcher.fetch(reference)
     except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError) as error:
+        holder = reference.address + (f" ({reference.holder})" if reference.holder else "")
         problem = (
-            f"the value of {name} was kept by the worker at {reference.address} and is lost: schedule {name} again"
+            f"the value of {name} was kept by the worker at {holder} and is lost: schedule {name} again"
             f" ({error.message})"
         )
         raise errors.UnavailableError(None, None, problem) from None

@@ -6,8 +6,9 @@ used again. One call after the queue has emptied returns most of it.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
+
+from zmqdist.net.heap import give_back
 
 WORTH_ITEMS = 50_000
 """A queue that was shorter than this leaves nothing worth returning."""
@@ -26,11 +27,3 @@ class MemoryKeeper:
         elif not queued and self._longest >= WORTH_ITEMS and idle():
             self._longest = 0
             give_back()
-
-
-def give_back() -> None:
-    """Milliseconds. Does nothing where the C library has no `malloc_trim`."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass

@@ -52,9 +52,10 @@ class Ready(msgspec.Struct, array_like=True, tag=3, gc=False):
 
 
 class Welcome(msgspec.Struct, array_like=True, tag=4, gc=False):
-    """To a slot, first of all: the address of its worker."""
+    """To a slot, first of all: the address and the public key of its worker."""
 
     worker: str
+    key: bytes = b""
 
 
 PipeMessage: TypeAlias = Work | Report | Ready | Welcome

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,12 +45,23 @@ class Pulled:
         self._bytes = 0
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        """Parts that are here at present, or are being fetched."""
+        return len(self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Of those parts."""
+        return self._bytes
+
     def pull(self, payload: bytes) -> bytes:
         """See PULL. Raises as `Fetcher.fetch`."""
         reference = decode_reference(payload)
         parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
         return encode_reference(
-            Reference(self._store.number, self._store.address, self._store.memory, parts)  # the same parts, held here
+            Reference(  # the same parts, held here
+                self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
+            )
         )
 
     def fetch(self, reference: Reference) -> list[Any]:
@@ -141,13 +153,13 @@ class SlotFetcher:
     """What a slot process uses: shared memory, else its worker.
 
     Args:
-      worker: the address of its worker.
+      worker, key: the address and the public key of its worker.
     """
 
-    def __init__(self, clients: Clients, worker: str) -> None:
+    def __init__(self, clients: Clients, worker: str, key: bytes = b"") -> None:
         self._near = Near()
         self._clients = clients
-        self._worker = worker
+        self._worker = worker, key
 
     def fetch(self, reference: Reference) -> list[Any]:
         """As `Fetcher.fetch`."""
@@ -164,11 +176,9 @@ class SlotFetcher:
 
     def _by_worker(self, reference: Reference, parts: list[Any]) -> list[Any]:
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
-        missing = Reference(
-            reference.store, reference.address, reference.memory, tuple(reference.parts[index] for index in far)
-        )
+        missing = msgspec.structs.replace(reference, parts=tuple(reference.parts[index] for index in far))
         parts = list(parts)
-        with self._clients.use(self._worker) as client:
+        with self._clients.use(*self._worker) as client:
             (answer,) = client.call(PULL, (encode_reference(missing),)).get_value()
             for index, part in zip(far, self._near.attach(decode_reference(answer)), strict=True):
                 parts[index] = part

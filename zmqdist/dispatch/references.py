@@ -39,12 +39,16 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
       address: the holder's "host:port".
       memory: how its arena is found (net/arena.py: the offer and the nonce); None where it has none.
       parts: each as its bytes, or held.
+      holder: whose store it is, as "worker:1", for errors; "" for one that does not say.
+      key: the holder's public key, told with its address (net/security.py); empty without CURVE.
     """
 
     store: int
     address: str
     memory: Memory | None
     parts: tuple[bytes | Held, ...]
+    holder: str = ""
+    key: bytes = b""
 
     @property
     def bulks(self) -> list[int]:

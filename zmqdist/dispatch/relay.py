@@ -28,6 +28,9 @@ class Relay:
 
     Args:
       holder: the connection of whoever has a store, by its number.
+
+    Attributes:
+      pieces: that were asked for.
     """
 
     def __init__(self, loop: Loop, router: Router, holder: Callable[[int], Hashable]) -> None:
@@ -35,6 +38,7 @@ class Relay:
         self._router = router
         self._holder = holder
         self._numbers = itertools.count(1)
+        self.pieces = 0
         self._asked: dict[int, tuple[Peer, Future[NDArray[np.uint8]]]] = {}
         router.on(ReadDone, self._answered, frozenset({"submit", "worker"}))
         router.on_gone.append(self._gone)
@@ -58,6 +62,7 @@ class Relay:
     # -- in the loop ----------------------------------------------------------------------------------------------
 
     def _ask(self, number: int, store: int, read: Read, answer: Future[NDArray[np.uint8]]) -> None:
+        self.pieces += 1
         peer = self._holder(store)
         if not isinstance(peer, Peer) or not self._router.send(peer, read):
             answer.set_exception(errors.UnavailableError(None, None, "its holder is not connected to the dispatcher"))

@@ -35,6 +35,12 @@ def build_in(resources: Resources) -> None:
     _here.resources = resources
 
 
+def present() -> Resources:
+    """Those of the slot whose thread this is."""
+    here: Resources = _here.resources
+    return here
+
+
 def resource(coordinator: int, number: int, what: str, definition: bytes, sharers: Sequence[int]) -> Any:
     """What the pickle of a resource calls; the name is part of the protocol.
 

@@ -8,21 +8,23 @@ The loop's thread knows the shell alone, so that a server which nobody refers to
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from zmqdist import errors
+from zmqdist.background import in_background
 from zmqdist.coordination.service import CoordinationService
 from zmqdist.core.dispatch.broker import Broker, BrokerRules, BrokerSnapshot
 from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.core.membership import Member, MemberJoined, MemberLost
 from zmqdist.core.splits.book import Rules
+from zmqdist.core.splits.snapshot import DataSnapshot
 from zmqdist.data_service.dispatcher import DataDispatcher
 from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.dispatch.fetch import RELAY
@@ -52,7 +54,9 @@ from zmqdist.net.loop import Loop
 from zmqdist.net.processes import is_alive
 from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.service import RpcService
-from zmqdist.wire.hello import host_identity, our_hello
+from zmqdist.wire.hello import host_identity, our_hello, pickles_differ
+
+log = logging.getLogger("zmqdist.dispatch")
 
 LOOK_FOR_END_S = 0.005
 
@@ -97,8 +101,11 @@ class DispatchServer:
             if self._shell.loop is None:
                 self._shell.open()
 
-    def stop(self, grace_s: float = 0.0) -> None:
-        """End it; workers go on for half a lease and look for another dispatcher at its address. Idempotent."""
+    def stop(self) -> None:
+        """End it at once; workers go on for half a lease and look for another dispatcher at its address. Idempotent.
+
+        `shutdown(grace_s)` ends the workers first.
+        """
         with self._lock:
             self._shell.stop()
 
@@ -188,14 +195,25 @@ class DispatchServer:
         self.stop()
 
     def report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str = "") -> None:
-        """Somebody saw a worker's process end, and says so before its connection does. From any thread."""
+        """Somebody saw a worker's process end, and says so before its connection does. From any thread, also when this was stopped."""
         if self._shell.loop is not None:
             event = ProcessExited(pid=pid, exit_code=exit_code, log=log, job=job, index=index)
-            self._shell.loop.call_soon(self._shell.handle, event)
+            with contextlib.suppress(errors.FailedPreconditionError):
+                self._shell.loop.call_soon(self._shell.handle, event)
+
+    def data_snapshot(self) -> DataSnapshot:
+        """An immutable record of what the data service holds: jobs, iterations, readers, workers, the journal."""
+        assert self._shell.loop is not None
+        return self._shell.loop.run(self._shell.data.snapshot)
+
+    def snapshot_streams(self, path: str) -> list[Any]:
+        """The streams of a distributed snapshot: `index`, `owner` and `state` of each. Raises NotFoundError."""
+        assert self._shell.loop is not None
+        return self._shell.loop.run(lambda: self._shell.data.snapshots.streams(path))
 
     def _snapshot_streams(self, path: str) -> list[Any]:
-        """The streams of a distributed snapshot: `index`, `owner` and `state` of each. Raises NotFoundError."""
-        return self._shell.data.snapshots.streams(path)
+        """As tf.data service has it."""
+        return self.snapshot_streams(path)
 
     def __enter__(self) -> DispatchServer:
         self.start()
@@ -206,9 +224,8 @@ class DispatchServer:
 
     def __del__(self) -> None:
         shell = self.__dict__.get("_shell")
-        if shell is not None and shell.abandoned and not sys.is_finalizing():
-            # In a thread: this may be the loop's own, or any that the garbage collector has borrowed.
-            threading.Thread(target=shell.stop, name="zmqdist-dispatcher-stop", daemon=True).start()
+        if shell is not None and shell.abandoned:
+            in_background("zmqdist-dispatcher-stop", shell.stop)
 
 
 class _Shell:
@@ -262,8 +279,8 @@ class _Shell:
         loop = Loop("zmqdist-dispatcher")
         service = self._service()
         try:
-            hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
-            router = self._router = Router(loop, self.credentials.server(config.host), hello)
+            self._hello = our_hello("server", self._incarnation, f"dispatcher pid {os.getpid()}")
+            router = self._router = Router(loop, self.credentials.server(config.host), self._hello)
             # What a journal has is there before anybody can ask for it.
             self.data = DataDispatcher(service, loop, data_rules(config), config.work_dir, config.snapshots_max)
             if self._listener is None:
@@ -292,6 +309,10 @@ class _Shell:
             self.loop.stop()
 
     def _heard(self, peer: Peer, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, (Register, Enlist)) and (problem := self._unreadable(peer)):
+            log.warning("refused: %s", problem)
+            self._perform([Send(peer, Refused(errors.FAILED_PRECONDITION, problem, final=True))])
+            return
         if isinstance(message, Register):
             try:
                 self.data.splits.admit(message.address)
@@ -299,6 +320,16 @@ class _Shell:
                 self._perform([Send(peer, Refused(error.error_code, error.message, final=True))])
                 return
         self.handle(Heard(peer, message), watched=peer.fd >= 0)
+
+    def _unreadable(self, peer: Peer) -> str:
+        """Why workers and programs of this cluster could not run what is pickled by this one, or it what they pickle; "" if they can."""
+        assert peer.hello is not None
+        differ = pickles_differ(self._hello, peer.hello)
+        versions = " and ".join(f"{what} {theirs} (the dispatcher {ours})" for what, theirs, ours in differ)
+        return versions and (
+            f"{peer.name} and this cluster cannot run each other's functions, which travel as pickles: it has {versions}; "
+            "install the same minor versions for all programs, workers and the dispatcher"
+        )
 
     def _gone(self, peer: Peer) -> None:
         """Where the process is of this host the kernel knows whether it has ended or only lost its connection."""
@@ -336,7 +367,8 @@ class _Shell:
         for change in changes:
             match change:
                 case MemberJoined(member, register):
-                    self.data.joined(member.name, register.address, member.incarnation, tuple(register.tags))
+                    who = member.name, register.address, member.incarnation, tuple(register.tags)
+                    self.data.joined(*who, named=register.index >= 0)
                 case MemberLost(member):
                     self.data.lost(member.incarnation, left=False)
         for told in self.member_watchers:
@@ -374,6 +406,7 @@ class _Shell:
         assert self.loop is not None
         now = self.loop.now()
         snapshot = self.broker.snapshot()
+        last = snapshot.last_slot_death
         return {
             "address": self.address,
             "pid": os.getpid(),
@@ -388,6 +421,9 @@ class _Shell:
                 {"name": name, "reason": reason, "exit_code": code, "ago_s": now - at}
                 for name, reason, code, at in snapshot.losses
             ],
+            "slot_deaths": snapshot.slot_deaths,
+            "last_slot_death": last and {"name": last[0], "exit_code": last[1], "ago_s": now - last[2]},
+            "relayed": self._relay.pieces,
             "dropped": dict(self._router.dropped),
             "refused_handshakes": self._router.refused_handshakes,
         }

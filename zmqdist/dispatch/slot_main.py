@@ -124,7 +124,7 @@ def main(pipe_fd: int, page_fd: int) -> None:
         welcome = pipe.receive()
         if not isinstance(welcome, Welcome):
             return
-        fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker)
+        fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
         kept.fetch_with(fetcher)
         functions = Functions(fetcher)
         resources.build_in(functions.resources)

@@ -8,6 +8,7 @@ Everything here runs in the loop's thread.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import resource
@@ -32,7 +33,7 @@ from zmqdist.dispatch.forks import Fork, Forks
 from zmqdist.dispatch.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
 from zmqdist.dispatch.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
 from zmqdist.dispatch.template import SILENT, SLOT
-from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError
+from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
 from zmqdist.messages import BULK, ERROR
 from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
@@ -50,6 +51,11 @@ SLOT_FDS = 3
 OTHER_FDS = 96
 """Descriptors for everything else that a worker does: connections, threads, and slots that are being made."""
 
+LINE_CHARS_MAX = 200
+"""Of a line that a slot wrote, in the log."""
+
+log = logging.getLogger("zmqdist.dispatch")
+
 SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied
 Feed = Callable[[SlotEvent], None]
 Bulk = Callable[[int, list[Any]], bytes]
@@ -61,18 +67,21 @@ class ProcessSlots:
     Args:
       feed: gets what happens to the slots.
       hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
-      address: of this worker, for its slots.
+      address, key: where this worker listens for its slots, and its public key.
       forks: what they are forked by.
       worker: its index, and how many there are.
     """
 
     can_kill = True
+    resources = None
+    """Each slot process has its own, and only it knows them."""
 
     def __init__(
-        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, forks: Forks, worker: Worker
+        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, key: bytes, forks: Forks, worker: Worker
     ) -> None:
         self._loop = loop
         self.address = address
+        self.key = key
         self._feed = feed
         self._hold = hold
         self._slots: list[_SlotProcess | None] = [None] * slots
@@ -81,6 +90,8 @@ class ProcessSlots:
         forks.on_lost.append(self._template_died)
         self._looking = False
         self._template_lost = False
+        self.deaths = 0
+        """Slot processes that ended and were not told to."""
 
     # -- what the machine asks for --------------------------------------------------------------------------------
 
@@ -125,6 +136,7 @@ class ProcessSlots:
     def kill(self, slot: int) -> None:
         process = self._slots[slot]
         if process is not None:
+            process.killed = True
             process.fork.kill()
 
     def close(self) -> None:
@@ -138,10 +150,24 @@ class ProcessSlots:
     def _exited(self, process: _SlotProcess, code: int) -> None:
         process.pipe.drain()
         self._slots[process.slot] = None
-        position = process.cells[POSITION] if process.running else 0
+        running = process.running
+        position = process.cells[POSITION] if running else 0
         process.close()
         code = -int(signal.SIGKILL) if code == SILENT else code
+        if not process.killed:
+            self._note_death(process, code, running)
         self._feed(SlotDied(process.slot, position, code, process.fork.tail()))
+
+    def _note_death(self, process: _SlotProcess, code: int, running: bool) -> None:
+        self.deaths += 1
+        said = process.fork.tail().strip().rpartition("\n")[2]
+        log.warning(
+            "the process of slot %d died %s: %s%s",
+            process.slot,
+            "while it ran a function" if running else "without work",
+            describe_exit(code),
+            f"; it last wrote: {said[:LINE_CHARS_MAX]}" if said else "",
+        )
 
     def _template_died(self, code: int | None) -> None:
         self._template_lost = True
@@ -211,8 +237,10 @@ class _SlotProcess:
         self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
         self.cells = memoryview(self._page).cast("Q")
         self._closed = False
+        self.killed = False
+        """It was told to end."""
         self.pipe = LoopPipe(owner._loop, ours, lambda message, parts: owner.finished(self, message, parts))
-        self.pipe.send(Welcome(owner.address))
+        self.pipe.send(Welcome(owner.address, owner.key))
 
     def taken_over(self, report: Report, piped: list[bytearray]) -> list[Any]:
         """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""

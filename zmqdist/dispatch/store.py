@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,29 @@ RECENT_MAX = 64
 """Places of the caller's memory whose last snapshot is remembered."""
 
 
+class Holdings(NamedTuple):
+    """What a store holds at present.
+
+    Attributes:
+      parts: arrays and other large parts.
+      bytes: of all of them.
+      copies: how often a part was copied since the store was made; what is frozen or shared already is not.
+    """
+
+    parts: int
+    bytes: int
+    copies: int
+
+
 class _Entry:
     """One part. `uses` counts the references that hold it."""
 
-    __slots__ = ("block", "bytes", "handle", "uses")
+    __slots__ = ("block", "bytes", "handle", "nbytes", "uses")
 
     def __init__(self, part: NDArray[np.uint8] | Block, handle: Handle | None) -> None:
         self.block = part if isinstance(part, Block) else None
         self.bytes = None if isinstance(part, Block) else part
+        self.nbytes = part.nbytes
         self.handle = handle
         self.uses = 1
 
@@ -62,12 +77,16 @@ class BulkStore:
 
     Attributes:
       address: "host:port" of the service, as its peers know it; set before the first `hold`.
+      holder: the name of the task whose store it is, for errors elsewhere; "" where it has none.
+      key: the public key of the service, told with the address; empty without CURVE.
       memory: how others find its arena; None where there is none.
       copies: how often a part was copied.
     """
 
     def __init__(self, service: RpcService, roles: frozenset[str], number: int) -> None:
         self.address = ""
+        self.holder = ""
+        self.key = b""
         self.number = number
         self.copies = 0
         self._arena = this_arena()
@@ -80,6 +99,12 @@ class BulkStore:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def holdings(self) -> Holdings:
+        """An immutable record of now."""
+        with self._lock:
+            return Holdings(len(self._entries), sum(entry.nbytes for entry in self._entries.values()), self.copies)
 
     def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
         """Keep these until they are freed.
@@ -99,7 +124,7 @@ class BulkStore:
                 room -= size
             else:
                 told.append(self._hold(part, size, shared))
-        return Reference(self.number, self.address, self.memory, tuple(told))
+        return Reference(self.number, self.address, self.memory, tuple(told), self.holder, self.key)
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
         """Keep one part as it is: nobody writes to it any more."""

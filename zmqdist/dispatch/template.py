@@ -30,6 +30,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from zmqdist.child_command import add_working_directory, child_command
+
 COMMAND = struct.Struct("<4sqq")
 """A verb and two numbers."""
 
@@ -44,6 +46,7 @@ SILENT = 256
 DESCRIPTORS_MAX = 4
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 class Template:
@@ -161,10 +164,11 @@ def _settle_in() -> None:
     np.random.seed()  # else all children would draw the same numbers
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)
+            # Lines in one piece, with PYTHONUNBUFFERED too: all slots write to the same pipe.
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
-def _import_all() -> None:
+def import_all() -> None:
     """Before any fork, so that children share it."""
 
     import zmqdist.data_service.snapshots.stream_process
@@ -205,7 +209,7 @@ def start_template(environment: Mapping[str, str]) -> TemplateProcess:
     with theirs:
         # In a session of its own: Ctrl-C at a terminal is for the worker, which ends its slots in good order.
         process = subprocess.Popen(
-            [sys.executable, "-m", "zmqdist.dispatch.template", str(theirs.fileno())],
+            child_command("zmqdist.dispatch.template", str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env=dict(environment),
@@ -217,7 +221,7 @@ def start_template(environment: Mapping[str, str]) -> TemplateProcess:
 
 def fork_template(environment: Mapping[str, str]) -> TemplateProcess:
     """Fork one off this process: saves it the imports. Only while this process has one thread and no ZeroMQ context."""
-    _import_all()
+    import_all()
     assert threading.active_count() == 1, "a fork would copy the locks of threads that are not in the child"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     gc.collect()
@@ -229,6 +233,7 @@ def fork_template(environment: Mapping[str, str]) -> TemplateProcess:
     try:
         ours.close()
         os.setsid()
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, b"zmqdist-slots", 0, 0, 0)  # else `ps` shows several workers of one name
         os.environ.update(environment)
         _serve(theirs)
     finally:
@@ -244,10 +249,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def main() -> None:
-    """`python -m zmqdist.dispatch.template FD`."""
-    _import_all()
+    """Be a template: FD, its control socket."""
+    import_all()
+    add_working_directory()
     _serve(socket.socket(fileno=int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
 
 from zmqdist import running
 from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
@@ -16,8 +15,9 @@ from zmqdist.dispatch import kept, resources
 from zmqdist.dispatch.call import Fetches, Functions, run
 from zmqdist.dispatch.slots import Bulk, Feed
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.messages import BULK, KEPT
+from zmqdist.messages import BULK, ERROR, KEPT
 from zmqdist.net.loop import Loop
+from zmqdist.wire import trusted
 
 
 class ThreadSlots:
@@ -35,6 +35,13 @@ class ThreadSlots:
         self._worker = worker
         self._functions = Functions(fetcher)
         self._slots = [_Slot(self, number) for number in range(slots)]
+        self.deaths = 0
+        """None: a thread dies with its worker only."""
+
+    @property
+    def resources(self) -> int:
+        """What functions have had made here and use, once for all slots."""
+        return len(self._functions.resources)
 
     def spawn(self, slot: int) -> None:
         self._slots[slot].thread.start()
@@ -73,15 +80,17 @@ class ThreadSlots:
             position, coordinator, fn, payload = item
             slot.busy = True
             running.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
-            kind, result = run(self._functions, coordinator, fn, payload)
+            try:
+                kind, result = run(self._functions, coordinator, fn, payload)
+                if kind in (BULK, KEPT):
+                    kind, result = BULK, self._hold(kind, result)
+            except (
+                BaseException
+            ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
+                kind, result = ERROR, trusted.pack_error(trusted.tamed(error))
             running.leave()
             slot.busy = False
-            self._finished(slot, position, kind, result)
-
-    def _finished(self, slot: _Slot, position: int, kind: int, result: Any) -> None:
-        if kind in (BULK, KEPT):
-            kind, result = BULK, self._hold(kind, result)
-        self._tell(SlotFinished(slot.number, [(position, kind, result)]))
+            self._tell(SlotFinished(slot.number, [(position, kind, result)]))
 
     def _tell(self, event: SlotReady | SlotFinished) -> None:
         try:

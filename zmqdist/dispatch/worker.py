@@ -11,12 +11,12 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import threading
 from functools import partial
 from typing import Any
 
 from zmqdist import errors, limits
+from zmqdist.background import in_background
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.worker import DISPATCHER, Worker
 from zmqdist.core.worker_events import (
@@ -36,9 +36,10 @@ from zmqdist.core.worker_events import (
     Spawn,
 )
 from zmqdist.data_service.task_process import TaskProcesses
-from zmqdist.data_service.worker import DataWorker
+from zmqdist.data_service.worker import DataWorker, WorkerDataSnapshot
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.dispatch.fetch import Fetcher
+from zmqdist.dispatch.figures import WorkerSnapshot
 from zmqdist.dispatch.forks import Forks
 from zmqdist.dispatch.pulled import PULL, Pulled
 from zmqdist.dispatch.references import decode_reference, encode_reference
@@ -57,6 +58,8 @@ from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import Hello, our_hello
 
 log = logging.getLogger("zmqdist.dispatch")
+end_log = logging.getLogger("zmqdist.dispatch.end")
+"""Why a worker ends: `zmqdist worker` prints that itself, and turns this log off."""
 
 READERS = frozenset({"submit", "worker"})
 SLOTS = frozenset({"worker"})
@@ -139,9 +142,14 @@ class WorkerServer:
         return self._shell.address
 
     @property
-    def _address(self) -> str:
-        """As tf.data service has it: what others are told."""
+    def advertised_address(self) -> str:
+        """ "host:port" that readers of the data service are given: `worker_address` of its config, "localhost" for the loopback."""
         return self._shell.advertised
+
+    @property
+    def _address(self) -> str:
+        """As tf.data service has it."""
+        return self.advertised_address
 
     @property
     def target(self) -> str:
@@ -160,14 +168,29 @@ class WorkerServer:
         machine = self._shell.machine
         return 0 if machine is None else machine.running + self._num_tasks()
 
+    def snapshot(self) -> WorkerSnapshot:
+        """An immutable record of what it runs, has waiting and holds.
+
+        Raises:
+          FailedPreconditionError: it was not started, or has stopped.
+        """
+        shell = self._shell
+        if shell.loop is None or shell.machine is None:
+            raise errors.FailedPreconditionError(None, None, "this worker was not started")
+        return shell.loop.run(shell.snapshot)
+
     def _num_tasks(self) -> int:
         """As tf.data service has it: those of the data service."""
         return 0 if self._shell.machine is None else self._shell.data.num_tasks
 
-    def _snapshot_task_progresses(self) -> list[Any]:
-        """How far the streams of distributed snapshots are that it writes, and those that it has completed."""
+    def data_snapshot(self) -> WorkerDataSnapshot:
+        """An immutable record of its tasks of the data service, and of the streams of distributed snapshots that it writes."""
         assert self._shell.loop is not None
-        return self._shell.loop.run(self._shell.data.snapshots.progresses)
+        return self._shell.loop.run(self._shell.data.snapshot)
+
+    def _snapshot_task_progresses(self) -> list[Any]:
+        """As tf.data service has it."""
+        return list(self.data_snapshot().streams)
 
     def __enter__(self) -> WorkerServer:
         self.start()
@@ -178,9 +201,8 @@ class WorkerServer:
 
     def __del__(self) -> None:
         shell = self.__dict__.get("_shell")
-        if shell is not None and shell.abandoned and not sys.is_finalizing():
-            # In a thread: this may be the loop's own, or any that the garbage collector has borrowed.
-            threading.Thread(target=shell.stop, args=(0.0,), name="zmqdist-worker-stop", daemon=True).start()
+        if shell is not None and shell.abandoned:
+            in_background("zmqdist-worker-stop", shell.stop, 0.0)
 
 
 class _Shell:
@@ -233,8 +255,9 @@ class _Shell:
             self.loop.call_soon(self._handle, LeaveAsked(grace_s))
         except errors.FailedPreconditionError:
             pass
-        if not self.stopped.wait(grace_s + 10.0):
-            log.error("the worker did not stop in good order within %g s", grace_s + 10)
+        limit_s = grace_s + self._config.quiet_s + 10.0
+        if not self.stopped.wait(limit_s):
+            log.error("the worker did not stop in good order within %g s", limit_s)
         self.loop.stop()
 
     def open(self) -> None:
@@ -250,7 +273,9 @@ class _Shell:
                 check_descriptors(config.slots)
                 self._forks = Forks(loop, self._template or start_template(credentials.environment()))
                 loop.on_stop(self._forks.close)
-            router = Router(loop, credentials.server(host), our_hello("server", incarnation, name))
+            router = Router(
+                loop, security := credentials.server(host, "worker"), our_hello("server", incarnation, name)
+            )
             service = RpcService("worker")
             self._store = BulkStore(service, READERS, incarnation)
             self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
@@ -275,12 +300,11 @@ class _Shell:
                 self.data.snapshots.processes = partial(self._forks.spawn, STREAM), SILENT
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
-            self.address = self._store.address = router.bind(join(host, config.port))
-            self.advertised = self.data.address = config.advertised(self.address)
+            self._bind(router, security.public, host)
             self._slots: ProcessSlots | ThreadSlots
             about_slots = config.slots, self._handle, self._hold
             if self._forks is not None:
-                self._slots = ProcessSlots(loop, *about_slots, self.address, self._forks, self._worker)
+                self._slots = ProcessSlots(loop, *about_slots, self.address, security.public, self._forks, self._worker)
             else:
                 self._slots = ThreadSlots(loop, *about_slots, self._pulled, self._worker)
             self.machine = Worker(
@@ -309,6 +333,23 @@ class _Shell:
         assert self.machine is not None
         return self.machine.index, self.machine.workers
 
+    def snapshot(self) -> WorkerSnapshot:
+        """In the loop."""
+        machine, pulled = self.machine, self._pulled
+        assert machine is not None
+        return WorkerSnapshot(
+            registered=machine.registered,
+            leaving=machine.leaving,
+            running=machine.running,
+            held=self._store.holdings,
+            fetched=len(pulled),
+            fetched_bytes=pulled.nbytes,
+            fetches=pulled.pulls,
+            resources=self._slots.resources,
+            slot_deaths=self._slots.deaths,
+            **machine.figures,
+        )
+
     def _task_processes(self, host: str, life: int, timeout_s: float) -> TaskProcesses | None:
         """Where tasks of the data service run, if not in threads."""
         if self._forks is None:
@@ -316,6 +357,17 @@ class _Shell:
         assert self.loop is not None
         spawn = partial(self._forks.spawn, TASK)
         return TaskProcesses(self.loop, spawn, SILENT, host, self._dispatcher, life, timeout_s)
+
+    def _bind(self, router: Router, key: bytes, host: str) -> None:
+        """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""
+        config = self._config
+        self.address = self._store.address = router.bind(join(host, config.port))
+        self.advertised = self.data.address = config.advertised(self.address)
+        self._store.key = self.data.key = key
+        if config.data_transfer_protocol is not None and config.processes:
+            self.data.read_at = config.data_transfer_address or ""
+        elif config.data_transfer_protocol is not None:
+            self.data.read_at = config.elements_at(router.bind(join(host, config.data_transfer_port)))
 
     def _begin(self) -> None:
         assert self.machine is not None
@@ -360,6 +412,7 @@ class _Shell:
         if machine.registered != self._in_contact:
             self._in_contact = machine.registered
             if self._in_contact:
+                self._store.holder = f"{machine.job}:{machine.index}"
                 self.data.registered()
         self._rearm()
 
@@ -428,9 +481,13 @@ class _Shell:
     def _exit(self, exit_: Exit) -> None:
         self.ended = exit_
         if exit_.code:
-            log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
+            end_log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
         assert self.loop is not None
-        self.loop.call_soon(self.loop.stop)
+        if exit_.code or not self._config.quiet_s:
+            self.loop.call_soon(self.loop.stop)
+            return
+        self.data.refuse()
+        self.loop.set_timer((self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop)
 
     def _close(self) -> None:
         self._dealer.close(linger_s=0.5)

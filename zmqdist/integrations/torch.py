@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 try:
     import torch.utils.data as torch_data
 except ImportError as error:
     raise ImportError('zmqdist.integrations.torch needs PyTorch: pip install "zmqdist[torch]"') from error
 
+from zmqdist import nest
 from zmqdist.data import Dataset
 
 
@@ -20,7 +23,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         loader = DataLoader(IterableDataset(dataset), batch_size=None, num_workers=2)
 
     The processes of a DataLoader share an epoch: a dataset that is distributed they read as one job, so that each element goes to one
-    of them; of any other each takes every n-th element. Arrays become tensors by the DataLoader's own rules.
+    of them; of any other each takes every n-th element. Arrays become tensors by the DataLoader's own rules;
+    read-only ones are copied before, because a tensor can be written.
 
     Args:
       dataset: best batched before, with `batch_size=None` in the DataLoader: then nothing is copied once more.
@@ -30,6 +34,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
         self.dataset = dataset
 
     def __iter__(self) -> Iterator[Any]:
+        return map(_writable, self._elements())
+
+    def _elements(self) -> Iterator[Any]:
         info = torch_data.get_worker_info()
         if info is None:
             return iter(self.dataset)
@@ -41,6 +48,14 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc, type-ar
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+
+def _writable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if isinstance(value, (tuple, dict)):
+        return nest.map_structure(_writable, value)
+    return value
 
 
 def _for_epoch(each: Any, epoch: int) -> Any:

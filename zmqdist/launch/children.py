@@ -1,6 +1,7 @@
-"""Child processes: started by command, watched by the kernel's own word, ended in good order.
+"""Child processes: forked from the zygote or started by command, watched by the kernel's own word, ended in good order.
 
-A thread waits for the ends of all of them; whoever starts one is told its exit code within milliseconds.
+A module of ours is forked from the zygote of this process (zygote.py), and started by command where that cannot be; any other program is
+started by command. A thread waits for the ends of all of them; whoever starts one is told its exit code within milliseconds.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from zmqdist.child_command import child_command
+from zmqdist.launch import zygote_client
+from zmqdist.launch.zygote import Order
+from zmqdist.launch.zygote_client import Forked
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 
 if TYPE_CHECKING:
@@ -45,7 +49,7 @@ class Child:
       ended: set when its exit code is known.
     """
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], lifeline: int) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | Forked, lifeline: int) -> None:
         self.name = name
         self.process = process
         self.ended = threading.Event()
@@ -69,6 +73,10 @@ class Child:
         """Its last lines."""
         return "\n".join(self._tail)[-LOG_TAIL_BYTES:]
 
+    def open_pidfd(self) -> int:
+        """A descriptor that can be read when it has ended; the caller closes it."""
+        return os.dup(self.process.pidfd) if isinstance(self.process, Forked) else os.pidfd_open(self.pid)
+
     def read_lines(self, on_line: Line) -> None:
         """Pass on what it writes, line by line, in a thread."""
         self._reader = threading.Thread(
@@ -81,7 +89,12 @@ class Child:
         with self._lock:  # while its number cannot be another's
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError):
-                    (os.killpg if group else os.kill)(self.pid, number)
+                    if group:
+                        os.killpg(self.pid, number)
+                    elif isinstance(self.process, Forked):  # whose number could be another's after the zygote's death
+                        signal.pidfd_send_signal(self.process.pidfd, number)
+                    else:
+                        os.kill(self.pid, number)
 
     def let_go(self) -> None:
         """Break its lifeline: it ends by itself."""
@@ -152,9 +165,12 @@ class Children:
         """
         theirs, ours = os.pipe2(os.O_CLOEXEC)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command(theirs)],
-                pass_fds=[theirs, *pass_fds],
+            module, *arguments = command(theirs)
+            given = [theirs, *pass_fds]
+            forked = _fork(name, module, arguments, environment, on_line is not None, given)
+            process = forked or subprocess.Popen(
+                child_command(module, *arguments),
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=None if on_line is None else subprocess.PIPE,
                 stderr=None if on_line is None else subprocess.STDOUT,
@@ -222,7 +238,7 @@ class Children:
                     with self._lock:
                         for child in self._children:
                             if not child.ended.is_set() and child not in watched.values():
-                                pidfd = os.pidfd_open(child.pid)
+                                pidfd = child.open_pidfd()
                                 watched[pidfd] = child
                                 poll.register(pidfd, select.POLLIN)
                     continue
@@ -236,3 +252,21 @@ class Children:
         child.finish()
         child.ended.set()
         self._on_exit(child)
+
+
+def _fork(
+    name: str, module: str, arguments: list[str], environment: Mapping[str, str], piped: bool, given: list[int]
+) -> Forked | None:
+    """Fork a child from the zygote, with its output in a pipe or where that of this process goes; None where that cannot be."""
+    order = Order(name, module, arguments, dict(environment), given)
+    if not piped:
+        return zygote_client.fork(order, given, 1, 2)
+    ours, theirs = os.pipe2(os.O_CLOEXEC)
+    stdout = os.fdopen(ours, "rb")
+    try:
+        forked = zygote_client.fork(order, given, theirs, theirs, stdout)
+    finally:
+        os.close(theirs)
+    if forked is None:
+        stdout.close()
+    return forked

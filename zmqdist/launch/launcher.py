@@ -33,6 +33,7 @@ from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, SingleJob, WorkerJob
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.dispatch.server import DispatchServer
+from zmqdist.launch import zygote_client
 from zmqdist.launch.children import Child, Children, end_with_parent
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
@@ -57,8 +58,7 @@ class Launch:
       say: gets each line that is not the program's: what workers, ps and evaluator write, with a prefix, and what happens to them.
 
     Raises (from `run`):
-      OpError: the dispatcher could not be started, the port of a ps is in use, or no keys were found for an address that others reach.
-      NotImplementedError: the file asks for what this version does not start.
+      OpError: what `check` refuses, the dispatcher could not be started, or the port of a ps is in use.
     """
 
     def __init__(self, config: ClusterConfig, arguments: Sequence[str], say: Say, grace_s: float = GRACE_S) -> None:
@@ -75,7 +75,10 @@ class Launch:
 
     def run(self) -> int:
         """Everything, from start to end. Returns the program's exit code; 128 + n where signal n ended it."""
-        self._check()
+        self.check()
+        zygote_client.prepare(
+            "zmqdist.launch.roles", "-1", "WorkerConfig"
+        )  # its imports take as long as all that follows
         with contextlib.ExitStack() as stack:
             stack.enter_context(_Signals(self._signalled))
             own = RunFolder()
@@ -102,15 +105,25 @@ class Launch:
 
     # -- before -------------------------------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        config = self._config
-        if config.launcher != "local":
-            raise NotImplementedError(
-                f"launcher: {config.launcher} is not there yet; `local` starts everything on this host"
-            )
+    def check(self) -> None:
+        """Refuse a file that cannot be started here, as far as that can be seen without binding a port or making a file.
+
+        Raises:
+          NotFoundError: a program is not there.
+          InvalidArgumentError: keys that contradict each other.
+          FailedPreconditionError: the key folder of the file lacks a key, or has one that cannot be used.
+        """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
                 raise errors.NotFoundError(None, None, f"{key}: {command[0]!r} is not found, or may not be executed")
+        self._dispatcher_config(Credentials())
+        folder = self._config.security.keys
+        if folder is not None:
+            keys.load_server(folder)
+            keys.load_server_public(folder)
+            keys.load_authorized(folder)
+            for role in ("worker", "submit"):
+                keys.load_role(folder, role)
 
     def _credentials(self, folder: Path) -> Credentials:
         security = self._config.security
@@ -308,7 +321,9 @@ def _with_this_python(command: Sequence[str]) -> list[str]:
 
 
 def _print(line: str) -> None:
-    print(line, flush=True)  # the program writes to the same terminal or file
+    # In one piece: the program writes to the same terminal or file, and with PYTHONUNBUFFERED `print` makes two writes of a line.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def launch(config: ClusterConfig, arguments: Sequence[str] = (), *, say: Say = _print, grace_s: float = GRACE_S) -> int:

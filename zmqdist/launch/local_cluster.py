@@ -1,7 +1,7 @@
 """A cluster on this machine for a with-statement: dispatcher here, workers and parameter servers as processes or as threads.
 
-The processes are started before this process imports what the dispatcher needs: the imports of both take most of the start, and there is
-more than one core. So the port is taken by a plain socket first, and handed to the dispatcher.
+The zygote that workers are forked from is started before this process imports what the dispatcher needs: the imports of both take most of
+the start, and there is more than one core.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from zmqdist import errors
+from zmqdist import errors, limits
+from zmqdist.background import in_background
 from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.launch import zygote_client
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
@@ -49,6 +53,9 @@ class local_cluster:
         guard; False: threads of this process, at once there, for examples and debugging.
       options: fields of DispatcherConfig, such as `attempts_max` or `lease_s`.
 
+    It is closed with the with-statement, by `close`, with the program, or when nothing refers to it any more: a coordinator and a strategy
+    that were made with it do, one that got its `target` does not.
+
     The cluster has a token of its own: other processes of this user do not get in by accident.
 
     Attributes:
@@ -57,6 +64,7 @@ class local_cluster:
       workers: how many there have been, those that were killed included; they have the indices below.
       ps: the addresses of the parameter servers, by index; the same when one is started again.
       spec: the ClusterSpec with the addresses of dispatcher and parameter servers.
+      pids: of the processes that run, by the name of their task, such as "worker:0"; empty with threads.
 
     Raises:
       UnavailableError: a process ended before it was ready; with its exit code.
@@ -85,11 +93,14 @@ class local_cluster:
         self._closed = threading.Lock()
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
-        atexit.register(self.close)
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
         try:
-            started = self._start_processes(workers, range(ps)) if processes else []
+            if processes and (workers or ps):
+                zygote_client.prepare("zmqdist.launch.roles", "-1", "WorkerConfig" if workers else "TaskConfig")
             self._open(dataclasses.replace(config, token_file=self.credentials.token_file))
-            self._wait_for(started)
+            if processes:
+                self._wait_for(self._start_processes(workers, range(ps)))
             if not processes:
                 self._start_threads(workers)
         except BaseException:
@@ -118,6 +129,11 @@ class local_cluster:
         return self._dispatcher
 
     @property
+    def servers(self) -> tuple[WorkerServer | Server, ...]:
+        """With processes=False: the workers, then the parameter servers, by index; else nothing, for they are other processes."""
+        return tuple(self._threads)
+
+    @property
     def target(self) -> str:
         self._check_open()
         return self.dispatcher.target
@@ -127,6 +143,10 @@ class local_cluster:
         from zmqdist.cluster.spec import ClusterSpec
 
         return ClusterSpec({"dispatcher": [self.dispatcher.address], **({"ps": self.ps} if self.ps else {})})
+
+    @property
+    def pids(self) -> dict[str, int]:
+        return {name: child.pid for name, child in list(self._processes.items()) if not child.ended.is_set()}
 
     def kill_worker(self, index: int) -> None:
         """End a worker's process with SIGKILL, as a crash would. Its work runs elsewhere.
@@ -180,7 +200,7 @@ class local_cluster:
         """End the workers and the dispatcher. Idempotent. Does nothing in a child that was forked from the program."""
         if os.getpid() != self._pid or not self._closed.acquire(blocking=False):
             return
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         with (
             contextlib.ExitStack() as steps
         ):  # a Ctrl-C in one of them must not leave out the others; the last comes first
@@ -195,6 +215,11 @@ class local_cluster:
             for each in self._threads:
                 steps.callback(each.stop, 0.0)
 
+    def __del__(self) -> None:
+        """A notebook's cell that was run again, say. In a thread: this may be any that the garbage collector has borrowed."""
+        if "_at_exit" in self.__dict__ and os.getpid() == self._pid and not self._closed.locked():
+            in_background("zmqdist-local-cluster-close", self.close)
+
     def __enter__(self) -> local_cluster:
         return self
 
@@ -207,6 +232,7 @@ class local_cluster:
             index=index,
             slots=self._slots,
             processes=processes,
+            orphan_limit_s=limits.ORPHAN_LIMIT_S,
             token_file=self.credentials.token_file,
         )
 
@@ -221,7 +247,9 @@ class local_cluster:
 
     def _start(self, config: WorkerConfig | TaskConfig) -> Child:
         if self._children is None:
-            self._children = Children(self._exited)
+            self._children = Children(
+                functools.partial(_exited, weakref.ref(self))
+            )  # its thread must not keep the cluster
         child = self._children.start_role(config, self.credentials.environment())
         self._processes[child.name] = child
         return child
@@ -256,6 +284,16 @@ class local_cluster:
         job, _, index = child.name.partition(":")
         if self._dispatcher is not None and job == "worker":
             self._dispatcher.report_exit(job, int(index), child.pid, child.exit_code, child.tail)
+
+
+def _exited(cluster: weakref.ref[local_cluster], child: Child) -> None:
+    if (found := cluster()) is not None:
+        found._exited(child)
+
+
+def _close_at_exit(cluster: weakref.ref[local_cluster]) -> None:
+    if (found := cluster()) is not None:
+        found.close()
 
 
 def _listen(config: DispatcherConfig) -> socket.socket:

@@ -14,11 +14,14 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
+from zmqdist.child_command import add_working_directory
+from zmqdist.launch.zygote import name_process
 from zmqdist.limits import GRACE_S
 from zmqdist.net.credentials import Credentials
 
@@ -67,7 +70,6 @@ class TaskConfig:
 
 class _Server(Protocol):
     def join(self, timeout: float | None = None) -> bool: ...
-    def stop(self, grace_s: float = 0.0, /) -> None: ...
 
 
 def exit_code_for(code: int) -> int:
@@ -75,9 +77,7 @@ def exit_code_for(code: int) -> int:
     return OK if code == errors.OK else _EXITS.get(code, FAILED)
 
 
-def run_dispatcher(
-    config: DispatcherConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
-) -> int:
+def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print) -> int:
     """Serve until told to stop. Returns the exit code; an expected failure is one line on stderr."""
     from zmqdist.dispatch.server import DispatchServer
 
@@ -87,7 +87,7 @@ def run_dispatcher(
         except errors.OpError as error:
             return _failed("dispatcher", error)
         announce(f"dispatcher at zmq://{server.address}")
-        _serve(server, signals, lifeline, grace_s=0.0)
+        _serve(server, signals, lifeline, 0.0, lambda _: server.stop())
     return OK
 
 
@@ -96,12 +96,12 @@ def run_worker(
 ) -> int:
     """Work until told to stop. Returns the exit code; an expected failure is one line on stderr."""
     from zmqdist.dispatch.template import fork_template
-    from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.dispatch.worker import WorkerServer, end_log
 
     template = None
     if config.processes and threading.active_count() == 1:
         template = fork_template(Credentials(config.token_file, config.keys_dir, config.insecure).environment())
-    with _Signals() as signals:
+    with _Signals() as signals, _silent(end_log):
         try:
             server = WorkerServer(config, start=False, template=template)
             if not _start(server, signals, lifeline):
@@ -110,12 +110,21 @@ def run_worker(
             return _failed("worker", error)
         plural = "slot" if config.slots == 1 else "slots"
         announce(f"{server.name} of {config.dispatcher_address.removeprefix('zmq://')}: {config.slots} {plural}")
-        _serve(server, signals, lifeline, grace_s)
+        _serve(server, signals, lifeline, grace_s, server.stop)
         ended = server.ended
         if ended is not None and ended.code:
             print(f"worker: {ended.error}", file=sys.stderr)
             return exit_code_for(ended.code)
     return OK
+
+
+@contextmanager
+def _silent(logger: logging.Logger) -> Iterator[None]:
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = False
 
 
 def run_server(
@@ -155,7 +164,7 @@ def run_server(
         except errors.OpError as error:
             return _failed("server", error)
         announce(f"{server.task} at {server.target}")
-        _serve(server, signals, lifeline, grace_s)
+        _serve(server, signals, lifeline, grace_s, server.stop)
     return OK
 
 
@@ -182,8 +191,8 @@ def _start(server: WorkerServer, signals: _Signals, lifeline: int) -> bool:
     return True
 
 
-def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float) -> None:
-    """Until the server ends by itself, or a signal or the end of the lifeline asks for it."""
+def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, stop: Callable[[float], object]) -> None:
+    """Until the server ends by itself, or a signal or the end of the lifeline asks for it; `stop` gets the grace."""
 
     def wake_when_ended() -> None:
         server.join()
@@ -193,13 +202,13 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float) ->
     while not server.join(0):
         if signals.wait(lifeline):
             grace_s = 0.0 if _broken(lifeline) else grace_s
-            stopping = threading.Thread(target=server.stop, args=(grace_s,), name="zmqdist-stop", daemon=True)
+            stopping = threading.Thread(target=stop, args=(grace_s,), name="zmqdist-stop", daemon=True)
             stopping.start()
             while stopping.is_alive():
                 if signals.wait(-1, 0.1):
                     os._exit(FAILED)  # asked twice: whatever it was waiting for, it is not worth it
             return
-    server.stop(0.0)
+    stop(0.0)
 
 
 def _broken(lifeline: int) -> bool:
@@ -242,13 +251,28 @@ def _failed(role: str, error: errors.OpError) -> int:
     return exit_code_for(error.error_code)
 
 
+def prepare(lifeline: str, kind: str, text: str = "") -> None:
+    """Import what `main` needs with these arguments."""
+    if kind == "WorkerConfig":
+        import zmqdist.dispatch.worker
+        from zmqdist.dispatch import template
+
+        template.import_all()
+    else:
+        import zmqdist.cluster.spec
+        import zmqdist.server.server  # noqa: F401
+
+
 def main() -> int:
-    """`python -m zmqdist.launch.roles LIFELINE KIND JSON`: for a launcher, without the command's imports.
+    """LIFELINE KIND JSON, in `sys.argv`: for a launcher, without the command's imports.
 
     KIND says what the JSON has the fields of: WorkerConfig or TaskConfig.
     """
+    prepare(*sys.argv[1:])
+    add_working_directory()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     lifeline, kind, told = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    name_process(f"{told['job']}:{told['index']}")
     if kind == "WorkerConfig":
         from zmqdist.dispatch.config import WorkerConfig
 
@@ -259,7 +283,3 @@ def main() -> int:
     credentials = Credentials(task.token_file, task.keys_dir, task.insecure)
     given = ClusterSpec(task.cluster), task.job, task.index, credentials
     return run_server(*given, lifeline=lifeline, announce=log.info)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -23,21 +23,40 @@ Say = Callable[[str], object]
 Exited = Callable[[Child], object]
 
 
-@dataclass(eq=False)
-class _Task:
-    """One of them.
+class Restarts:
+    """How often a task is started again, and after which pause.
 
     Attributes:
-      restarts: how often it may be started again.
+      allowed: how often it may be started again before it has lived for long.
       used: how often it was.
-      since: when its present life began, on `time.monotonic`.
     """
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.used = 0
+        self._since = 0.0
+
+    def began(self, now: float) -> None:
+        """Note that a life of the task begins."""
+        self._since = now
+
+    def pause_after(self, code: int | None, now: float) -> float | None:
+        """Return the seconds until the task is started again after it ended with an exit code. None: it stays away."""
+        if now - self._since >= limits.RESTARTS_FORGOTTEN_S:
+            self.used = 0
+        if self.used >= self.allowed or code in (OK, USAGE, REFUSED):
+            return None
+        self.used += 1
+        return float(min(limits.RESTART_PAUSE_S * 2 ** (self.used - 1), limits.RESTART_PAUSE_S_MAX))
+
+
+@dataclass(eq=False)
+class _Task:
+    """A worker or ps, and the pause before it is started again."""
 
     config: WorkerConfig | TaskConfig
     environment: Mapping[str, str]
-    restarts: int
-    used: int = 0
-    since: float = 0.0
+    restarts: Restarts
     pause: threading.Timer | None = None
 
 
@@ -59,7 +78,7 @@ class Tasks:
 
     def start(self, config: WorkerConfig | TaskConfig, environment: Mapping[str, str], restarts: int) -> None:
         """Start a worker or a ps."""
-        self._start(_Task(config, environment, restarts))
+        self._start(_Task(config, environment, Restarts(restarts)))
 
     def close(self, grace_s: float) -> None:
         """End all in good order, those that take longer than `grace_s` by force. Idempotent."""
@@ -77,7 +96,8 @@ class Tasks:
             if self._stopping:
                 return
             self._tasks[f"{job}:{index}"] = task
-            task.since, task.pause = time.monotonic(), None
+            task.restarts.began(time.monotonic())
+            task.pause = None
             try:
                 self._children.start_role(task.config, task.environment, self._prefixed(f"[{job}-{index}]"))
             except OSError as error:
@@ -101,17 +121,13 @@ class Tasks:
 
     def _again(self, task: _Task, code: int | None) -> str:
         """Have it started again after a pause, and say so; "" where it is not."""
-        now = time.monotonic()
-        if now - task.since >= limits.RESTARTS_FORGOTTEN_S:
-            task.used = 0
-        if task.used >= task.restarts or code in (OK, USAGE, REFUSED):
+        pause_s = task.restarts.pause_after(code, time.monotonic())
+        if pause_s is None:
             return ""
-        pause_s = min(limits.RESTART_PAUSE_S * 2**task.used, limits.RESTART_PAUSE_S_MAX)
-        task.used += 1
         task.pause = threading.Timer(pause_s, self._start, (task,))
         task.pause.name, task.pause.daemon = "zmqdist-restart", True
         task.pause.start()
-        return f"it is started again ({task.used} of {task.restarts})"
+        return f"it is started again ({task.restarts.used} of {task.restarts.allowed})"
 
     def _left(self, job: str) -> str:
         if job == "ps":

@@ -7,8 +7,14 @@ No names are looked up here.
 from __future__ import annotations
 
 import ipaddress
+from typing import Final
 
 from zmqdist.errors import InvalidArgumentError
+
+_KEY: Final = "#"
+
+DTS_PORT: Final = "%dts_port%"
+"""In an address that a worker advertises: the port of its elements (`WorkerConfig.data_transfer_address`)."""
 
 
 def split(address: str) -> tuple[str, int]:
@@ -59,3 +65,21 @@ def is_loopback(host: str) -> bool:
 def is_ipv6(host: str) -> bool:
     """Whether the socket needs IPv6: a literal IPv6 address."""
     return ":" in host
+
+
+def with_key(address: str, key: bytes) -> str:
+    """An address together with the public key of what listens there, as one text; without a key the address itself."""
+    return f"{address}{_KEY}{key.hex()}" if key else address
+
+
+def split_key(text: str) -> tuple[str, bytes]:
+    """What `with_key` was given.
+
+    Raises:
+      InvalidArgumentError: what stands for the key is none.
+    """
+    address, _, key = text.partition(_KEY)
+    try:
+        return address, bytes.fromhex(key)
+    except ValueError:
+        raise InvalidArgumentError(None, None, f"{address} comes with something that is no public key") from None

@@ -125,8 +125,12 @@ class BareClient:
     def fetch(self, byte_count: int) -> float:
         """The seconds until one frame of `byte_count` has been asked for and received, without a copy."""
         start = perf_counter()
-        self._socket.send(ASK + str(byte_count).encode())
-        frame = self._socket.recv(copy=False)
+        frame = self.ask(ASK + str(byte_count).encode())
         took = perf_counter() - start
         assert len(frame) == byte_count
         return took
+
+    def ask(self, request: bytes) -> memoryview:
+        """Send a request, and return its answer without a copy."""
+        self._socket.send(request)
+        return self._socket.recv(copy=False).buffer

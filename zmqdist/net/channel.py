@@ -49,8 +49,10 @@ from os import sched_yield
 from time import monotonic, sleep
 from typing import Final
 
+from zmqdist.background import in_background
 from zmqdist.core.calls import ClientCall
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
+from zmqdist.net.figures import ClientSnapshot
 from zmqdist.net.gate import Gate
 from zmqdist.net.line import Line
 from zmqdist.net.security import ClientSecurity
@@ -75,6 +77,7 @@ YIELD_S: Final = 0.0001
 LINGER_S: Final = 0.5
 """What was sent right before `close` has this long to leave."""
 _NOBODY: Final = 0
+_owing: Final[set[Channel]] = set()  # channels that owe callbacks: the collector must not take one whose reader sleeps
 
 
 class _Sleeper:
@@ -124,7 +127,6 @@ class Channel:
         self._reader: threading.Thread | None = None
         self._to_call: list[tuple[Callable[[ClientCall], object], ClientCall]] = []
         self._with_callbacks = 0
-        self._owing: Channel | None = None  # itself, while callbacks are owed: it must not be dropped before that
         self._looked_at = 0.0
         self._napping = False
         self._spins_in_vain = 0
@@ -179,7 +181,7 @@ class Channel:
     def cancel(self, call: ClientCall) -> bool:
         """End the call with CANCELLED and tell the server; False when it had ended before."""
         with self._gate, self._lock:
-            if call.ended:
+            if call.ended or self._closed:
                 return False
             self._line.cancel(call)
             self._tell()
@@ -192,7 +194,7 @@ class Channel:
                 if call.callbacks is None:
                     call.callbacks = []
                     self._with_callbacks += 1
-                    self._owing = self
+                    _owing.add(self)
                 call.callbacks.append(fn)
                 if self._line.table.waiting:
                     self._line.flush()
@@ -208,8 +210,7 @@ class Channel:
         with self._gate, self._lock:
             if self._closed:
                 return
-            self._closed = True
-            self._napping = False
+            self._closed, self._napping = True, False
             self._line.flush()
             self._line.fail(CANCELLED, f"the client of {self.address} was closed")
             self._tell()
@@ -224,20 +225,21 @@ class Channel:
         """Whether the server can open our shared memory, as far as is known here."""
         return self._line.lanes.lends
 
-    @property
-    def pending(self) -> int:
-        """Calls that have not ended, as far as is known here."""
-        return len(self._line.table.in_flight) + len(self._line.table.waiting)
+    def snapshot(self) -> ClientSnapshot:
+        """Figures of now. Raises FailedPreconditionError after a fork."""
+        with self._gate, self._lock:
+            return self._line.snapshot(len(self._followers) + (self._leader_call is not None), self.stalls)
 
     def __del__(self) -> None:
-        # Nobody else has a reference, so nobody is inside; and no lock may be taken here (the collector runs anywhere).
         if "_gate" in self.__dict__ and not self._gate.forked:
-            self._closed, self._napping = True, False  # for what is collected with it, and has a finalizer, too
-            self._line.lanes.dropped()
-            if self._line.table.waiting:
-                self._line.flush()
-            self._line.close(LINGER_S)
+            # The finalizer of a stream in the same garbage may have given a thread a reference, and that may be inside.
+            if not self._lock.acquire(False):
+                in_background("zmqdist-client-close", self.close)
+                return
+            self._closed, self._napping = True, False
+            self._line.drop(LINGER_S)
             self._wake_reader()
+            self._lock.release()
         if "_wake_fd" in self.__dict__:
             os.close(self._wake_fd)
 
@@ -418,8 +420,7 @@ class Channel:
 
     def _promote(self, follower: _Sleeper) -> None:
         follower.promoted = True
-        self._leader = follower.thread
-        self._leader_call = follower.call
+        self._leader, self._leader_call = follower.thread, follower.call
         _release(self._followers, follower)
 
     def _step_down(self) -> None:
@@ -436,8 +437,7 @@ class Channel:
     def _slice_ms(self, due: float) -> float:
         """How long a leader may sleep: to the deadline, to the next step of connecting, at most a slice."""
         line_due = self._line.due
-        if line_due is not None and line_due < due:
-            due = line_due
+        due = due if line_due is None else min(due, line_due)
         return max(0.0, min(SLICE_S, due - monotonic()) * 1000)
 
     # -- under the lock ---------------------------------------------------------------------------------------------------
@@ -525,12 +525,12 @@ class Channel:
         for fn, call in to_call:
             try:
                 fn(call)
-            except Exception:
+            except BaseException:  # this is the reader's thread: others wait for their callbacks
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
         with self._lock:
             if not self._owes_callbacks():
-                self._owing = None
+                _owing.discard(self)
             woken = self._parked.pop(me, me) is me
             me.lock.acquire(False)  # it may have been released after the sleep had ended
             if not woken:
@@ -555,8 +555,7 @@ class Channel:
 
     def _lead_a_slice(self) -> None:
         try:
-            nap_ms = NAP_S * 1000 if self._napping else inf
-            slice_ms = min(nap_ms, self._slice_ms(self._line.table.deadline))
+            slice_ms = min(NAP_S * 1000 if self._napping else inf, self._slice_ms(self._line.table.deadline))
             ready = self._line.poll(slice_ms)
             _let_others(self)
             with self._lock:

@@ -27,16 +27,20 @@ class Credentials:
         """For a child process: what `environment` has put there is found by the security itself, but for `insecure`."""
         return cls(insecure=os.environ.get(INSECURE_VARIABLE) == "1")
 
-    def server(self, host: str) -> ServerSecurity:
+    def server(self, host: str, role: str = "server") -> ServerSecurity:
+        """For a socket that listens; `role`: whose key it shows, as in `server_security`."""
         from zmqdist.net.security import server_security  # with ZeroMQ behind it: not before it is needed
 
-        return server_security(host, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure)
+        return server_security(
+            host, role=role, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
+        )
 
-    def client(self, address: str, role: str) -> ClientSecurity:
+    def client(self, address: str, role: str, peer: bytes = b"") -> ClientSecurity:
+        """For a socket that connects; `peer`: the public key that was told with the address, as in `client_security`."""
         from zmqdist.net.security import client_security
 
         return client_security(
-            address, role, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
+            address, role, peer=peer, token_file=self.token_file, keys_dir=self.keys_dir, insecure=self.insecure
         )
 
     def environment(self) -> dict[str, str]:

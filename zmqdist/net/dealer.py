@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_code
-from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX
+from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Message, Ping
 from zmqdist.messages import Refused as RefusedMessage
 from zmqdist.net.link import Link
@@ -205,7 +205,7 @@ class Dealer:
 
     def _take(self, header: bytes, frames: list[memoryview] | None) -> None:
         if frames is None:
-            self._drop("too many frames")
+            self._drop("too many frames or bytes")
         elif is_hello(header):
             self._greet(header)
         elif self.up:
@@ -239,13 +239,19 @@ class Dealer:
 
 
 def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """The frames after the header, each writable and owned by its view; None (and all are gone) above FRAMES_MAX."""
+    """The frames after the header, each writable and owned by its view; None above FRAMES_MAX or PAYLOAD_BYTES_MAX: then none is kept.
+
+    ZeroMQ has the whole message in its memory before it gives the first frame. That cannot be bounded here.
+    """
     frames: list[memoryview] = []
-    more, count = True, 1
+    more, count, nbytes = True, 1, 0
     while more:
         frame = socket.recv(_NOBLOCK, copy=False)
         more = frame.more
         count += 1
-        if count <= FRAMES_MAX:
+        nbytes += len(frame)
+        if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX:
             frames.append(frame.buffer)
-    return frames if count <= FRAMES_MAX else None
+        elif frames:
+            frames.clear()
+    return frames if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX else None

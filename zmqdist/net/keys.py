@@ -3,9 +3,11 @@
     server.key   key pair of the servers, the dispatcher among them
     server.pub   its public half: what the others must know
     client.key, submit.key, worker.key, admin.key     a key pair for each role (zap.py)
-    authorized   which public key may act as what: lines `role public`
+    authorized   which public key may act as what: lines `role public`; public data
 
-Who only connects needs `server.pub` and the key of one role; who binds needs `server.key` and `authorized`.
+Who only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and programs that
+schedule listen, too, for those who fetch from them: they show the key of their own role there, and tell it with their address. Who
+fetches finds it in `authorized` (security.py). So no worker and no program has a secret by which it could play the dispatcher.
 
 A key file is text: a line `public KEY` and a line `secret KEY`, in the 40 characters of Z85 each; lines that start with `# `
 are for people. Secrets never appear in an error or a repr.
@@ -28,7 +30,7 @@ from zmqdist.net.zap import ROLES
 
 ENVIRONMENT: Final = "ZMQDIST_KEYS_DIR"
 _SERVER: Final = "server"
-_AUTHORIZED: Final = "authorized"
+AUTHORIZED: Final = "authorized"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
     if not zmq.has("curve"):
         raise FailedPreconditionError(None, None, "this build of libzmq has no CURVE: install pyzmq from a wheel")
     folder = Path(folder)
-    names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", _AUTHORIZED]
+    names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", AUTHORIZED]
     try:
         there = [name for name in names if (folder / name).exists()]
         if there and not force:
@@ -73,7 +75,7 @@ def _write_all(folder: Path) -> None:
             _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {name}\npublic {public}\n")
         else:
             authorized.append(f"{name} {public}")
-    _write(folder / _AUTHORIZED, "\n".join(authorized) + "\n")
+    _write(folder / AUTHORIZED, "\n".join(authorized) + "\n")
 
 
 def _write(path: Path, text: str) -> None:
@@ -92,7 +94,7 @@ def load_server(folder: str | Path) -> KeyPair:
 
 
 def load_role(folder: str | Path, role: str) -> KeyPair:
-    """The key pair of a role. Raises FailedPreconditionError: missing, open to others, damaged."""
+    """The key pair of a role, or of "server". Raises FailedPreconditionError: missing, open to others, damaged."""
     return _load_pair(Path(folder), role)
 
 
@@ -104,7 +106,7 @@ def load_server_public(folder: str | Path) -> bytes:
 
 def load_authorized(folder: str | Path) -> dict[bytes, str]:
     """Public key, 32 bytes -> role. Raises FailedPreconditionError: missing, writable for others, damaged."""
-    path = Path(folder, _AUTHORIZED)
+    path = Path(folder, AUTHORIZED)
     roles: dict[bytes, str] = {}
     for number, (role, text) in _lines(path, 0o022).items():
         if role not in ROLES:
@@ -123,6 +125,11 @@ def raw(public: bytes) -> bytes:
     return z85.decode(public)
 
 
+def text(public: bytes) -> str:
+    """The 40 characters of a public key of 32 bytes, as they stand in key files."""
+    return z85.encode(public).decode()
+
+
 def _load_pair(folder: Path, name: str) -> KeyPair:
     path = folder / f"{name}.key"
     lines = _lines(path, 0o077)
@@ -138,7 +145,10 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
     """Line number -> (first word, rest). Files of root are taken too: that is how secrets are mounted."""
     if not path.exists():
         raise FailedPreconditionError(
-            None, None, f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`"
+            None,
+            None,
+            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this one from "
+            "where they were made (SECURITY.md says which are needed where)",
         )
     text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
     lines: dict[int, tuple[str, str]] = {}

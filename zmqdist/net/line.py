@@ -31,6 +31,7 @@ from zmqdist.limits import WAIT_LOG_S
 from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, Message, Refused, Replies, Reply, Shares
 from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import receive_payload
+from zmqdist.net.figures import ClientSnapshot
 from zmqdist.net.link import Link
 from zmqdist.net.loop import input_of
 from zmqdist.net.monitor import Down, Up
@@ -87,6 +88,7 @@ class Line:
       poll: `poll(timeout_ms)` over all descriptors that matter; another one after each attempt to connect.
       monitor_fd: the one of them after which `tend` must be called.
       strays: messages that were not understood or not expected, and dropped.
+      sent, received: messages since it was made.
       lanes: the large parts of calls and answers, on the present connection.
     """
 
@@ -96,6 +98,8 @@ class Line:
         self.table = ClientCalls(address)
         self.ended: list[ClientCall] = []
         self.strays = 0
+        self.sent = 0
+        self.received = 0
         arena = this_arena()
         self._hello = encode_hello(hello if arena is None else replace(hello, memory=arena.offer))
         self._wake_fd = wake_fd
@@ -137,9 +141,34 @@ class Line:
         """When `tend` must be called, besides after input; None: only input matters."""
         return self._link.due
 
+    def snapshot(self, threads_waiting: int, stalls: int) -> ClientSnapshot:
+        """Figures of now, with those of its owner."""
+        table, lanes = self.table, self.lanes
+        return ClientSnapshot(
+            connected=table.incarnation != 0,
+            shared_memory=lanes.lends,
+            calls_waiting=len(table.waiting),
+            bytes_waiting=table.waiting_bytes,
+            calls_in_flight=len(table.in_flight),
+            threads_waiting=threads_waiting,
+            transfers=len(lanes.tracked),
+            bytes_unacknowledged=lanes.unacknowledged,
+            messages_sent=self.sent,
+            messages_received=self.received,
+            strays=self.strays,
+            stalls=stalls,
+        )
+
     def close(self, linger_s: float) -> None:
-        """End the connection. Calls are not touched. May be called by a finalizer."""
+        """End the connection. Calls are not touched."""
         self.lanes.dropped()
+        self._link.close(linger_s)
+
+    def drop(self, linger_s: float) -> None:
+        """Send what waits, and end the connection: for a finalizer."""
+        self.lanes.dropped()
+        if self.table.waiting:
+            self.flush()
         self._link.close(linger_s)
 
     # -- out --------------------------------------------------------------------------------------------------------------
@@ -200,6 +229,7 @@ class Line:
         try:
             if not frames:
                 self._send(header, _NOBLOCK)
+                self.sent += 1
                 return True
             self._send(header, _MORE)
             for frame in frames[:-1]:
@@ -207,6 +237,7 @@ class Line:
             self._send(frames[-1], _NOBLOCK)
         except zmq.Again:
             return False
+        self.sent += 1
         return True
 
     # -- in ---------------------------------------------------------------------------------------------------------------
@@ -238,10 +269,11 @@ class Line:
         table = self.table
         while True:
             frame = self._recv(_NOBLOCK, False)
+            self.received += 1
             frames = receive_payload(self._link.socket) if frame.more else ()  # type: ignore[arg-type]
             try:
                 if frames is None:
-                    raise WireError(self.address, "a message of too many frames")
+                    raise WireError(self.address, "a message of too many frames or bytes")
                 self._take(frame.bytes, frames)
             except WireError as error:
                 self.strays += 1

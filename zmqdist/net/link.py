@@ -47,6 +47,10 @@ CONNECT_S: Final = 5.0
 """An attempt without a TCP connection after this long is given up; a name that cannot be looked up gives no event at all."""
 PROBE_STEP_S: Final = 0.005
 
+_open: Final[set[zmq.Socket[bytes]]] = set()
+"""Sockets are closed by their link alone: the garbage collector, which finalizes what belongs to a dropped client in any order, must not
+close them while the client's own finalizer still sends what waits."""
+
 
 class Link:
     """See the module's docstring.
@@ -156,6 +160,7 @@ class Link:
             socket.close(linger=0)
             raise
         self.socket, self.monitor = socket, monitor
+        _open.update((socket, monitor))
         self._opened()
         socket.connect(endpoint(self.address))
 
@@ -199,6 +204,7 @@ class Link:
         socket.disable_monitor()
         monitor.close(linger=0)
         socket.close(linger=round(linger_s * 1000))
+        _open.difference_update((socket, monitor))
 
     # -- the look at the server -----------------------------------------------------------------------------------------
 

@@ -89,6 +89,8 @@ def number_of(host: str, timeout_s: float) -> str:
             told.append(error)
         except UnicodeError:  # a label of more than 63 characters
             told.append(socket.gaierror(socket.EAI_NONAME, "not a host name"))
+        except BaseException as error:  # it must not look like a name server that does not answer
+            told.append(OSError(f"{type(error).__name__}: {error}"))
 
     asking = threading.Thread(target=ask, name="zmqdist-name", daemon=True)
     asking.start()

@@ -55,6 +55,11 @@ RECOVER_S: Final = 0.25
 """So long input only is served after that."""
 SLEEP_MAX_S: Final = 3600.0
 
+_open: Final[set[Loop]] = set()
+"""Loops that have not been stopped, also those that were never started. Without a reference to it the garbage collector would run the
+finalizers of a loop's sockets and context in any order and in any thread: ZeroMQ waits for ever for a context whose sockets are open,
+and the collector with it; and the owner's finalizer, which stops the loop, would use the same sockets at the same time."""
+
 _POLLIN: Final = int(zmq.POLLIN)
 _READ: Final = select.EPOLLIN
 _WRITE: Final = select.EPOLLOUT
@@ -97,6 +102,8 @@ class _Descriptor:
 class Loop:
     """A daemon thread with its own ZeroMQ context. What is registered before `start` is served from then on.
 
+    It lives until `stop`, whether it was started or not: what is registered with it must not refer to an owner whose finalizer stops it.
+
     Attributes:
       context: the loop's own; exactly one ZAP handler may live in it.
       faults: callbacks that raised. Zero in a program without bugs.
@@ -128,6 +135,7 @@ class Loop:
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._started = False
         self._finished = threading.Event()
+        _open.add(self)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +172,8 @@ class Loop:
         if not self._finished.wait(timeout_s):
             log.warning("loop %s did not end within %.1f s: a callback keeps it", self.name, timeout_s)
             return
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:  # else it was stopped before, and never started
+            self._thread.join(timeout_s)
 
     @property
     def in_loop(self) -> bool:
@@ -416,7 +425,9 @@ class Loop:
     def _guard(self, fn: Callable[..., T], *args: Any) -> T | None:
         try:
             return fn(*args)
-        except Exception:
+        except BaseException as error:
+            if not (isinstance(error, Exception) or self.in_loop):
+                raise  # from `stop` of a loop that never ran: it is the Ctrl-C of the caller's thread
             self.fault(f"callback {getattr(fn, '__qualname__', fn)!s}")
             return None
 
@@ -443,4 +454,5 @@ class Loop:
                 os.close(self._wake_fd)
                 self._wake_fd = -1
         finally:
+            _open.discard(self)
             self._finished.set()

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from typing import Any, Final
 
@@ -112,11 +113,15 @@ def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = T
       OSError: not there any more, not allowed, or another file by now.
       ValueError: it is no memfd of at least `nbytes` whose size is sealed: mapping it could end this process.
     """
-    ours = os.open(f"/proc/{pid}/fd/{fd}", (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    # Without O_NONBLOCK a FIFO would be waited for until somebody opens its other end.
+    flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    ours = os.open(f"/proc/{pid}/fd/{fd}", flags)
     try:
         told = os.fstat(ours)
         if told.st_ino != inode:
             raise OSError(errno.ENOENT, f"descriptor {fd} of process {pid} is another file by now")
+        if not stat.S_ISREG(told.st_mode):
+            raise ValueError(f"descriptor {fd} of process {pid} is no regular file, and no memfd")
         try:
             seals = fcntl.fcntl(ours, _GET_SEALS)
         except OSError:

@@ -191,7 +191,7 @@ class ConnectionWatch:
         if ours == CURVE:
             text = (
                 f"the server at {address} does not have the key that this side expects of it: most likely `server.pub` is "
-                f"not this cluster's (this side uses {self.security.source})"
+                f"not this cluster's, or a worker listens there (this side uses {self.security.source})"
             )
             return Refused(UnauthenticatedError(None, None, text))
         text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"

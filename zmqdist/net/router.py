@@ -10,10 +10,15 @@ Rules
     A send never waits. False means that it was not sent; True does not promise that it arrives.
 
 Who has gone
-    The monitor tells a descriptor, and descriptors are used again at once: so its word, and a new connection on a known
-    descriptor, only name suspects. A suspect is sent a Ping; ZeroMQ's "host unreachable" is the truth. The end of a
-    connection takes a moment to reach the socket, so the question is repeated for SUSPECT_S. That a peer has gone is told when
-    everything that it had sent before has been read.
+    The monitor reports the end of a descriptor, and descriptors are used again at once: so a report only names suspects, which are all
+    peers that were met on that descriptor. A suspect is sent a Ping; ZeroMQ's "host unreachable" is the truth. The end of a connection
+    reaches the socket later than its report: ZeroMQ's thread and the loop hand it over three times, behind all else that they have to
+    do. So the question is repeated, after twice as long each time, until the suspect has gone, or as many peers of its descriptor
+    have gone as ends were reported of it. A limit in time would let off peers that have gone, which then stay for good, with their calls,
+    streams and threads.
+    The first message of a connection may be read after the report of its end. So a peer that is met on a descriptor with more
+    reported ends than peers that have gone is a suspect from the beginning.
+    `on_gone` is called when everything that the peer had sent before has been read.
 
 Not here: what the messages mean, and pending calls (their bound is the business of who answers them).
 """
@@ -23,12 +28,15 @@ from __future__ import annotations
 import errno
 import logging
 import socket as sockets
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import zmq
 from msgspec.structs import replace
 
+from zmqdist.background import wait_finished
 from zmqdist.errors import (
     FAILED_PRECONDITION,
     PERMISSION_DENIED,
@@ -39,11 +47,12 @@ from zmqdist.errors import (
     UnknownError,
     WireError,
 )
-from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
+from zmqdist.limits import FRAME_BYTES_MAX, GRACE_S, HANDSHAKE_S, HEARTBEAT_SERVER_S, MESSAGES_PER_WAKE_MAX, PEERS_MAX
 from zmqdist.messages import Chunk, Credit, Goodbye, Message, Ping, Refused, Shares
 from zmqdist.net.address import is_ipv6, join, split
 from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import Buffer, receive_payload
+from zmqdist.net.heap import give_back
 from zmqdist.net.loop import Loop, Watched
 from zmqdist.net.monitor import DISCONNECTED, decode_event, open_monitor
 from zmqdist.net.security import CURVE, NONE, ServerSecurity
@@ -54,15 +63,18 @@ from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.net")
 
-SUSPECT_S: Final = 0.03
-"""So long a suspect is asked again."""
 SUSPECT_STEP_S: Final = 0.003
-RECENT_S: Final = 1.0
-"""So long a descriptor without a peer that was reported gone is remembered: its first message may still be unread."""
+"""A suspect is asked again after this, and then after twice as long each time."""
+SUSPECT_STEP_MAX_S: Final = 60.0
+"""The longest pause between two questions, each of which costs a Ping to an innocent suspect."""
 REFUSALS_MAX: Final = 32
 """Answers of Refused for one peer: one that does not read must not fill our memory."""
+GIVE_BACK_S: Final = 1.0
+"""So long after the last message that was too large for us the memory that it took goes back to the system."""
 LINGER_S: Final = 0.2
 """So long the last answers have to leave when the server stops."""
+DROPPED_S: Final = GRACE_S + 1.0
+"""A server that was dropped has this long to answer what runs and to free its port."""
 BACKLOG: Final = 1024
 """Connections that the kernel keeps for us until they are accepted: a cluster starts all at once."""
 NAME_CHARS_MAX: Final = 100
@@ -115,9 +127,11 @@ class Router:
       on_hello: called with a peer whose hello came, after ours was sent.
       on_gone: called with a peer that was shown by `on_hello` and has gone; once.
       dropped: messages that were not taken, by reason.
+      received: messages since it was made.
       refused_handshakes: connections that ended before a first message of theirs was read. ZeroMQ has no event of its own for some of
         them (a peer that speaks an old protocol, or none), so they are told by their end.
       peers_max: connections that are served.
+      leaving: the server stops. Who says hello now is not answered, and so waits for the next server at this address.
     """
 
     def __init__(self, loop: Loop, security: ServerSecurity, hello: Hello) -> None:
@@ -127,16 +141,18 @@ class Router:
         self.on_hello: Callable[[Peer], None] | None = None
         self.on_gone: list[Callable[[Peer], None]] = []
         self.dropped: dict[str, int] = {}
+        self.received = 0
         self.refused_handshakes = 0
         self.peers_max = PEERS_MAX
+        self.leaving = False
         self._loop = loop
         self._security = security
         self._said = hello
         self._hello = encode_hello(hello)
         self._peers: dict[bytes, Peer] = {}
-        self._by_fd: dict[int, Peer] = {}
-        self._suspects: dict[Peer, float] = {}
-        self._recent: dict[int, float] = {}
+        self._by_fd: dict[int, list[Peer]] = {}
+        self._ends: Counter[int] = Counter()
+        """By descriptor: ends that were reported, less the peers that were found to have gone."""
         self._going: list[Peer] = []
         self._closed = False
         self._left = 0
@@ -178,7 +194,7 @@ class Router:
     # -- addresses ----------------------------------------------------------------------------------------------------
 
     def bind(self, address: str) -> str:
-        """Listen on `host:port`; port 0 takes a free one.
+        """Listen on `host:port`; port 0 takes a free one. A server of this process that was dropped, and has the port, ends first.
 
         Returns:
           The real `host:port`.
@@ -192,7 +208,13 @@ class Router:
         self._security.check_bind(host)
         number = _look_up(host)
         self._security.check_bind(number)
-        return join(host, self._loop.run(self._bind, number, port))
+        try:
+            bound = self._loop.run(self._bind, number, port)
+        except UnknownError:
+            if not wait_finished(DROPPED_S):
+                raise
+            bound = self._loop.run(self._bind, number, port)
+        return join(host, bound)
 
     def bind_fd(self, fd: int) -> str:
         """Serve a TCP socket that is bound and listens already; the descriptor is ZeroMQ's from then on.
@@ -294,6 +316,7 @@ class Router:
                 self._watched.dirty = False
                 return False
             self._left -= 1
+            self.received += 1
             routing_id = recv(_NOBLOCK)
             peer = peers.get(routing_id)
             frame = recv(_NOBLOCK, False)
@@ -314,10 +337,7 @@ class Router:
     def _meet(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         """The first message of a connection that we do not know."""
         role = ADMIN if self._security.mechanism == NONE else _property(frame, "User-Id")
-        try:
-            fd = int(frame.get(zmq.SRCFD))
-        except (zmq.ZMQError, ValueError, TypeError):
-            fd = -1
+        fd = _fd_of(frame)
         peer = Peer(routing_id, fd, role, f"at {_property(frame, 'Peer-Address') or 'an unknown address'}")
         if len(self._peers) >= self.peers_max:
             peer.shut = True
@@ -325,12 +345,9 @@ class Router:
             return peer
         self._peers[routing_id] = peer
         if fd >= 0:
-            displaced = self._by_fd.get(fd)
-            self._by_fd[fd] = peer
-            if displaced is not None:
-                self._suspect(displaced)
-            if self._loop.now() - self._recent.pop(fd, float("-inf")) < RECENT_S:
-                self._ask_later(peer)  # after our hello, which must be the first that it hears
+            self._by_fd.setdefault(fd, []).append(peer)
+            if self._ends[fd] > 0:
+                self._suspect_later(peer, SUSPECT_STEP_S)  # after our hello, which must be the first that it hears
         return peer
 
     def _take(self, peer: Peer, header: bytes, frames: list[memoryview] | None) -> None:
@@ -338,7 +355,9 @@ class Router:
             self._count("refused peer")
             return
         if frames is None:
-            self._count("too many frames")
+            self._count("too many frames or bytes")
+            # The C library keeps what was freed, here a gigabyte or more. It takes some milliseconds: not for each of many.
+            self._loop.set_timer(give_back, self._loop.now() + GIVE_BACK_S, give_back)
             return
         if is_hello(header):
             self._greet(peer, header)
@@ -366,6 +385,8 @@ class Router:
     def _greet(self, peer: Peer, header: bytes) -> None:
         if peer.hello is not None:
             self._count("second hello")
+            return
+        if self.leaving:
             return
         try:
             hello = decode_hello(header, peer.name)
@@ -413,28 +434,24 @@ class Router:
             if not int(self._monitor.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return False
             _, fd = decode_event(self._monitor.recv_multipart(_NOBLOCK)[0])
-            if (peer := self._by_fd.get(fd)) is not None:
-                self._suspect(peer)
-            else:
+            self._ends[fd] += 1
+            if self._ends[fd] <= 0:
+                continue  # of a peer that a send has found to have gone
+            suspects = tuple(self._by_fd.get(fd, ()))
+            if not suspects:
                 self.refused_handshakes += 1
-                self._recent[fd] = self._loop.now()
+            for peer in suspects:
+                self._suspect(peer, SUSPECT_STEP_S)
         return True
 
-    def _suspect(self, peer: Peer) -> None:
-        if not peer.gone and not self._is_gone(peer):
-            self._ask_later(peer)
+    def _suspect(self, peer: Peer, step_s: float) -> None:
+        """Ask whether it has gone, now and again; `step_s` is the next pause."""
+        if not peer.gone and self._ends[peer.fd] > 0 and not self._is_gone(peer):
+            self._suspect_later(peer, step_s)
 
-    def _ask_later(self, peer: Peer) -> None:
-        self._suspects[peer] = self._loop.now() + SUSPECT_S
-        self._loop.set_timer(self, self._loop.now() + SUSPECT_STEP_S, self._ask_suspects)
-
-    def _ask_suspects(self) -> None:
-        now = self._loop.now()
-        for peer, until in tuple(self._suspects.items()):
-            if peer.gone or self._is_gone(peer) or now >= until:
-                del self._suspects[peer]
-        if self._suspects:
-            self._loop.set_timer(self, now + SUSPECT_STEP_S, self._ask_suspects)
+    def _suspect_later(self, peer: Peer, step_s: float) -> None:
+        then = partial(self._suspect, peer, min(2 * step_s, SUSPECT_STEP_MAX_S))
+        self._loop.set_timer((self, peer), self._loop.now() + step_s, then)
 
     def _is_gone(self, peer: Peer) -> bool:
         self._watched.has_input()  # makes the socket take note of connections that have ended
@@ -444,8 +461,10 @@ class Router:
     def _mark_gone(self, peer: Peer) -> None:
         """Nothing can be sent to it any more. What it sent before it went may still lie here, and is read first."""
         peer.gone = True
-        if self._by_fd.get(peer.fd) is peer:
-            del self._by_fd[peer.fd]
+        if peer in (met := self._by_fd.get(peer.fd, [])):
+            met.remove(peer)
+            self._ends[peer.fd] -= 1
+            self._loop.set_timer((self, peer), None, self._let_go)
         self._going.append(peer)
         if len(self._going) == 1:
             self._loop.call_soon(self._let_go)
@@ -494,6 +513,13 @@ def _look_up(host: str) -> str:
         return host
     numbers = sorted((str(entry[4][0]) for entry in found), key=is_ipv6)
     return numbers[0]
+
+
+def _fd_of(frame: zmq.Frame) -> int:
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except (zmq.ZMQError, ValueError, TypeError):
+        return -1
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

@@ -10,6 +10,11 @@ Rules
     ZeroMQ's own reconnecting cannot look first, so it is switched off (`ClientSecurity.apply`): each attempt asks
     `may_connect` before (link.py does). What remains is the instant between the look and the connect.
 
+    With CURVE a listening socket shows the key of what its process is: servers (the dispatcher, tasks of a cluster) that of the cluster's
+    servers, workers and programs that of their role. Who connects to a server expects `server.pub`; who connects to a worker or a program
+    was told its public key with its address, and takes it only if `authorized` lists it for a role that listens. So one who runs a worker
+    can be taken for a worker, and for nothing else.
+
     Keys are given by argument or by ZMQDIST_KEYS_DIR, a token file by argument or by ZMQDIST_TOKEN_FILE. A token file that
     is given as an argument stands above keys that only the environment has. `curve=True` insists on keys, `curve=False`
     ignores them.
@@ -43,6 +48,10 @@ PLAIN: Final = "plain"
 CURVE: Final = "curve"
 NONE: Final = "none"
 
+SERVER: Final = "server"
+LISTENERS: Final = frozenset({"worker", "submit", "admin"})
+"""Roles whose key a process may show that listens without being a server."""
+
 NEVER_MS: Final = 1_000_000_000
 """Eleven days, and longer than any owner leaves an ended connection be. -1, which ZeroMQ offers for "never", would also throw
 away what had arrived and was not read yet when a connection ends."""
@@ -59,6 +68,11 @@ class ServerSecurity:
     mechanism: str
     policy: Policy = field(default_factory=Policy)
     key: keys.KeyPair | None = None
+
+    @property
+    def public(self) -> bytes:
+        """The public key that it shows, in 32 bytes: to be told with its address. Empty without CURVE."""
+        return b"" if self.key is None else keys.raw(self.key.public)
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
         """Set the options of a ROUTER, before it binds."""
@@ -159,6 +173,7 @@ class ClientSecurity:
 def server_security(
     host: str,
     *,
+    role: str = SERVER,
     curve: bool | None = None,
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
@@ -167,6 +182,7 @@ def server_security(
     """The security of a server that binds `host`. Reads the secrets; makes the user's token at first use.
 
     Args:
+      role: what listens: "server", or the role of a worker or a program. With CURVE it shows the key of that.
       curve: True insists on keys, False ignores them, None uses them where they are given.
       insecure: without keys, let everybody in as admin, unencrypted; logs a warning.
 
@@ -175,7 +191,7 @@ def server_security(
     """
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), keys.load_server(folder))
+        return ServerSecurity(CURVE, Policy(roles=keys.load_authorized(folder)), keys.load_role(folder, role))
     if insecure:
         log.warning(
             "%s is served without authentication and encryption: whoever reaches it can run code as this user", host
@@ -191,6 +207,7 @@ def client_security(
     address: str,
     role: str,
     *,
+    peer: bytes = b"",
     curve: bool | None = None,
     keys_dir: str | Path | None = None,
     token_file: str | Path | None = None,
@@ -199,28 +216,44 @@ def client_security(
     """What to show at `address`, to be let in as `role`. Does not connect.
 
     Args:
+      peer: the public key that was told with the address, of a worker or a program; empty for a server.
       curve: as in `server_security`.
       insecure: without keys, show nothing: for a server that was started insecure.
 
     Raises:
       FailedPreconditionError: no keys for an address that is not loopback, or the secrets cannot be read.
       InvalidArgumentError: no such role, or not an address.
+      UnauthenticatedError: `peer` is not the key of a worker or a program of this cluster.
     """
     if role not in ROLES:
         raise InvalidArgumentError(None, None, f"{role!r} is not a role: {', '.join(ROLES)}")
     host, _ = split(address)
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
-        source = f"key {Path(folder, role)}.key"
-        return ClientSecurity(
-            CURVE, role, source, key=keys.load_role(folder, role), server_key=keys.load_server_public(folder)
-        )
+        pair = keys.load_role(folder, role)
+        # By the key itself: the file may be replaced while this one is in use.
+        source = f"key {pair.public.decode()}, read from {Path(folder, role)}.key"
+        return ClientSecurity(CURVE, role, source, key=pair, server_key=_expected(address, folder, peer))
     if insecure:
         return ClientSecurity(NONE, role)
     if not is_loopback(host):
         raise _needs_keys(host)
     secret, path = token.user_token(token_file)
     return ClientSecurity(PLAIN, role, f"token {path}", token=secret)
+
+
+def _expected(address: str, folder: str | Path, peer: bytes) -> bytes:
+    """The public key that the other side has to have, as ZeroMQ takes it."""
+    if not peer:
+        return keys.load_server_public(folder)
+    if keys.load_authorized(folder).get(peer) not in LISTENERS:
+        raise UnauthenticatedError(
+            None,
+            None,
+            f"{address} is not connected to: its public key {keys.text(peer)} is of no worker or program in "
+            f"{Path(folder, keys.AUTHORIZED)}",
+        )
+    return keys.text(peer).encode()
 
 
 def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: str | Path | None) -> str | Path | None:

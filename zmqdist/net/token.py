@@ -127,9 +127,19 @@ def _check_folder(folder: Path) -> None:
         status = os.stat(folder)
     except OSError as error:
         raise FailedPreconditionError(None, None, f"cannot look at the folder {folder}: {error.strerror}") from None
-    problem = _problem(status, (), 0o077)
+    refuse_strangers(status, f"the folder of the token, {folder},", mode_bits=0o077)
+
+
+def refuse_strangers(status: os.stat_result, what: str, *, mode_bits: int) -> None:
+    """Refuse a file or folder of another user, or one that is open to other users. Raises FailedPreconditionError.
+
+    Args:
+      what: it, for the error: "the folder /x".
+      mode_bits: permissions that must not be set.
+    """
+    problem = _problem(status, (), mode_bits)
     if problem:
-        raise FailedPreconditionError(None, None, f"the folder of the token, {folder}, {problem}")
+        raise FailedPreconditionError(None, None, f"{what} {problem}")
 
 
 def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:

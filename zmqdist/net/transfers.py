@@ -128,6 +128,11 @@ class Lanes:
         handles = [handle for transfer in self.tracked.values() for handle in transfer.handles]
         return self._out.left + (0 if arena is None else sum(map(arena.unclaimed, handles)))
 
+    @property
+    def unacknowledged(self) -> int:
+        """Bytes of chunks that were sent and not acknowledged."""
+        return self._out.unacknowledged
+
     def receiving(self, id: int) -> bool:
         """Whether chunks of this call are still to come."""
         return id in self._in

@@ -11,11 +11,13 @@ benchmarks/, which is not installed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import platform
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -164,7 +166,7 @@ def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, pl
         return count / (perf_counter() - start)
 
     name = f"calls, {plan.window:,} on the way"
-    return _rates(name, "calls/s", ours, "bare pyzmq", lambda: count / bare.pipelined(count, plan.window), plan.blocks)
+    return rates(name, "calls/s", ours, "bare pyzmq", lambda: count / bare.pipelined(count, plan.window), plan.blocks)
 
 
 # -- tasks, with a cluster ------------------------------------------------------------------------------------------------
@@ -182,6 +184,16 @@ def _kept(byte_count: int) -> np.ndarray[Any, Any]:
 def large(byte_count: int) -> np.ndarray[Any, Any]:
     """The task whose result is large. The array is made once in each slot, so that only its way here is measured."""
     return _kept(byte_count)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes that this thread starts in here do not hear Ctrl-C at a terminal, at which each would print a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
@@ -204,11 +216,13 @@ def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
 
         def theirs() -> float:
             start = perf_counter()
-            for future in [pool.submit(nothing) for _ in range(pool_tasks)]:
+            with _interrupts_held():
+                futures = [pool.submit(nothing) for _ in range(pool_tasks)]
+            for future in futures:
                 future.result()
             return pool_tasks / (perf_counter() - start)
 
-        return [_rates("no-op tasks, 2 workers", "tasks/s", ours, "ProcessPoolExecutor(2)", theirs, plan.blocks)]
+        return [rates("no-op tasks, 2 workers", "tasks/s", ours, "ProcessPoolExecutor(2)", theirs, plan.blocks)]
 
 
 def measure_round_trip(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
@@ -237,7 +251,7 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
 
     coordinator.fetch(coordinator.map(large, [size] * 4))  # each slot makes its array
     name = f"result of {size // MIB} MiB" if size >= MIB else f"result of {size:,} bytes"
-    return _rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
+    return rates(name, "GB/s", ours, "bare pyzmq", lambda: size / bare.fetch(size) / 1e9, transfers)
 
 
 def bare_of(peer: str) -> BareClient:
@@ -267,7 +281,7 @@ def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list
     return Figure(name, "us", median(mine), p99(mine), "bare pyzmq", median(other), p99(other), ratio)
 
 
-def _rates(
+def rates(
     name: str, unit: str, ours: Callable[[], float], against: str, theirs: Callable[[], float], blocks: int
 ) -> Figure:
     pairs = _alternating(ours, theirs, blocks)

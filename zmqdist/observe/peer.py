@@ -1,7 +1,7 @@
 """The other end of the benchmarks: an RPC server and a bare echo in one process, so that both meet the same machine.
 
-`python -m zmqdist.observe.peer HOST:PORT` says on one line where they are, and ends when its standard input does: whoever started it
-holds the other end of that pipe. `zmqdist bench --serve` runs the same by hand.
+The process says on one line where they are, and ends when its standard input does: the process that started it holds the other
+end of that pipe. `zmqdist bench --serve` runs the same by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 
 from zmqdist import errors
+from zmqdist.child_command import child_command
 from zmqdist.net.address import join, split
 from zmqdist.net.bare import BareServer
 from zmqdist.rpc import Server
@@ -51,8 +52,11 @@ def peer_process() -> Iterator[str]:
     Raises:
       UnavailableError: it did not start; its reason is on standard error.
     """
-    command = [sys.executable, "-m", "zmqdist.observe.peer", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = child_command("zmqdist.observe.peer", "127.0.0.1:0")
+    # In a session of its own: Ctrl-C at a terminal is for this process, which ends the peer by closing its standard input.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         address = process.stdout.readline().strip()
@@ -69,11 +73,8 @@ def peer_process() -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """HOST:PORT: serve there until standard input ends."""
     with serving(sys.argv[1]) as address:
-        print(address, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # the benchmark has ended already
+            print(address, flush=True)
         sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,8 @@
 Rule: pure functions of the dictionary that the RPC method `status` of a dispatcher returns; nothing is asked, printed or coloured
 here. Names, hosts and reasons were chosen by other processes, so they are made printable and cut before they reach a terminal.
 
-Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, data, losses_count, losses, dropped,
-refused_handshakes. All durations are seconds.
+Keys of the record (see DispatchServer): address, pid, queued, workers, coordinators, data, losses_count, losses, slot_deaths,
+last_slot_death, relayed, dropped, refused_handshakes. All durations are seconds.
 """
 
 from __future__ import annotations
@@ -202,14 +202,30 @@ def losses(status: Status) -> Table:
 
 
 def troubles(status: Status) -> list[str]:
-    """What strangers and broken peers did; empty in good times."""
+    """What went wrong, by functions, networks and strangers; empty in good times."""
     told = []
+    if status.get("slot_deaths"):
+        told.append(slot_deaths(status))
+    if status.get("relayed"):
+        pieces = plural(status["relayed"], "piece")
+        told.append(f"{pieces} of large payloads came by the dispatcher: a data port could not be reached")
     if status["refused_handshakes"]:
         told.append(f"{status['refused_handshakes']:,} connections refused: a wrong token or key, or no zmqdist")
     dropped = {printable(str(what)): count for what, count in status["dropped"].items() if count}
     if dropped:
         told.append("messages dropped: " + ", ".join(f"{what} {count:,}" for what, count in sorted(dropped.items())))
     return told
+
+
+def slot_deaths(status: Status) -> str:
+    """How many slot processes died, where, and the last of them."""
+    last = status["last_slot_death"]
+    how = "its end was not seen" if last["exit_code"] is None else describe_exit(last["exit_code"])
+    by_worker = [f"{printable(row['name'])} {row['slot_deaths']:,}" for row in status["workers"] if row["slot_deaths"]]
+    here = f" ({', '.join(by_worker[:LOSSES_SHOWN_MAX])})" if by_worker else ""
+    died = plural(status["slot_deaths"], "slot process", "slot processes")
+    latest = f"the last {duration(last['ago_s'])} ago at {printable(last['name'])}, {how}"
+    return f"{died} died while running a function{here}: {latest}"
 
 
 def duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.variables.storage import mean_of
 
 
 class ReduceOp(enum.Enum):
@@ -85,9 +86,9 @@ def aggregated(values: tuple[Any, ...], how: VariableAggregation, name: str) -> 
     if any(isinstance(value, IndexedSlices) for value in values):
         rows = np.concatenate([value.values for value in values])
         if how is VariableAggregation.MEAN:
-            rows = rows / len(values)
+            rows = mean_of(rows, len(values))
         return IndexedSlices(rows, np.concatenate([value.indices for value in values]), values[0].dense_shape)
     total = values[0]
     for value in values[1:]:
         total = np.add(total, value)
-    return total if how is VariableAggregation.SUM else np.divide(total, len(values))
+    return total if how is VariableAggregation.SUM else mean_of(np.asarray(total), len(values))

@@ -15,7 +15,6 @@ import atexit
 import contextlib
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -24,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from zmqdist import errors
+from zmqdist.background import in_background
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.environment import CONFIG_ENV
 from zmqdist.cluster.spec import ClusterSpec
@@ -189,10 +189,9 @@ class Connected:
         return asking.start(asks, method, *args, due=time.monotonic() + TASK_PROBE_S).get_value()
 
     def __del__(self) -> None:
-        if not self.__dict__.get("_closed", True) and not sys.is_finalizing():
-            # In a thread: this may be any that the garbage collector has borrowed.
+        if not self.__dict__.get("_closed", True):
             self._closed = True
-            threading.Thread(target=_let_go, args=(self._close, self._asks), name="zmqdist-let-go", daemon=True).start()
+            in_background("zmqdist-let-go", _let_go, self._close, self._asks)
 
 
 class _Invited(Connected):

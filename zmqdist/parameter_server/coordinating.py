@@ -1,7 +1,7 @@
 """The coordinator of a strategy: the one that there is for it, whoever asks first.
 
 `ClusterCoordinator(strategy)` gives this class (coordinator/coordinator.py); it schedules as any other, but for these rules
-    There is one for a strategy. The second construction gives the first object, and its options do not matter any more.
+    There is one for a strategy. The second construction gives the first object; options that differ from those of the first are refused.
     Nothing is scheduled for one strategy inside another's scope.
     A function that is scheduled inside `cache_variable_reads()` runs inside one.
     Who works for it is the strategy's to say: workers that are added or removed are invited, started or dismissed there (connecting.py).
@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 from zmqdist import running
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.coordinator.coordinator import worker_name
-from zmqdist.errors import PSUnavailableError
+from zmqdist.coordinator.failures import ROUND
+from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.parameter_server import caching, context
 from zmqdist.parameter_server.strategy import ParameterServerStrategy
@@ -33,16 +34,22 @@ class StrategyCoordinator(ClusterCoordinator):
     """Of one strategy; see ClusterCoordinator."""
 
     _made = False
+    _options: Mapping[str, Any] = {}
 
     def __init__(self, strategy: ParameterServerStrategy, **options: Any) -> None:
         with strategy._coordinating:
             if self._made:
+                if options and options != self._options:
+                    text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
+                    raise InvalidArgumentError(None, None, text)
                 return
+            self._options = options
             try:
                 super().__init__(strategy, **options)
             except BaseException:
                 strategy._coordinator = None
                 raise
+            strategy._session.used_by(self._shell)
             self._onces = itertools.count(1)
             self._told: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
@@ -85,7 +92,7 @@ class StrategyCoordinator(ClusterCoordinator):
         shell = self._shell
         with shell.lock:
             if error.address not in self._told and shell.scheduled > shell.resolved:
-                shell.fail_round(partial(copy, error))
+                shell.failures.add(ROUND, partial(copy, error))
                 shell.changed.notify_all()
 
     def _end_round(self, until: float | None = None, timeout: float | None = None) -> None:

@@ -32,12 +32,13 @@ class RemoteHome:
       key: of the variable, the same for all handles of it.
       device, task: where it is.
       session: of the strategy that made it.
+      seen: the highest version that this one was told of.
     """
 
     def __init__(self, ref: Ref, workers_per_step: int = 0, owner: Any = None) -> None:
         """Args:
         workers_per_step: in synchronous mode; 0: gradients are applied as they come.
-        owner: kept as long as this.
+        owner: the Session that made it, in the program; kept as long as this. The variable goes with this one.
         """
         self.ref = ref
         self.key: Hashable = ref.session, ref.number
@@ -45,10 +46,18 @@ class RemoteHome:
         self.device = device_of("ps", int(ref.task.partition(":")[2]))
         self.session = ref.session
         self.workers_per_step = workers_per_step
+        self.seen = 1
         self._owner = owner
+        self._elsewhere = False
 
     def __reduce__(self) -> Any:
+        if self._owner is not None and not self._owner.noted(self):
+            self._elsewhere = True  # handles may be anywhere: it stays until the session ends
         return RemoteHome, (self.ref, self.workers_per_step)
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_owner") is not None and not self._elsewhere:
+            self._owner.unused(self.ref)
 
     @property
     def client(self) -> client.PsClient:
@@ -57,24 +66,32 @@ class RemoteHome:
 
     def read(self) -> Pending:
         """Version and value."""
-        return Then(self.client.read([self.ref]), _only)
+        return Then(self.client.read([self.ref]), self._noted)
 
     def rows(self, rows: Rows) -> Pending:
         """Rows, in an array of the caller's own."""
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
     def saved(self) -> Pending:
-        """Version, value and slots, all of one moment; none of them changes any more."""
-        return Then(self.client.saved([self.ref]), _only)
+        """Version, value, slots and updates, all of one moment; none of them changes any more."""
+        return Then(self.client.saved([self.ref]), self._noted)
 
     def change(self, change: Change) -> Pending:
         """An Outcome."""
-        return Then(self.client.update([(self.ref, change)]), _only)
+        return Then(self.client.update([(self.ref, change)]), self._noted)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Pending:
         """A step of an optimizer or a function: an Outcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
-        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), _only)
+        return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._noted)
+
+    def _noted(self, told: list[Any] | None) -> Any:
+        """The only answer, which begins with the version."""
+        if told is None:
+            return None
+        if told[0][0] > self.seen:
+            self.seen = told[0][0]
+        return told[0]
 
     def in_step(self, step: int | None) -> dict[str, Any]:
         """What `PsClient.update` must be told about a step. Raises ValueError: synchronous mode, and none is given."""
@@ -124,7 +141,7 @@ class LocalHome:
         with self._hosted.lock:
             version, value, slots = self._hosted.version, self._hosted.read(), self._hosted.saved()
             own = {name: slot.copy() if slot.flags.writeable else slot for name, slot in slots.items()}
-            return Ready((version, value.copy() if value.flags.writeable else value, own))
+            return Ready((version, value.copy() if value.flags.writeable else value, own, b""))
 
     def change(self, change: Change, function: Callable[..., Any] | None = None) -> Pending:
         with self._hosted.lock:

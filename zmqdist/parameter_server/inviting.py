@@ -72,15 +72,18 @@ class _Wanted:
 class Inviting:
     """See the module's docstring. It has to be closed."""
 
-    def __init__(self, dispatcher: DispatchServer, credentials: Credentials, slots: int) -> None:
+    def __init__(
+        self, dispatcher: DispatchServer, credentials: Credentials, slots: int, wake: threading.Event | None = None
+    ) -> None:
         """Args:
         slots: functions at a time, of a worker whose server does not say it itself.
+        wake: what the thread waits for; None: an event of its own. A test passes one that shows when the thread looks.
         """
         self._dispatcher = dispatcher.address
         self._credentials = credentials
         self._slots = slots
         self._changed = threading.Condition()
-        self._wake = threading.Event()  # a client's thread must not wait for a lock of ours
+        self._wake = wake or threading.Event()  # a client's thread must not wait for a lock of ours
         self._wanted: dict[int, _Wanted] = {}
         self._given_up: list[_Wanted] = []
         self._present: frozenset[tuple[str, int]] = frozenset()
@@ -166,10 +169,15 @@ class Inviting:
             self._wake.clear()
             if self._closed:  # looked at after that: a close in between must not lose its wake
                 break
-            with self._changed:
-                due, ended = self._step(time.monotonic())
-            for client in ended:
-                client.close()
+            now = time.monotonic()
+            try:
+                with self._changed:
+                    due, ended = self._step(now)
+                for client in ended:
+                    client.close()
+            except BaseException:  # no descriptor for a client, say: without this thread no worker would come back
+                log.exception("workers could not be invited, it is tried again")
+                due = now + AGAIN_S
             self._wake.wait(None if due is None else max(0.0, due - time.monotonic()))
         with self._changed:
             tasks = [*self._given_up, *self._wanted.values()]

@@ -100,9 +100,15 @@ def run_replicas(
         threading.Thread(target=run, args=(replica,), name=f"zmqdist-replica-{replica}", daemon=True)
         for replica in range(replicas)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    running = []
+    for replica, thread in enumerate(threads):
+        try:
+            thread.start()
+        except RuntimeError as error:  # those that run would wait for it
+            meeting.failed(replica, error)
+            break
+        running.append(thread)
+    for thread in running:
         thread.join()
     return regroup(meeting.results())
 

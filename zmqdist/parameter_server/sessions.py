@@ -3,6 +3,8 @@
 Rules
     The servers keep a session as long as this program is connected and has not closed it. It is closed with the strategy, or when neither
     the strategy nor a variable of it is left. A program that was started again draws other numbers: what it had is dropped.
+    A variable is dropped when the program has no handle of it any more, and no unfinished work of the strategy's coordinator, and no
+    per-worker value, was given one. Where a handle was pickled for anything else, the variable stays as long as the session.
     A child that was forked may use the variables, and cannot end what is its parent's.
     Connections are the process's, one for each server, and end with the last session that uses them.
 """
@@ -11,16 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import secrets
+import sys
 import threading
 import weakref
-from collections import Counter
+from _thread import get_ident
+from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError, OpError
 from zmqdist.net.credentials import Credentials
 from zmqdist.parameter_server.homes import RemoteHome
@@ -30,6 +36,11 @@ from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
 from zmqdist.variables import client
 from zmqdist.variables.client import Ref
+
+if TYPE_CHECKING:
+    from zmqdist.coordinator.shell import Shell
+
+log = logging.getLogger("zmqdist.parameter_server")
 
 _program = new_incarnation()
 """Of this process; another one in a child that was forked off."""
@@ -63,6 +74,11 @@ class Session:
         self._workers_per_step = workers_per_step
         self._recovery_s = recovery_s
         self._numbers = itertools.count(1)
+        self._lives = itertools.count(1)
+        self._users: tuple[weakref.ref[Shell], ...] = ()
+        self._program = _program
+        self._unused: deque[Ref] = deque()
+        self._dropping = False
         self._homes: weakref.WeakValueDictionary[int, RemoteHome] = weakref.WeakValueDictionary()
         self._initial: weakref.WeakKeyDictionary[RemoteHome, Initial] = weakref.WeakKeyDictionary()
         with _lock:
@@ -125,9 +141,64 @@ class Session:
         self.check_open()
         return client.client_of(self.addresses[ps]).open(_program, self.number)[2]
 
-    def make_again(self, home: RemoteHome) -> None:
+    def next_life(self) -> int:
+        """A number for the variables that are about to be made anew: it never comes again, and so no version of theirs does."""
+        return next(self._lives)
+
+    def make_again(self, home: RemoteHome, version: int) -> None:
         """Make a variable anew, with its first value, at a server that has lost it; for strategies with `recovery_s`."""
-        client.client_of(home.ref.address).create(home.ref, _told(self._initial[home])).get_value()
+        earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
+        client.client_of(home.ref.address).create(home.ref, _told(self._initial[home]), earlier).get_value()
+
+    def used_by(self, shell: Shell) -> None:
+        """A coordinator of ours has this connection: the variables in what it packs stay until that work has ended."""
+        self._users = (*(user for user in self._users if user() is not None), weakref.ref(shell))
+
+    def noted(self, home: RemoteHome) -> bool:
+        """A handle is pickled; whether it is for a coordinator of ours, which keeps it for as long as it is needed there."""
+        packing = get_ident()
+        for user in self._users:
+            shell = user()
+            if shell is not None and shell.packing == packing:
+                shell.given.append(home)
+                return True
+        return False
+
+    def unused(self, ref: Ref) -> None:
+        """The program has no handle of this variable any more. In a finalizer: takes no lock of ours."""
+        if self._program != _program or not self._end.alive or sys.is_finalizing():
+            return
+        self._unused.append(ref)
+        if not self._dropping:
+            self._dropping = True
+            try:
+                threading.Thread(target=self._drop_unused, name="zmqdist-variables-drop", daemon=True).start()
+            except RuntimeError:  # no thread now: the next one takes it along
+                self._dropping = False
+
+    def _drop_unused(self) -> None:
+        while self._unused:
+            refs = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    refs.append(self._unused.popleft())
+            for address in {ref.address for ref in refs}:
+                try:
+                    self._drop([ref for ref in refs if ref.address == address])
+                except OpError:
+                    pass  # a server that is gone has dropped them
+                except BaseException:  # they stay until the session ends; those that come later need this thread
+                    log.exception("%s and others that are not used any more could not be dropped", refs[0])
+            if not self._unused:
+                self._dropping = False  # who comes after this starts a thread; who came before it is seen now
+
+    def _drop(self, refs: list[Ref]) -> None:
+        """At one server."""
+        with _lock:  # else it has ended, and a client that is made now would stay
+            there = self._end.alive and _used[refs[0].address] > 0
+            each = client.client_of(refs[0].address) if there else None
+        if each is not None:
+            each.drop(refs).get_value()
 
     def close(self) -> None:
         """Have the servers drop the variables. Idempotent; does not raise. Does nothing in a child that was forked."""
@@ -147,21 +218,20 @@ def _told(initial: Initial) -> Any:
 
 
 def _close_in_background(number: int, addresses: list[str], program: int) -> None:
-    """The garbage collector may have borrowed a thread that holds any lock, also one that is needed to ask a server."""
-    with contextlib.suppress(RuntimeError):  # the interpreter ends: the servers see that
-        threading.Thread(
-            target=_close, args=(number, addresses, program), name="zmqdist-session-close", daemon=True
-        ).start()
+    """Where the interpreter ends, the servers see that."""
+    in_background("zmqdist-session-close", _close, number, addresses, program)
 
 
 def _close(number: int, addresses: list[str], program: int) -> None:
     if program != _program:  # of the parent
         return
-    with contextlib.suppress(OpError):
-        all_values([client.client_of(address).close_session(number) for address in addresses])
-    with _lock:
-        _used.subtract(addresses)
-        ended = [address for address in addresses if _used[address] <= 0]
-        for address in ended:
-            del _used[address]
-            client.let_go(address)  # under the lock: a session that begins now has it, or a new one
+    try:
+        with contextlib.suppress(OpError):
+            all_values([client.client_of(address).close_session(number) for address in addresses])
+    finally:
+        with _lock:
+            _used.subtract(addresses)
+            ended = [address for address in addresses if _used[address] <= 0]
+            for address in ended:
+                del _used[address]
+                client.let_go(address)  # under the lock: a session that begins now has it, or a new one

@@ -23,6 +23,7 @@ import numpy as np
 from zmqdist import nest, running
 from zmqdist.cluster.devices import device_of
 from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.parameter_server import context, distributed, per_worker_variable, replicas
@@ -59,11 +60,17 @@ class OnWorkers:
     ) -> Any:
         """Call `fn(*args, **kwargs)` in each replica of this worker, in its replica context.
 
+        Args:
+          options: None. TensorFlow's RunOptions are for its compilers, so any other value is refused.
+
         Returns:
           What it returned; of several replicas, with a PerReplica at each leaf. PerReplica among the arguments give each replica its own.
 
-        Raises: what `fn` raises.
+        Raises:
+          InvalidArgumentError: `options` are given.
+          Exception: what `fn` raises.
         """
+        _refuse_options("run", options)
         self._used("run")
         return replicas.run_replicas(self, self.num_replicas_in_sync, fn, args, kwargs)
 
@@ -93,13 +100,18 @@ class OnWorkers:
         return (value,)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> distributed.DistributedDataset:
-        """Have each batch cut into parts for the replicas of a worker: for a per-worker dataset."""
+        """Have each batch cut into parts for the replicas of a worker: for a per-worker dataset. `options` is None, as for `run`."""
+        _refuse_options("experimental_distribute_dataset", options)
         return distributed.DistributedDataset(dataset, self.num_replicas_in_sync)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[distributed.InputContext], Any], options: Any = None
     ) -> distributed.DistributedDatasetsFromFunction:
-        """Have each replica take an element of its own of what `dataset_fn(InputContext)` gives: for a per-worker dataset."""
+        """Have each replica take an element of its own of what `dataset_fn(InputContext)` gives: for a per-worker dataset.
+
+        `options` is None, as for `run`.
+        """
+        _refuse_options("distribute_datasets_from_function", options)
         return distributed.DistributedDatasetsFromFunction(dataset_fn, self.num_replicas_in_sync)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
@@ -115,6 +127,12 @@ class OnWorkers:
 
     def _used(self, method: str) -> None:
         """It is called; a stub has nothing to say about that."""
+
+
+def _refuse_options(method: str, options: Any) -> None:
+    if options is not None:
+        text = f"{method} has no options here: TensorFlow's are for its compilers and accelerators. Leave `options` out, got {options!r}"
+        raise InvalidArgumentError(None, None, text)
 
 
 class Extended:
@@ -193,7 +211,11 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f'aggregate is "async" or "sync", not {aggregate!r}')
         if workers_per_step is not None and (aggregate == "async" or workers_per_step < 1):
             raise ValueError(f'workers_per_step is {workers_per_step}: it wants 1 or more, and aggregate="sync"')
-        if isinstance(recovery_s, bool) or not isinstance(recovery_s, (int, float)) or not recovery_s >= 0:
+        if (
+            isinstance(recovery_s, bool)
+            or not isinstance(recovery_s, (int, float, np.integer, np.floating))
+            or not recovery_s >= 0
+        ):
             raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
@@ -216,7 +238,7 @@ class ParameterServerStrategy(OnWorkers):
                     "a step takes the gradients of %d workers and there are %d: it waits for more, or for several functions of one",
                     *(steps, workers),
                 )
-            self._session = Session(self._connected.ps, self._connected.credentials, steps, recovery_s)
+            self._session = Session(self._connected.ps, self._connected.credentials, steps, float(recovery_s))
         except BaseException:
             self._connected.close()
             raise

@@ -2,7 +2,9 @@
 
 Rules
     Under `strategy.scope()` the value lives at a parameter server (placement.py says at which), outside it in this process. A handle
-    pickles as a handle, never as a value; in one process there is one for each variable. A variable of this process does not pickle.
+    pickles as a handle, never as a value; in one process there is one for each variable. A variable of this process does not pickle, but
+    for one of a worker that a function returns: that is its value of this moment, as in TensorFlow.
+    A variable at a parameter server goes with the last handle of it in the program that made it (sessions.py).
     Each assignment is one message and is atomic where the value lives; it is applied once, also where its answer was lost. What was read
     never changes any more; large values are read-only.
     What does not fit is refused here, before anything is sent, with the variable's name, and nothing has changed.
@@ -20,6 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from zmqdist import running
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.parameter_server import caching
 from zmqdist.parameter_server.aggregation import VariableAggregation, VariableSynchronization
@@ -51,7 +54,7 @@ class Variable(ArrayLike):
       dtype, shape: of the value, by default as it comes.
       aggregation: "none", "sum", "mean" or "only_first_replica": what the assignments of several replicas become.
       synchronization: kept, and without an effect.
-      per_worker_variable: each worker has one of its own.
+      per_worker_variable: each worker has one of its own. A function that returns it returns its value of that moment.
 
     Under a strategy with a `variable_partitioner` this may give a ShardedVariable.
 
@@ -128,7 +131,7 @@ class Variable(ArrayLike):
 
     @property
     def version(self) -> int:
-        """How often the value was changed, and 1."""
+        """How often the value was changed, and 1. A variable that was recovered goes on from a number that no value had before."""
         version: int = self._home.read().get_value()[0]
         return version
 
@@ -269,6 +272,8 @@ class Variable(ArrayLike):
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
+        if self._home.task is None and running.scheduled():  # returned by a function, say: a worker's own stays there
+            return _value, (self.numpy(),)
         return handle, (self._home, self.trainable, self.aggregation, self.synchronization)
 
     def __copy__(self) -> Variable:
@@ -286,6 +291,11 @@ class Variable(ArrayLike):
         """Does not ask for the value."""
         where = self.task or "this process"
         return f"<zmqdist.Variable {self.name!r} shape={self.shape} dtype={self.dtype.name} on {where}>"
+
+
+def _value(value: Any) -> Any:
+    """What the pickle of a worker's own variable calls; the name is part of the protocol."""
+    return value
 
 
 def _scalar(value: Array) -> Any:

@@ -9,6 +9,7 @@ Not here: what a loss means for whoever schedules (coordinating.py).
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from functools import partial
 from zmqdist.errors import OpError, PSUnavailableError
 from zmqdist.parameter_server.sessions import Session
 from zmqdist.variables.client import Started
+
+log = logging.getLogger("zmqdist.parameter_server")
 
 Lost = Callable[[PSUnavailableError], object]
 
@@ -28,8 +31,12 @@ def watch(session: Session, lost: Lost) -> None:
 
 
 def _begin(started: Started, lost: Lost) -> None:
-    if not sys.is_finalizing():
+    if sys.is_finalizing():
+        return
+    try:
         threading.Thread(target=_judge, args=(started, lost), name="zmqdist-ps-lost", daemon=True).start()
+    except RuntimeError:  # this is a thread of the client, which serves others, too
+        log.exception("a connection to a parameter server has ended, and no thread can be started to see why")
 
 
 def _judge(started: Started, lost: Lost) -> None:
@@ -39,3 +46,5 @@ def _judge(started: Started, lost: Lost) -> None:
         lost(error)
     except OpError:
         pass  # the session was closed meanwhile
+    except BaseException:
+        log.exception("a connection to a parameter server has ended, and it could not be seen why")

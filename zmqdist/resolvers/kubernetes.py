@@ -87,7 +87,7 @@ class KubernetesClusterResolver(ClusterResolver):
           RuntimeError: a pod is not running, has no address, or pods are missing, also after `wait_timeout`; or we may not list
             pods. A pod that has ended is not waited for. Whatever else the client raises comes as it is.
         """
-        until = time.monotonic() + self._wait_timeout
+        until = time.monotonic() + float(self._wait_timeout)
         while True:
             try:
                 return ClusterSpec({job: self._addresses(job) for job in self._selectors})

@@ -11,10 +11,21 @@ What else there is - arguments by name, await, streams, batches, large arrays - 
 Not here: work that may run on any of several workers (coordinator), and anything that sends code: values only.
 """
 
+from zmqdist.net.figures import ClientSnapshot, ServerSnapshot
 from zmqdist.rpc.client import Client, ZmqClient
 from zmqdist.rpc.listing import MethodInfo
 from zmqdist.rpc.result import StatusOrResult
 from zmqdist.rpc.server import Server, ZmqServer
 from zmqdist.rpc.streams import Stream
 
-__all__ = ["Server", "Client", "StatusOrResult", "Stream", "MethodInfo", "ZmqServer", "ZmqClient"]
+__all__ = [
+    "Server",
+    "Client",
+    "StatusOrResult",
+    "Stream",
+    "MethodInfo",
+    "ZmqServer",
+    "ZmqClient",
+    "ClientSnapshot",
+    "ServerSnapshot",
+]

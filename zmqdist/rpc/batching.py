@@ -68,6 +68,10 @@ class Batched:
         asked.on_dropped(partial(self._batches.dropped, waiting, batch))
         self._run_next()
 
+    def __len__(self) -> int:
+        """Calls that wait, for company or for the batch before theirs. In the loop."""
+        return len(self._batches)
+
     def close(self) -> None:
         """The server stops: what waits is run without waiting for company."""
         for batch in self._batches.all():
@@ -106,8 +110,9 @@ class Batched:
         except BaseException as error:
             for waiting in batch:
                 waiting.asked.fail(error)
-        leave()
-        self._service.soon(self._ran)
+        finally:
+            leave()
+            self._service.soon(self._ran)
 
     def _parts(self, result: Any, rows: list[int]) -> Iterator[Any]:
         """The result of each call: views of the joined one."""

@@ -17,11 +17,11 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from zmqdist import nest
 from zmqdist.core.calls import ClientCall
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.net.address import plain
 from zmqdist.net.channel import Channel
+from zmqdist.net.figures import ClientSnapshot
 from zmqdist.net.security import ClientSecurity, client_security
 from zmqdist.rpc import payload
 from zmqdist.rpc.into import Into
@@ -99,6 +99,10 @@ class Client:
         """Call any method by its name; see ZmqClient."""
         raise NotImplementedError("made by Client.create")
 
+    def snapshot(self) -> ClientSnapshot:
+        """Figures of now; see ZmqClient."""
+        raise NotImplementedError("made by Client.create")
+
 
 class ZmqClient(Client):
     """The class form of `Client.create`; without the list of methods it returns at once, server or not."""
@@ -158,7 +162,7 @@ class ZmqClient(Client):
             raise InvalidArgumentError(None, None, "out and output_specs both say what the value is: give one of them")
         into = None if out is None else Into(out)
         read = into.read if into else as_leaves if output_specs is None else as_specified(output_specs)
-        body, parts = payload.pack([] if args is None else nest.flatten(args))
+        body, parts = payload.pack([] if args is None else payload.leaves(args))
         sources = snapshot(parts, lends=self._channel.lends, still=False) if parts else ()
         call = ClientCall(method_name, body, sources, due_after(timeout_in_ms, self._timeout_in_ms))
         if into is not None:
@@ -211,6 +215,16 @@ class ZmqClient(Client):
     def stubs(self, info: MethodInfo) -> tuple[Callable[..., Any], ...]:
         """`m`, and `m_blocking` unless it streams, of a method that `methods` told of: also where its name is no attribute."""
         return stubs(self._channel, info, self._timeout_in_ms)
+
+    def snapshot(self) -> ClientSnapshot:
+        """Figures of now, for those who operate it: calls, threads that wait, large arrays on the way, messages.
+
+        Cheap, and from any thread.
+
+        Raises:
+          FailedPreconditionError: the client was made before a fork.
+        """
+        return self._channel.snapshot()
 
     def close(self) -> None:
         """End the connection; pending calls end with CANCELLED. Idempotent."""

@@ -77,7 +77,7 @@ class Method:
             return value
         try:
             return fit(self.output_signature, value, convert, "result")
-        except (TypeError, ValueError, OpError) as error:
+        except (TypeError, ValueError, OpError, RecursionError) as error:
             raise UnknownError(
                 None, None, f"{self.name} returned something else than its output_signature says: {error}"
             ) from None

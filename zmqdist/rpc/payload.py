@@ -14,6 +14,7 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.limits import DEPTH_MAX
 from zmqdist.wire import safe
 
 
@@ -25,11 +26,29 @@ def pack(value: Any) -> tuple[bytes, list[Any]]:
     """
     try:
         return safe.encode(value)
-    except InvalidArgumentError:
-        arrays = nest.map_structure(_as_array, value)
-        if all(new is old for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True)):
+    except InvalidArgumentError as error:
+        try:
+            arrays = nest.map_structure(_as_array, value)
+            same = all(new is old for new, old in zip(nest.flatten(arrays), nest.flatten(value), strict=True))
+        except (TypeError, RecursionError):
+            raise error from None  # keys that cannot be sorted, or nested far too deeply, which `error` says
+        if same:
             raise
         return safe.encode(arrays)
+
+
+def leaves(value: Any) -> list[Any]:
+    """The leaves of a structure that is to travel as these.
+
+    Raises:
+      InvalidArgumentError: it contains itself, or is nested too deeply to be walked.
+    """
+    try:
+        return nest.flatten(value)
+    except RecursionError:
+        raise InvalidArgumentError(
+            None, None, f"value is nested deeper than {DEPTH_MAX} containers, or contains itself"
+        ) from None
 
 
 def unpack(body: bytes, parts: Sequence[Any], peer: str) -> Any:

@@ -36,10 +36,22 @@ class Pool:
             self._threads += 1
             threading.Thread(target=self._serve, name=f"{self._name}-{self._threads}", daemon=True).start()
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """What waits for a thread, what threads are busy with, threads, and their bound. From any thread."""
+        with self._lock:
+            unfinished = self._unfinished
+        queued = min(self._work.qsize(), unfinished)
+        return queued, min(unfinished - queued, self._threads), self._threads, self._threads_max
+
     def stop(self) -> None:
         """Let the threads end when they have nothing to do; what was submitted is still done. Nothing may be submitted after."""
         for _ in range(self._threads):
             self._work.put(None)
+
+    @property
+    def unfinished(self) -> int:
+        """Pieces of work that were submitted and are not done."""
+        return self._unfinished
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until everything that was submitted is done; False when it is not after `timeout_s`."""
@@ -51,7 +63,7 @@ class Pool:
             fn, args = work
             try:
                 fn(*args)
-            except Exception:
+            except BaseException:  # this thread is the pool's: what ends it here would be missed by all further work
                 log.exception("a bug in zmqdist: the work of a handler thread raised")
             with self._lock:
                 self._unfinished -= 1

@@ -23,6 +23,8 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
+import numpy as np
+
 from zmqdist import errors
 from zmqdist.core.calls import ServedCall, ServerCalls
 from zmqdist.errors import (
@@ -34,7 +36,8 @@ from zmqdist.errors import (
     WireError,
 )
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
-from zmqdist.messages import Call, Calls, CancelCall, Replies, Reply
+from zmqdist.messages import Call, Calls, CancelCall, Goodbye, Replies, Reply
+from zmqdist.net.figures import ServerSnapshot
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh
@@ -174,14 +177,14 @@ class RpcService:
                 raise ValueError(f"{name}: neither an inline method nor a generator function can be batched")
             if not (
                 type(max_batch) is int
-                and isinstance(max_delay_ms, (int, float))
+                and isinstance(max_delay_ms, (int, float, np.integer, np.floating))
                 and max_batch > 0 <= max_delay_ms < inf
             ):
                 raise ValueError(
                     f"{name}: max_batch is an int of 1 or more, and max_delay_ms 0 or more milliseconds, not "
                     f"{max_batch!r} and {max_delay_ms!r}"
                 )
-            batched = Batched(self, method, max_batch, max_delay_ms / 1000)
+            batched = Batched(self, method, max_batch, float(max_delay_ms) / 1000)
             method.fn, method.later, method.batch = batched.asked, True, True
             self._batched.append(batched)
         self._add(method)
@@ -209,6 +212,16 @@ class RpcService:
         router.on(CancelCall, lambda peer, message, frames: self._cancelled(peer, message.id))
         router.on_gone.append(self._peer_gone)
         loop.at_end_of_turn(self._send_replies)
+
+    def say_goodbye(self, told: str) -> None:
+        """In the loop: tell all clients that this server ends. What was answered before leaves before. No new clients are taken.
+
+        Who hears of the end first takes what it waits for here as lost.
+        """
+        self._send_replies()
+        self._router.leaving = True
+        for peer in self._router.peers:
+            self._router.send(peer, Goodbye(told))
 
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
@@ -244,7 +257,44 @@ class RpcService:
             moved_at = now if left != before else moved_at
         return not left or time.monotonic() < until
 
+    def snapshot(self) -> ServerSnapshot:
+        """Figures of now; zeros before `attach`, and after the loop has ended what there was at its end. From any thread.
+
+        Raises:
+          DeadlineExceededError: the loop did not answer within seconds: an inline method keeps it.
+        """
+        if not self._attached:
+            return ServerSnapshot()
+        try:
+            return self._loop.run(self._snapshot)
+        except FailedPreconditionError:  # it has ended: nothing changes any more
+            return self._snapshot()
+
     # -- in the loop ------------------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> ServerSnapshot:
+        router, peers = self._router, self._router.peers
+        lanes = [peer.lanes for peer in peers if peer.lanes is not None]
+        queued, running, threads, threads_max = self._pool.counts()
+        return ServerSnapshot(
+            clients=len(peers),
+            calls=len(self._calls),
+            calls_queued=queued,
+            calls_running=running,
+            threads=threads,
+            threads_max=threads_max,
+            calls_batched=sum(map(len, self._batched)),
+            streams=len(self._generators),
+            transfers=sum(len(each.tracked) for each in lanes),
+            bytes_unsent=self._left(),
+            bytes_unacknowledged=sum(each.unacknowledged for each in lanes),
+            messages_received=router.received,
+            messages_dropped=dict(router.dropped),
+            calls_repeated=self._calls.repeated,
+            transfer_faults=sum(each.faults for each in lanes),
+            handshakes_refused=router.refused_handshakes,
+            faults=self._loop.faults,
+        )
 
     def _called(self, peer: Peer, call: Call, frames: list[Any]) -> None:
         answer = self._take(peer, call, frames)
@@ -291,7 +341,7 @@ class RpcService:
         if replies is None:
             replies = self._replies[peer] = []
         replies.append(reply)
-        self._reply_bytes += len(reply.message) if reply.code else len(reply.body)
+        self._reply_bytes += 4 * len(reply.message) if reply.code else len(reply.body)
         if len(replies) >= BATCH_ITEMS_MAX or self._reply_bytes >= BATCH_BYTES_MAX:
             self._send_replies()
 
@@ -399,7 +449,7 @@ class RpcService:
         return method
 
     def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
-        if self._calls.finished(served) and reply is not None:
+        if self._calls.finished(served, time.monotonic()) and reply is not None:
             self._gather(peer, reply, sources)
 
     def _list(self) -> list[Any]:

@@ -14,16 +14,22 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from types import NoneType
+from types import GeneratorType, NoneType
 from typing import Any, Final
 
 import numpy as np
 
+from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.net.arena import this_arena
 from zmqdist.net.received import Received, memory_for
 from zmqdist.net.transfers import Source, is_large
 from zmqdist.rpc import payload
+
+_GENERATOR: Final = (
+    "the method returned a generator, which does not travel: register the generator function itself (with def and yield), whose calls are "
+    "streams, and not a function or lambda that returns what it gives"
+)
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
@@ -68,7 +74,12 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
       InvalidArgumentError: as `payload.pack`.
     """
     still = is_temporary(box)
-    body, parts = payload.pack(box[0])
+    try:
+        body, parts = payload.pack(box[0])
+    except InvalidArgumentError:
+        if type(box[0]) is GeneratorType:
+            raise InvalidArgumentError(None, None, _GENERATOR) from None
+        raise
     if not parts:
         return body, parts
     if not is_large(parts):

@@ -12,14 +12,13 @@ Not here: the generator (generators.py).
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
 from collections import deque
 from collections.abc import Sequence
 from math import inf
 from typing import Any, Final
 
 from zmqdist import errors
+from zmqdist.background import in_background
 from zmqdist.core.calls import ClientCall
 from zmqdist.errors import FailedPreconditionError, OpError, from_code
 from zmqdist.net.channel import Channel
@@ -101,10 +100,8 @@ class Stream:
 
     def __del__(self) -> None:
         call = self.__dict__.get("_call")
-        if call is not None and not sys.is_finalizing():
-            # In a thread: this may be any that the garbage collector has borrowed, and it may be inside the channel.
-            given = (self._channel, call, self._number)
-            threading.Thread(target=_close, args=given, name="zmqdist-stream-close", daemon=True).start()
+        if call is not None:
+            in_background("zmqdist-stream-close", _close, self._channel, call, self._number)
 
     def __repr__(self) -> str:
         state = "ended" if self._call is None else "open"

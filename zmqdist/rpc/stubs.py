@@ -23,7 +23,7 @@ from zmqdist.rpc.streams import Stream
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
-    """When a call is due that begins now; 0 or less stands for the default, and there for never.
+    """When a call is due that begins now; 0 or less stands for the default, and there for never. Numbers of NumPy will do, too.
 
     Raises:
       TypeError, ValueError: `timeout_in_ms` is no number.
@@ -32,9 +32,9 @@ def due_after(timeout_in_ms: float, default_in_ms: float) -> float:
         if timeout_in_ms <= 0:
             timeout_in_ms = default_in_ms
         if timeout_in_ms > 0:
-            due = monotonic() + timeout_in_ms / 1000
+            due = monotonic() + float(timeout_in_ms) / 1000  # with a float32 the sum is one: too coarse for a clock
             return due if due < FAR_S else inf
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of an array
         told = f"timeout_in_ms is a number of milliseconds, 0 for none, not {type(timeout_in_ms).__name__}"
         raise TypeError(told) from None
     except OverflowError:  # an int beyond any float

@@ -35,7 +35,6 @@ from zmqdist.errors import (
     UNKNOWN,
     CancelledError,
     DeadlineExceededError,
-    FailedPreconditionError,
     InvalidArgumentError,
     OpError,
     UnavailableError,
@@ -47,6 +46,7 @@ from zmqdist.rpc import StatusOrResult
 from zmqdist.server.leading import RESULT, Leader
 from zmqdist.server.mail import LockedMailbox
 from zmqdist.server.node import TASKS, Node
+from zmqdist.server.snapshot import GroupRow
 from zmqdist.server.watch import Watches
 
 Array: TypeAlias = NDArray[Any]
@@ -120,6 +120,7 @@ class Collectives:
 
     def __init__(self, node: Node, watches: Watches) -> None:
         self._node = node
+        self.own_wait = node.own_wait
         self._watches = watches
         self._leader = Leader(node, watches)
         self._lock = threading.Lock()
@@ -129,8 +130,17 @@ class Collectives:
         node.service.register("collective.piece", self._arrived, inline=True, roles=TASKS)
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
         node.service.register("collective.stop", self._aborted, inline=True, roles=TASKS)
-        node.on_close.append(self._stopped)
+        node.on_stop.append(self._stopped)
         watches.listen(lambda task, life: None, self._gone)
+
+    @property
+    def unanswered(self) -> int:
+        """Announcements and pieces of this task that other members have not answered yet."""
+        return len(self._calls)
+
+    def led(self) -> tuple[GroupRow, ...]:
+        """The groups that this task leads, while some of their members wait for the others."""
+        return self._leader.rows()
 
     # -- the announcement -------------------------------------------------------------------------------------------------
 
@@ -227,7 +237,7 @@ class Collectives:
             self._running[group.name] = group, name
         try:
             if self._node.closed:  # it may have ended before it knew of this one
-                raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
+                raise self._node.stopped
             if group.aborted is not None:
                 raise from_code(*group.aborted)
             schedules, result = begin()
@@ -236,8 +246,6 @@ class Collectives:
             return result
         except BaseException as error:
             self._tell_the_others(group, name, error)
-            if self._node.closed and isinstance(error, FailedPreconditionError):  # which part noticed first is chance
-                raise CancelledError(None, None, error.message) from error
             raise
         finally:
             with self._lock:
@@ -248,7 +256,7 @@ class Collectives:
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
         for task in group.tasks:
-            if task != self._node.me and not self._node.closed:
+            if task != self._node.me and not self._node.closed:  # whose stop the others see for themselves
                 due = monotonic() + GRACE_S
                 self._node.start(task, "collective.fail", group.name, name, code, told, due=due)
 
@@ -294,7 +302,7 @@ class Collectives:
         self._watches.watch(task)
         call = self._node.start(task, method, *args, **how)
         self._calls[call] = exchange, task
-        if self._watches.gone(task):
+        if (self._watches.gone(task) or self._node.closed) and not call.done():
             call.cancel()
         return call
 
@@ -314,7 +322,7 @@ class Collectives:
 
     def _end_calls(self, meant: Callable[[str, Task], bool]) -> None:
         for call, about in list(self._calls.items()):
-            if meant(*about):
+            if meant(*about) and not call.done():  # an answer that has come was given before whatever ends it now
                 call.cancel()
 
     def _receive(self, group: Members, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
@@ -337,6 +345,8 @@ class Collectives:
             return self._boxes.setdefault(group, {}).setdefault(name, LockedMailbox(Mailbox()))
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
+        if self._node.closed:  # for the sender that is the end of its receiver; and nothing may stay here
+            raise UnavailableError(None, None, self._node.stopped.message)
         box = self._box(group, name)
         box.tell(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
 
@@ -362,10 +372,13 @@ class Collectives:
                 box.tell(box.box.gone, str(group.tasks.index(task)), message)
         self._end_calls(lambda exchange, to: to == task)
 
-    def _stopped(self, until: float) -> None:
-        told = f"the server of {named(self._node.me)} was stopped"
+    def _stopped(self) -> None:
         with self._lock:
             running = list(self._running.values())
+            boxes = [box for group in self._boxes.values() for box in group.values()]
         for group, name in running:
-            self._failed(group.name, name, CANCELLED, told)
+            self._failed(group.name, name, CANCELLED, self._node.stopped.message)
+        for box in boxes:  # also of an exchange that has not begun here: its pieces may be another task's memory
+            box.tell(box.box.aborted, CANCELLED, self._node.stopped.message)
+        self._end_calls(lambda exchange, task: True)  # announcements, too
         self._leader.stopped()

@@ -69,6 +69,15 @@ def connect_to_cluster(
         return _connected
 
 
+def disconnect() -> None:
+    """Leave the cluster that this program is connected to, if any: its server is stopped, and calls that run there are given up."""
+    global _connected
+    with _lock:
+        before, _connected = _connected, None
+        if before is not None:
+            before.stop(0.0)
+
+
 def connect_to_host(
     remote_host: str | Sequence[str] | None,
     job_name: str = "worker",

@@ -17,16 +17,15 @@ from typing import Any, Final
 from zmqdist.cluster.rules import coordination_leader
 from zmqdist.coordination.client import CoordinationClient
 from zmqdist.coordination.service import CoordinationService
+from zmqdist.coordination.snapshot import KeeperSnapshot
 from zmqdist.core.answers import named
 from zmqdist.core.coordination import CoordinationConfig
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 from zmqdist.server.node import Node
+from zmqdist.server.options import COORDINATION
 
 APART: Final = ("evaluator", "dispatcher")
 """Jobs that take no part in barriers."""
-
-SECTION: Final = "coordination"
-"""The key of a server's config with the fields of CoordinationConfig; that of the leader counts."""
 
 
 class Together:
@@ -45,11 +44,12 @@ class Together:
         self._client: CoordinationClient | None = None
         self._service: CoordinationService | None = None
         self._closed = False
-        checked = config_of(config.get(SECTION, {}))
+        checked = config_of(config.get(COORDINATION, {}))
         self.leads = self._leader == node.me
         if self.leads:
             given = (node.service, node.router, node.loop, node.incarnation, self._members, checked)
             self._service = CoordinationService(*given)
+        node.on_stop.append(self._end_waits)
         node.on_close.append(self._close)
 
     @property
@@ -80,10 +80,24 @@ class Together:
             raise FailedPreconditionError(None, None, text)
         return CoordinationClient(address, me, node.incarnation, credentials=node.credentials, keeper=keeper)
 
-    def _close(self, _until: float) -> None:
+    def snapshot(self) -> KeeperSnapshot | None:
+        """What this task keeps for the cluster; None where it does not lead, or does not serve."""
+        if self._service is None or not self._node.loop.running:
+            return None
+        try:
+            return self._service.snapshot()
+        except FailedPreconditionError:  # the loop has ended just now
+            return None
+
+    def _end_waits(self) -> None:
         with self._lock:
             self._closed = True
             client = self._client
+        if client is not None:
+            client.end_waits(self._node.stopped.message)
+
+    def _close(self, _until: float) -> None:
+        client = self._client
         if self._service is not None and self._node.loop.running:
             self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
         if client is not None:
@@ -98,16 +112,18 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
     """
     known = {field.name: field.default for field in fields(CoordinationConfig)}
     if not isinstance(section, Mapping) or (section.keys() - known.keys()):
-        raise InvalidArgumentError(None, None, f"config[{SECTION!r}] is {section!r}: it may have {', '.join(known)}")
+        raise InvalidArgumentError(
+            None, None, f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}"
+        )
     for name, value in section.items():
         least = 0 if name == "shutdown_timeout_s" else 1e-3
         if name.endswith("_s") and (
             isinstance(value, bool) or not isinstance(value, int | float) or not value >= least
         ):
-            text = f"config[{SECTION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
+            text = f"config[{COORDINATION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
             raise InvalidArgumentError(None, None, text)
     jobs = section.get("recoverable_jobs", ())
     if not isinstance(jobs, list | tuple | set | frozenset) or not all(isinstance(job, str) for job in jobs):
-        text = f"config[{SECTION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
+        text = f"config[{COORDINATION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
         raise InvalidArgumentError(None, None, text)
     return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})

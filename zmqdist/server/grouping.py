@@ -64,7 +64,7 @@ class Group:
 
         For a member that cannot take part, so that the others do not wait for it. Does not wait.
         """
-        with self._members.lock:
+        with self._collectives.own_wait, self._members.lock:
             told = f"{self.tasks[self.rank]}: {message}"
             self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(None, None, told))
 
@@ -77,11 +77,13 @@ class Group:
         Raises:
           UnavailableError: the leader cannot be reached.
         """
-        self._collectives.abort(self._members, code, message)
+        with self._collectives.own_wait:
+            self._collectives.abort(self._members, code, message)
 
     def reset(self) -> None:
         """The end of an abort: the next operation of every member works again. By any member, once. Raises as `abort`."""
-        self._collectives.reset(self._members)
+        with self._collectives.own_wait:
+            self._collectives.reset(self._members)
 
     def __repr__(self) -> str:
         return f"<Group {self.name}, rank {self.rank} of {self.size}>"
@@ -91,11 +93,15 @@ NOTHING = ("cancel", "", 0, None, None)
 
 
 class Operations:
-    """The collectives of one task; each method does one thing together with the others of a group. See Server."""
+    """The collectives of one task; each method does one thing together with the others of a group. See Server.
+
+    Attributes:
+      collectives: carries them out.
+    """
 
     def __init__(self, node: Node, collectives: Collectives) -> None:
         self._node = node
-        self._collectives = collectives
+        self.collectives = collectives
         self._groups: dict[str, Group] = {}
         self._lock = threading.Lock()
 
@@ -114,7 +120,7 @@ class Operations:
         with self._lock:
             group = self._groups.get(name)
             if group is None:
-                group = self._groups[name] = Group(Members(name, members, self._node.me), self._collectives)
+                group = self._groups[name] = Group(Members(name, members, self._node.me), self.collectives)
         if list(group._members.tasks) != members:
             raise InvalidArgumentError(None, None, f"group {name!r} has the members {', '.join(group.tasks)}")
         return group
@@ -252,8 +258,8 @@ class Operations:
     @contextmanager
     def _turn(self, group: Tasks, timeout: float | None) -> Iterator[_Turn]:
         found = self.group(group)
-        with found._members.lock:
-            turn = _Turn(found._members, self._collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout)
+        with self._node.own_wait, found._members.lock:
+            turn = _Turn(found._members, self.collectives, COLLECTIVE_TIMEOUT_S if timeout is None else timeout)
             with turn.preparing():
                 check_timeout(timeout)
             yield turn

@@ -20,7 +20,6 @@ from zmqdist.core.answers import Task, named
 from zmqdist.core.rounds import Agreed, Announcement, Rounds, Verdict
 from zmqdist.errors import (
     CANCELLED,
-    CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
@@ -29,6 +28,7 @@ from zmqdist.errors import (
 )
 from zmqdist.rpc.service import Asked
 from zmqdist.server.node import TASKS, Node
+from zmqdist.server.snapshot import GroupRow
 from zmqdist.server.watch import Watches
 
 RESULT, GO = 0, 1
@@ -92,7 +92,7 @@ class Leader:
           token: has `answer` and `fail`, as Asked.
         """
         if self._node.closed:
-            raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
+            raise self._no_more(token)
         members = [self._node.task(tuple(task)) for task in tasks]
         for task in members:
             self._watches.watch(task)
@@ -101,7 +101,7 @@ class Leader:
         one = Announcement(rank, life, number, what, what, due, Brought(*brought), failure, token, anew)
         with self._lock:
             if self._stopped:
-                raise CancelledError(None, None, f"the server of {named(self._node.me)} was stopped")
+                raise self._no_more(token)
             known, rounds = self._groups.setdefault(group, (members, Rounds([named(task) for task in members])))
             if known != members:
                 told = f"group {group} has the members {', '.join(map(named, known))}"
@@ -132,6 +132,17 @@ class Leader:
         with self._lock:
             if group in self._groups:
                 self._groups[group][1].reset()
+
+    def rows(self) -> tuple[GroupRow, ...]:
+        """The groups some of whose members wait for the others."""
+        rows = []
+        with self._lock:
+            for group, (members, rounds) in self._groups.items():
+                come = tuple(named(task) for rank, task in enumerate(members) if rank in rounds.come)
+                missing = tuple(named(task) for rank, task in enumerate(members) if rank not in rounds.come)
+                if come:
+                    rows.append(GroupRow(group, come, missing))
+        return tuple(rows)
 
     # -- what happens meanwhile -------------------------------------------------------------------------------------------
 
@@ -165,13 +176,15 @@ class Leader:
             groups, self._groups = self._groups, {}
             self._stopped = True
         for _, rounds in groups.values():
-            told = f"the server of {named(self._node.me)} was stopped"
-            for verdict in rounds.aborted(CANCELLED, told):
+            for verdict in rounds.aborted(CANCELLED, self._node.stopped.message):
                 for one in verdict.members:
-                    ours = not isinstance(one.token, Asked)
-                    one.token.fail(
-                        (CancelledError if ours else UnavailableError)(None, None, f"{told}, which led this group")
-                    )
+                    one.token.fail(self._no_more(one.token))
+
+    def _no_more(self, token: Any) -> OpError:
+        """What a member is told while this task stops: the own one that it was stopped, another one that its leader has gone."""
+        if not isinstance(token, Asked):
+            return self._node.stopped
+        return UnavailableError(None, None, f"{self._node.stopped.message}, which led this group")
 
     def withdrew(self, group: str, token: Any) -> None:
         """Who announced this does not wait any more."""

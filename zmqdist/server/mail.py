@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from numbers import Real
@@ -26,7 +27,14 @@ from numpy.typing import NDArray
 from zmqdist.core.answers import Task, named
 from zmqdist.core.calls import ClientCall
 from zmqdist.core.mailbox import Key, Mailbox, Wait
-from zmqdist.errors import CANCELLED, UNAVAILABLE, InvalidArgumentError, from_code
+from zmqdist.errors import (
+    CANCELLED,
+    UNAVAILABLE,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+    from_code,
+)
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.net.arena import Block
 from zmqdist.rpc import StatusOrResult, payload
@@ -123,8 +131,20 @@ class Mail:
         self._lock = threading.Lock()
         node.service.register("mail.put", self._put, inline=True, roles=TASKS)
         node.service.register("mail.skip", self._skip, inline=True, roles=TASKS)
-        node.on_close.append(self._stopped)
+        node.on_stop.append(self._stopped)
         watches.listen(self._lives, self._gone)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Letters of this task that are on the way, or whose arrival is not known yet."""
+        with self._lock:
+            outgoing = list(self._out.values())
+        return sum(len(each.tags) for each in outgoing)
+
+    def lying(self) -> tuple[int, int, int]:
+        """Letters that were not received yet, their bytes, and how many wait for one."""
+        with self._in.lock:
+            return self._in.box.items, self._in.box.nbytes, self._in.box.waiting
 
     # -- sending ----------------------------------------------------------------------------------------------------------
 
@@ -141,7 +161,7 @@ class Mail:
             number = outgoing.number + 1
             low = next(iter(outgoing.tags), number)
             count, after = outgoing.last.get(tag, (0, 0))
-            due = inf if timeout is None else monotonic() + timeout
+            due = inf if timeout is None else monotonic() + float(timeout)
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             outgoing.number = number
             outgoing.last[tag] = count + 1, number
@@ -164,8 +184,11 @@ class Mail:
                 outgoing.last[tag] = count - 1, last
             else:
                 del outgoing.last[tag]
-        if code and (count > 1 or last != number) and not self._node.closed:
-            self._node.start(task, "mail.skip", self._me, self._node.incarnation, number, after)
+        if code and (count > 1 or last != number):
+            with suppress(
+                FailedPreconditionError
+            ):  # this server was stopped: those behind it do not leave any more, either
+                self._node.start(task, "mail.skip", self._me, self._node.incarnation, number, after)
 
     def _to_self(self, key: Key, value: Any) -> StatusOrResult:
         box = [value]
@@ -191,9 +214,10 @@ class Mail:
         key = Key(named(task), 0, self._me, _checked(tag))
         check_out(out)
         check_timeout(timeout)
-        due = inf if timeout is None else monotonic() + timeout
-        self._watches.watch(task)
-        wait = self._in.receive(key, due, partial(self._watches.gone, task))
+        due = inf if timeout is None else monotonic() + float(timeout)
+        with self._node.own_wait:
+            self._watches.watch(task)
+            wait = self._in.receive(key, due, partial(self._watches.gone, task))
         if out is None:
             return wait.letter
         told = misfit(wait.letter, out)
@@ -212,6 +236,10 @@ class Mail:
         with self._in.lock:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
             wake(ended)
+        if (
+            refusal is not None and refusal.error_code == CANCELLED
+        ):  # we stop: for the sender that is the end of its receiver
+            raise UnavailableError(None, None, refusal.message)
         if refusal is not None:
             raise refusal
 
@@ -226,8 +254,8 @@ class Mail:
     def _gone(self, task: Task, message: str) -> None:
         self._in.tell(self._in.box.gone, named(task), message)
 
-    def _stopped(self, until: float) -> None:
-        self._in.tell(self._in.box.aborted, CANCELLED, f"the server of {self._me} was stopped")
+    def _stopped(self) -> None:
+        self._in.tell(self._in.box.aborted, CANCELLED, self._node.stopped.message)
 
 
 class _Nowhere:

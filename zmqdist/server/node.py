@@ -13,9 +13,15 @@ from zmqdist.cluster.devices import Device
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.coordination.client import number
 from zmqdist.core.answers import Task, named
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, ResourceExhaustedError, UnknownError
+from zmqdist.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnknownError,
+)
 from zmqdist.limits import GRACE_S, SERVER_DESCRIPTORS
-from zmqdist.messages import Goodbye
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
@@ -64,6 +70,24 @@ def grace_s(given: Any) -> float:
     return min(seconds, A_YEAR_S)
 
 
+class _OwnWait:
+    """Around what a caller of this task waits for, in as many threads as there are: the one place that knows who has ended it.
+
+    The stop of a server ends its connections, its watches and its part in what others do together, and each of those has an error of its
+    own, which reads as if another task had gone. Whichever reaches the caller first: once this task stops, the error is `Node.stopped`.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._node.closed and isinstance(error, (CancelledError, UnavailableError, FailedPreconditionError)):
+            raise self._node.stopped from error
+
+
 class Node:
     """One task with its port.
 
@@ -75,7 +99,10 @@ class Node:
       loop, router: of its port; nothing runs in the loop before `serve`.
       incarnation: of this life, as its hello says.
       credentials: where its secrets are.
-      on_close: called when it is to end, with the time (`time.monotonic`) up to which what runs may go on; before the port closes.
+      on_stop: called first when it is to end: each part ends what this task itself waits for, with `stopped`. No other task has heard of
+        the stop by then, so none can answer to it with an error that names somebody else.
+      on_close: called after that, with the time (`time.monotonic`) up to which what runs may go on; before the port closes.
+      own_wait: a context for whatever a caller of this task waits for: see `_OwnWait`.
     """
 
     def __init__(
@@ -102,7 +129,9 @@ class Node:
         self.incarnation = new_incarnation()
         self.credentials = credentials
         self.service = RpcService(f"server-{named(me)}")
+        self.on_stop: list[Callable[[], object]] = []
         self.on_close: list[Callable[[float], object]] = []
+        self.own_wait = _OwnWait(self)
         self._clients: dict[Task, ZmqClient] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -135,6 +164,11 @@ class Node:
     def closed(self) -> bool:
         """Whether it was closed, or is about to be."""
         return self._closed
+
+    @property
+    def stopped(self) -> CancelledError:
+        """What ends the waits of this task when it stops."""
+        return CancelledError(None, None, f"the server of {named(self.me)} was stopped")
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -170,6 +204,18 @@ class Node:
                 client = self._clients[task] = ZmqClient(address, named(self.me), security=security)
             return client
 
+    def is_connected(self, task: Task) -> bool:
+        """Whether a connection to a task is there, and it has not said goodbye, as far as was read."""
+        with self._lock:
+            client = self._clients.get(task)
+        return client is not None and client.snapshot().connected
+
+    def connections(self) -> tuple[list[Task], int]:
+        """The tasks to which there is a connection, and how many calls over those were not answered yet."""
+        with self._lock:
+            clients = dict(self._clients)
+        return sorted(clients), sum(client.snapshot().calls for client in clients.values())
+
     def start(self, task: Task, method: str, *args: Any, **how: Any) -> StatusOrResult:
         """Call a method of a task, with `args` as they are, and do not wait; see `client`, and for `how` rpc/asking.py."""
         return asking.start(self.client(task), method, *args, **how)
@@ -197,8 +243,10 @@ class Node:
             clients = list(self._clients.values())
         until = time.monotonic() + grace_s
         try:
+            for end_waits in self.on_stop:
+                end_waits()
             if self.loop.running:
-                self.loop.run(self._say_goodbye)
+                self.loop.run(self.service.say_goodbye, f"the server of {named(self.me)} stops")
             for fn in self.on_close:
                 fn(until)
             self.service.stop(max(0.0, until - time.monotonic()))
@@ -206,10 +254,6 @@ class Node:
             for client in clients:
                 client.close()
             self.loop.stop()
-
-    def _say_goodbye(self) -> None:
-        for peer in self.router.peers:
-            self.router.send(peer, Goodbye(f"the server of {named(self.me)} stops"))
 
 
 def _check_descriptors(name: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from zmqdist.core.answers import Task, named
-from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError
+from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
 from zmqdist.net import looking
 from zmqdist.rpc.about import ABOUT
 from zmqdist.server.node import TASKS, Node
@@ -34,6 +34,7 @@ class Reach:
 
         Raises:
           InvalidArgumentError: `timeout_s` is no number of seconds up to REACH_S_MAX.
+          UnavailableError: this task stops meanwhile.
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
             raise InvalidArgumentError(None, None, f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
@@ -50,10 +51,14 @@ class Reach:
         address = self._node.spec.task_address(*task)
         try:
             code, message = self._node.start(task, ABOUT, due=time.monotonic() + timeout_s).get_error()
+            if code and self._node.closed:  # that ended the question, and says nothing of the other task
+                raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message
             seen = looking.look(address, timeout_s)
         except OpError as error:
+            if self._node.closed:
+                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping: it cannot tell") from None
             return error.message
         if seen.failure is None:
             return f"it takes connections, and does not answer within {timeout_s:g} s"

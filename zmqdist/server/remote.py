@@ -53,6 +53,11 @@ class Remote:
             due = time.monotonic() + GRACE_S
             told = [(task, node.start(task, "server.stop", limit_s, due=due)) for task in node.up(node.others)]
             problems = [f"{named(task)}: {result.get_error()[1]}" for task, result in told if result.get_error()[0]]
+            if (
+                problems and node.closed
+            ):  # our own stop ended the questions: the others may have heard them all the same
+                text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have answered"
+                raise UnavailableError(None, None, text)
             if problems:
                 raise UnavailableError(None, None, f"{named(node.me)} ends, but not {'; '.join(problems)}")
             asked.answer([named(task) for task, _ in told] + [named(node.me)])

@@ -7,7 +7,6 @@ port before it serves. What users call is here, and only passed on.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from zmqdist.background import in_background
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.collectives import CommunicationOptions
@@ -25,6 +25,7 @@ from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, TASK_PROBE_S
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult
+from zmqdist.server import options
 from zmqdist.server.collectives import Collectives
 from zmqdist.server.coordination import Together
 from zmqdist.server.definition import effective, written_address
@@ -34,6 +35,7 @@ from zmqdist.server.node import Node, grace_s
 from zmqdist.server.reach import Reach
 from zmqdist.server.remote import Remote
 from zmqdist.server.sessions import Sessions, current_server, current_variables
+from zmqdist.server.snapshot import TaskSnapshot
 from zmqdist.server.variables import Variables
 from zmqdist.server.watch import Watches
 from zmqdist.server.working import Working
@@ -70,11 +72,10 @@ class Server:
           job_name, task_index: which task this is; may be left out where there is only one. Port 0 of its address takes a free port, which
             only those learn who are told the `target`.
           protocol: "zmq", the default.
-          config: what sessions of this server do unless they say otherwise; added to that of a ServerDef. "slots" and
-            "worker_processes" are for the functions of a coordinator that invites this task (working.py).
+          config: what sessions of this server do unless they say otherwise; added to that of a ServerDef. "slots" and "worker_processes"
+            are for a coordinator that invites this task (working.py), "coordination" is for barriers and keys (coordination.py).
           start: serve at once; else `start()` does.
-          bind_host: where to listen, in place of the host in the cluster; that one is taken where it is of this machine, else
-            every interface.
+          bind_host: where to listen, in place of the host in the cluster; by default that one if it is of this machine, else everywhere.
           listener: the descriptor of a TCP socket that listens already, in place of binding: a port that was reserved without a race.
             It is the server's from then on.
           keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
@@ -83,13 +84,14 @@ class Server:
         Raises:
           TypeError: the first argument is no cluster, or `config` no dict.
           ValueError: the job or the task must be named.
-          InvalidArgumentError: the cluster has no such task, or its address has no port.
+          InvalidArgumentError: no such task, its address has no port, or `config` has an option that there is not.
           NotFoundError: no such protocol.
           UnknownError: the port is in use, or cannot be bound.
           FailedPreconditionError: other machines can reach the address, and there are no keys.
           ResourceExhaustedError: the process may not have enough descriptors.
         """
         self._definition = effective(server_or_cluster_def, job_name, task_index, protocol, config)
+        options.check(self._definition.default_session_config, options.OF_SERVERS, "server")
         me = self._definition.job_name, self._definition.task_index
         credentials = Credentials(
             None if token_file is None else os.fspath(token_file),
@@ -102,7 +104,7 @@ class Server:
         self._stopped = threading.Event()
         self._node = Node(self._spec, me, written_address(self._definition), credentials, bind_host, listener)
         try:
-            watches = Watches(self._node)  # these end their waits first when it stops
+            self._watches = watches = Watches(self._node)
             self._mail = Mail(self._node, watches)
             self._operations = Operations(self._node, Collectives(self._node, watches))
             Reach(self._node)
@@ -160,11 +162,46 @@ class Server:
 
         Raises:
           InvalidArgumentError: the cluster has no such task.
+          CancelledError: this server was stopped meanwhile.
         """
         found = self._node.task(task)
         if found not in self._node.up([found]):
             return False
-        return self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
+        with self._node.own_wait:
+            answers = self._node.start(found, "server.about", due=time.monotonic() + TASK_PROBE_S).is_ok()
+            if not answers and self._node.closed:  # that ended the question, and says nothing of the task
+                raise self._node.stopped
+            return answers
+
+    def snapshot(self) -> TaskSnapshot:
+        """An immutable record of now: messages, collectives, barriers and keys, sessions, connections. Cheap; from any thread.
+
+        Not to be called by a method that runs in the loop of this server.
+        """
+        node, operations = self._node, self._operations.collectives
+        items, nbytes, waits = self._mail.lying()
+        connections, calls = node.connections()
+        sessions, refused, cached, running = self._sessions.figures()
+        return TaskSnapshot(
+            task=self.task,
+            address=self.address,
+            incarnation=node.incarnation,
+            mail_items=items,
+            mail_bytes=nbytes,
+            mail_waits=waits,
+            mail_unconfirmed=self._mail.unconfirmed,
+            groups=operations.led(),
+            collective_calls=operations.unanswered,
+            watched=self._watches.rows(),
+            connections=tuple(map(named, connections)),
+            calls=calls,
+            keeper=self._together.snapshot(),
+            sessions=sessions,
+            sessions_refused=refused,
+            functions_cached=cached,
+            functions_running=running,
+            faults=node.loop.faults,
+        )
 
     # -- for functions that a session runs here -----------------------------------------------------------------------------
 
@@ -399,11 +436,8 @@ class Server:
 
     def __del__(self) -> None:
         node = self.__dict__.get("_node")
-        if node is None or self._stopped.is_set() or sys.is_finalizing():
-            return
-        # In a thread: this may be the loop's own, or any that the garbage collector has borrowed.
-        given = (node, self._stopped, GRACE_S)
-        threading.Thread(target=_close, args=given, name="zmqdist-server-stop", daemon=True).start()
+        if node is not None and not self._stopped.is_set():
+            in_background("zmqdist-server-stop", _close, node, self._stopped, GRACE_S)
 
     def __repr__(self) -> str:
         return f"<Server of {self.task} at {self._node.address}>"

@@ -42,16 +42,15 @@ from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import StatusOrResult, ZmqClient
 from zmqdist.rpc.asking import start
+from zmqdist.server import options
 from zmqdist.server.node import grace_s, task_named
 from zmqdist.server.probe import listening
 from zmqdist.server.sessions import RAISED, sendable, unpacked
+from zmqdist.server.snapshot import SessionSnapshot
 from zmqdist.server.variables import array_of
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import trusted
 from zmqdist.wire.functions import FunctionCache
-
-_TIMEOUT: Final = "operation_timeout_in_ms"
-OPTIONS: Final = frozenset({"isolate_session_state", _TIMEOUT})
 
 _SCHEME: Final = "zmq"
 _LONG_MS: Final = 1e12
@@ -130,12 +129,13 @@ class Session:
         Args:
           target: "zmq://host:port" of any task, as `Server.target` has it, or the Server.
           config: `isolate_session_state`: variables of its own, which go with it. `operation_timeout_in_ms`: the default time-out of each
-            operation; 0 for none. They stand above the config of the server. Other options are warned about.
+            operation; 0 for none. They stand above the config of the server. TensorFlow's options for graphs, threads and devices do
+            nothing and are warned about.
           keys_dir, token_file: as in `zmqdist.net.security`.
 
         Raises:
           NotFoundError: the target is of another kind.
-          InvalidArgumentError: `config` is no dict, or its time-out no number.
+          InvalidArgumentError: `config` is no dict, has an option that there is not, or its time-out is no number.
           FailedPreconditionError: the target needs keys.
         """
         address, self._credentials = _place(target, keys_dir, token_file)
@@ -278,6 +278,13 @@ class Session:
         for each in connections:
             each.client.close()
 
+    def snapshot(self) -> SessionSnapshot:
+        """An immutable record of now: what waits, to whom it is connected. Asks nobody."""
+        with self._lock:
+            connections = [self._master, *self._others.values()]
+        names = tuple(each.name for each in connections if each.opened)
+        return SessionSnapshot(len(self._pending), names, self._functions.pickles)
+
     def __enter__(self) -> Session:
         return self
 
@@ -408,15 +415,15 @@ def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(config or {}, Mapping):
         raise InvalidArgumentError(None, None, f"the config of a session is a dict of options, not {config!r}")
     given = dict(config or {})
-    for key in given.keys() - OPTIONS:
-        warnings.warn(f"session option {key!r} is not known here and does nothing", stacklevel=3)
-    _limit_s(given.get(_TIMEOUT, 0))
-    return {key: value for key, value in given.items() if key in OPTIONS}
+    for key in options.check(given, options.OF_SESSIONS, "session"):
+        warnings.warn(f"session option {key!r} is TensorFlow's and does nothing here", stacklevel=3)
+    _limit_s(given.get(options.TIMEOUT, 0))
+    return {key: value for key, value in given.items() if key in options.OF_SESSIONS}
 
 
 def _due(timeout_in_ms: float, config: Mapping[str, Any]) -> float:
     """When an operation that begins now is due; without a time-out of its own, that of the config."""
-    limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(_TIMEOUT, 0)))
+    limit_s = min(_limit_s(timeout_in_ms), inf if timeout_in_ms > 0 else _limit_s(config.get(options.TIMEOUT, 0)))
     return time.monotonic() + limit_s
 
 

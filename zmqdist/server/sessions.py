@@ -31,7 +31,7 @@ from zmqdist import running
 from zmqdist.cluster.defs import ServerDef
 from zmqdist.cluster.devices import device_of
 from zmqdist.core.answers import named
-from zmqdist.errors import AbortedError, ResourceExhaustedError, UnavailableError
+from zmqdist.errors import AbortedError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
 from zmqdist.limits import (
     FUNCTIONS_KEPT_MAX,
     GRACE_S,
@@ -45,6 +45,7 @@ from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.service import Asked
 from zmqdist.server.definition import merged
 from zmqdist.server.node import TASKS, Node
+from zmqdist.server.options import ISOLATE
 from zmqdist.server.variables import Variables
 from zmqdist.wire import trusted
 
@@ -123,8 +124,23 @@ class Sessions:
         """Take nothing new, and wait for what runs until that time; then ask it to end."""
         self._stopping = True
         self._pool.wait_idle(max(0.0, until - time.monotonic()))
-        self._over = True
-        self._node.loop.run(self._pool.stop)
+        try:
+            self._node.loop.run(self._give_up)
+        finally:
+            self._over = True
+
+    def _give_up(self) -> None:
+        """The grace is over: what a function returns because it was asked to end must not pass for its result."""
+        text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
+        for session in self._sessions.values():
+            for asked in tuple(session.running):
+                asked.fail(UnavailableError(None, None, text))
+        self._over = True  # only now: one that was asked to end before might be answered before
+        self._pool.stop()
+
+    def figures(self) -> tuple[int, int, int, int]:
+        """Sessions; those that a reset has ended before they came here; functions that are kept; calls that are at work."""
+        return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
 
     # -- sessions, in the loop ---------------------------------------------------------------------------------------------
 
@@ -135,7 +151,7 @@ class Sessions:
                 raise AbortedError(None, None, self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
                 raise ResourceExhaustedError(None, None, f"{self._name} has its {SESSIONS_MAX} sessions already")
-            isolated = bool(config.get("isolate_session_state"))
+            isolated = bool(config.get(ISOLATE))
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)
         self._use(session, asked.peer)
@@ -168,7 +184,10 @@ class Sessions:
 
     def _check_serving(self) -> None:
         if self._stopping:
-            raise UnavailableError(None, None, f"{self._name} is stopping; nothing was done")
+            raise self._is_stopping("nothing was done")
+
+    def _is_stopping(self, outcome: str) -> UnavailableError:
+        return UnavailableError(None, None, f"{self._name} is stopping; {outcome}")
 
     def _gone(self, peer: Peer) -> None:
         loop = self._node.loop
@@ -215,9 +234,14 @@ class Sessions:
                 (task, self._node.start(task, "session.clear", containers, sessions, told, due=due)) for task in tasks
             ]
             failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
+            if failed and self._node.closed:  # that ended the questions: the other tasks may be as well as ever
+                raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
                 raise UnavailableError(None, None, f"cleared, but not at {'; '.join(failed)}")
             asked.answer(None)
+        except FailedPreconditionError as error:  # of our own connections
+            stopping = self._is_stopping("not all other tasks were asked to clear")
+            asked.fail(stopping if self._node.closed else error)
         except BaseException as error:
             asked.fail(error)
 

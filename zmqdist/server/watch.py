@@ -19,6 +19,7 @@ from zmqdist.net.router import Peer
 from zmqdist.rpc import StatusOrResult
 from zmqdist.rpc.service import Asked
 from zmqdist.server.node import TASKS, Node
+from zmqdist.server.snapshot import WatchRow
 
 log = logging.getLogger("zmqdist.server")
 
@@ -58,6 +59,15 @@ class Watches:
             self._watched.add(task)
         self._ask(task, 0)
 
+    def rows(self) -> dict[str, WatchRow]:
+        """What is known of the tasks that are watched."""
+        rows = {}
+        for task in sorted(self._watched.copy()):
+            life, message = self._lives.get(task, 0), self.gone(task)
+            state = "gone" if message else "up" if life else "unseen"
+            rows[named(task)] = WatchRow(named(task), state, life, message)
+        return rows
+
     def gone(self, task: Task) -> str:
         """What is to be said of a task that was there and has gone; empty for one that is there or was never seen."""
         return self._gone.get(task, "")
@@ -71,7 +81,12 @@ class Watches:
             self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
 
     def _left(self, peer: Peer) -> None:
-        """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone."""
+        """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone.
+
+        Where we are connected to it, too, that connection says so, after what the task has answered before its end.
+        """
+        if self._node.closed:  # they let go of us because we stop, not because they end
+            return
         for task in self._watched.copy():
             if (
                 peer.role == "worker"
@@ -79,7 +94,24 @@ class Watches:
                 and peer.hello.name == named(task)
                 and task not in self._lives
             ):
-                self._has_gone(task, UNAVAILABLE, "")
+                if self._node.is_connected(task):
+                    self._look(task)
+                else:
+                    self._has_gone(task, UNAVAILABLE, "")
+
+    def _look(self, task: Task) -> None:
+        """Ask a task whose watch may wait for its next life: this question fails with the connection, and waits for no other."""
+        try:
+            result = self._node.start(task, METHOD, 0, waits_for_server=False)
+        except OpError:  # the own server was stopped
+            return
+        result.add_done_callback(partial(self._looked, task))
+
+    def _looked(self, task: Task, result: StatusOrResult) -> None:
+        code, message = result.get_error()
+        # An answer says that the watch, which was sent before, has arrived, too: its end will say when the task goes.
+        if code and task not in self._lives and not self._node.closed:
+            self._has_gone(task, code, message)
 
     def _asked(self, asked: Asked, life: int) -> None:
         """A task watches us: who knows our life learns no more until it ends."""
@@ -93,6 +125,8 @@ class Watches:
 
     def _answered(self, task: Task, life: int, result: StatusOrResult) -> None:
         code, message = result.get_error()
+        if self._node.closed:  # it has ended with the own server: that says nothing of the task
+            return
         if not code:
             self._is_there(task, result.get_value())
         else:  # also a first question: it was on the way, so there was somebody

@@ -27,6 +27,7 @@ from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidA
 from zmqdist.limits import SLOTS_MAX
 from zmqdist.rpc.service import Asked
 from zmqdist.server.node import Node
+from zmqdist.server.options import PROCESSES, SLOTS
 
 if TYPE_CHECKING:
     from zmqdist.dispatch.worker import WorkerServer
@@ -62,8 +63,8 @@ class Working:
           InvalidArgumentError: one of them cannot be.
         """
         self._node = node
-        self._slots = config.get("slots")
-        self._processes = config.get("worker_processes", True)
+        self._slots = config.get(SLOTS)
+        self._processes = config.get(PROCESSES, True)
         if self._slots is not None and (type(self._slots) is not int or not 1 <= self._slots <= SLOTS_MAX):
             raise InvalidArgumentError(None, None, f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}")
         if not isinstance(self._processes, bool):
@@ -125,6 +126,8 @@ class Working:
         except BaseException:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
+            if self._closed:  # that ended the start, and says nothing of the dispatcher
+                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping") from None
             raise
         return STARTED
 

@@ -346,12 +346,12 @@ class PsClient:
         """Its value comes when the session is closed; that the ps has lost it, or is gone, is its error."""
         return self._start(f"{task} ({self.address})", "watch", session, recovery_s=recovery_s)
 
-    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any]] | None = None) -> Started:
+    def create(self, ref: Ref, initial: Any, earlier: tuple[int, dict[str, Any], bytes] | None = None) -> Started:
         """Make a variable, unless it is there.
 
         Args:
           initial: an array; a TensorSpec, for zeros; or what `initializer` gave.
-          earlier: version and slots, as `saved` gave them, of one that was lost and is to go on from there.
+          earlier: a version, and slots and updates as `saved` gave them, of one that was lost and is to go on from there.
 
         Returns:
           What its value is the TensorSpec of.
@@ -376,7 +376,7 @@ class PsClient:
         return self._start(_what(refs), "rows", *args, recovery_s=refs[0].recovery_s, due=due)
 
     def saved(self, refs: Sequence[Ref], due: float = inf) -> Started:
-        """Value: (version, array, slots) of each, all of one moment, for `restore`."""
+        """Value: (version, array, slots, updates) of each, all of one moment: what `create` needs to make it anew."""
         args = refs[0].session, [ref.number for ref in refs]
         return self._start(_what(refs), "saved", *args, recovery_s=refs[0].recovery_s, due=due)
 
@@ -473,10 +473,10 @@ class PsClient:
         Raises:
           UnavailableError: nobody listens there, or nobody answers up to `until`.
         """
+        began = time.monotonic()  # the time that others wait for the same answer counts
         with self._reaching:
             if self.reached:
                 return
-            began = time.monotonic()
             try:
                 self._hear(until)
             except DeadlineExceededError:

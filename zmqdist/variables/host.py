@@ -29,15 +29,15 @@ from zmqdist.errors import (
     AbortedError,
     FailedPreconditionError,
     InvalidArgumentError,
-    OpError,
-    UnknownError,
 )
 from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_ONCE_MAX, PS_PROGRAM_GONE_S
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.service import Asked, RpcService
 from zmqdist.specs import TensorSpec
+from zmqdist.variables.carrying import carried_out, carried_out_but, initial_value, is_small, with_values
 from zmqdist.variables.hosted import Sum, Variable
+from zmqdist.variables.once import Once
 from zmqdist.wire import trusted
 
 PREFIX: Final = "zmqdist.ps."
@@ -58,6 +58,7 @@ class _Session:
     def __init__(self) -> None:
         self.variables: dict[int, Variable] = {}
         self.keys = Keys(PS_ONCE_MAX)
+        self.once = Once()
         self.watching: set[Asked] = set()
 
 
@@ -190,7 +191,7 @@ class Host:
         """Make a variable, unless it is there.
 
         `initial`: an array; a TensorSpec, for zeros; or a pickled function, the spec of what it makes, and its keyword arguments.
-        `earlier`: of one that was lost, and goes on from there: its version, and what `saved` has told of its slots.
+        `earlier`: of one that was lost, and goes on from there: its version, and what `saved` has told of its slots and updates.
 
         Answers the spec.
         """
@@ -203,9 +204,11 @@ class Host:
     def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
         label = f"variable {name!r} on {self._name}"
         try:
-            made = Variable(label, name, _initial(label, initial))
+            made = Variable(label, name, initial_value(label, initial))
             if earlier is not None:
-                made.resume(*earlier)
+                version, slots, had = earlier
+                made.resume(version, slots)
+                made.steps.applied = session.once.restore(number, had)
         except BaseException as error:
             asked.fail(error)
         else:
@@ -259,11 +262,17 @@ class Host:
         self._under_locks(asked, variables, nbytes, read, sizes=False)
 
     def _saved(self, asked: Asked, session: int, numbers: list[int]) -> None:
-        """Answers version, value, slots and steps of each, all of one moment."""
+        """Answers version, value, slots and steps of each, and which updates it has (once.py), all of one moment."""
         variables = self._variables(session, numbers)
-        self._under_locks(
-            asked, variables, 0, lambda: [(each.version, each.read(), each.saved()) for each in variables], here=False
-        )
+        once = self._sessions[session].once
+
+        def saved() -> Any:
+            return [
+                (each.version, each.read(), each.saved(), once.saved(number, each.steps.applied))
+                for number, each in zip(numbers, variables, strict=True)
+            ]
+
+        self._under_locks(asked, variables, 0, saved, here=False)
 
     def _about(self, asked: Asked) -> None:
         """Answers what `status` shows."""
@@ -284,7 +293,14 @@ class Host:
                         "bytes_out": each.bytes_out,
                     }
                 )
-        asked.answer({"task": self._name, "sessions": len(self._sessions), "variables": told})
+        asked.answer(
+            {
+                "task": self._name,
+                "sessions": len(self._sessions),
+                "answers": len(self._log),  # kept until the clients have them
+                "variables": told,
+            }
+        )
 
     def _under_locks(
         self,
@@ -376,14 +392,14 @@ class Host:
         want: bool,
     ) -> bool:
         """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
-        if not _is_small(variables, changes):
+        if not is_small(variables, changes):
             return False
         taken = [each for each in variables if each.lock.acquire(blocking=False)]
         try:
             if len(taken) < len(variables):
                 return False
-            kept = _carried_out(variables, changes, self._function_of)
-            asked.answer(_with_values(kept, variables) if want else kept)
+            kept = carried_out(variables, changes, self._function_of)
+            asked.answer(with_values(kept, variables) if want else kept)
         except BaseException:
             self._log.fail(client, sequence)
             raise
@@ -408,7 +424,7 @@ class Host:
         return found == NEW
 
     def _begin(self, update: _Update, step: int, wanted: int) -> None:
-        if step >= 0 and _is_small(update.variables, update.changes):
+        if step >= 0 and is_small(update.variables, update.changes):
             taken = [each for each in update.variables if each.lock.acquire(blocking=False)]
             try:
                 effects = self._carry_out(update, step, wanted) if len(taken) == len(update.variables) else None
@@ -434,11 +450,22 @@ class Host:
         try:
             if step >= 0:
                 return self._push(update, step, wanted)
-            kept = _carried_out(update.variables, update.changes, self._function_of)
+            kept = self._carry_out_once(update)
         except BaseException as error:
             return [partial(self._fail, update, error)]
-        update.asked.answer(_with_values(kept, update.variables) if update.want else kept)
+        update.asked.answer(with_values(kept, update.variables) if update.want else kept)
         return [partial(self._finish, update, kept, update.joined)]
+
+    def _carry_out_once(self, update: _Update) -> tuple[Any, ...]:
+        """Under the locks."""
+        if not update.key:
+            return carried_out(update.variables, update.changes, self._function_of)
+        once = update.session.once
+        had = once.of(update.key)
+        kept = carried_out_but(had, update.variables, update.changes, self._function_of)
+        outcomes = zip(update.changes, kept[::2], kept[1::2], strict=True)
+        once.note(update.key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in had])
+        return kept
 
     def _finish(self, update: _Update, kept: tuple[Any, ...], waiting: list[_Waiting]) -> None:
         """In the loop: it was carried out."""
@@ -471,7 +498,7 @@ class Host:
         if kept is None or not want:
             asked.answer(kept)
             return
-        self._under_locks(asked, variables, 0, lambda: _with_values(kept, variables))
+        self._under_locks(asked, variables, 0, lambda: with_values(kept, variables))
 
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
@@ -499,6 +526,8 @@ class Host:
 
     def _push_one(self, update: _Update, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
         variable, change = update.variables[index], update.changes[index]
+        if update.key and (had := update.session.once.of(update.key).get(change[0])) is not None:
+            return [partial(self._settle, [(update, index)], had, None)]
         pushed = variable.steps.push(step, (update, index), wanted)
         if pushed.verdict == LATE:
             return [partial(self._settle, [(update, index)], (variable.version, False), None)]
@@ -513,6 +542,11 @@ class Host:
             variable.commit(variable.prepare((*change[1:-1], total.mean(wanted)), self._function_of))
         except BaseException as failed:
             error = failed
+        else:
+            taking_part: Any = pushed.applied
+            for other, _ in taking_part:
+                if other.key:
+                    other.session.once.note(other.key, [(change[0], variable.version, True)])
         return [
             partial(self._settle, pushed.applied, (variable.version, True), error),
             partial(self._settle, pushed.late, (variable.version, False), None),
@@ -530,34 +564,6 @@ class Host:
                 self._finish(update, kept, [(update.asked, update.variables, update.want), *update.joined])
 
 
-def _is_small(variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]]) -> bool:
-    """Whether an update takes microseconds."""
-    nbytes = 0
-    for each, change in zip(variables, changes, strict=True):
-        nbytes += each.storage.nbytes
-        if nbytes > INLINE_BYTES_MAX or change[1] == "call":
-            return False
-    return True
-
-
-def _carried_out(
-    variables: Sequence[Variable], changes: Sequence[tuple[Any, ...]], function: Callable[[bytes], tuple[str, Any]]
-) -> tuple[Any, ...]:
-    """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `Variable.prepare`."""
-    commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
-    kept: list[Any] = []
-    for each, commit in zip(variables, commits, strict=True):
-        changed = each.commit(commit)
-        kept += (each.version, changed)
-    return tuple(kept)
-
-
-def _with_values(kept: Sequence[Any], variables: Sequence[Variable]) -> tuple[Any, ...]:
-    """The same with the present values, under the locks."""
-    outcomes = zip(kept[::2], kept[1::2], variables, strict=True)
-    return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))
-
-
 def _holder(peer: Peer) -> int:
     """Which client that is: the same one when it has connected again."""
     return 0 if peer.hello is None else peer.hello.incarnation
@@ -565,23 +571,3 @@ def _holder(peer: Peer) -> int:
 
 def _spec(variable: Variable) -> TensorSpec:
     return TensorSpec(variable.storage.shape, variable.storage.dtype)
-
-
-def _initial(label: str, initial: Any) -> Any:
-    """The first value, which nobody else has. Raises InvalidArgumentError, UnknownError."""
-    if isinstance(initial, TensorSpec):
-        return np.zeros(initial.shape, initial.dtype)
-    if not isinstance(initial, tuple):
-        return np.array(initial, order="C")
-    blob, spec, named = initial
-    fn = trusted.unpack(blob)
-    try:
-        array = np.asarray(fn(**named))
-    except OpError as error:
-        raise UnknownError(None, None, f"the initializer of {label} raised: {error.message}") from error
-    except Exception as error:
-        raise UnknownError(None, None, f"the initializer of {label} raised {type(error).__name__}: {error}") from error
-    if array.shape != tuple(spec.shape) or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-        told = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
-        raise InvalidArgumentError(None, None, told)
-    return np.array(array, spec.dtype, order="C")

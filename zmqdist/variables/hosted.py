@@ -32,7 +32,7 @@ from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import Optimizer, summed_rows
-from zmqdist.variables.storage import SCATTERS, Storage
+from zmqdist.variables.storage import SCATTERS, Storage, mean_of
 
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"
@@ -375,11 +375,11 @@ class Sum:
     def mean(self, count: int) -> Gradient:
         """Of so many; the sum is used up."""
         if self._dense is not None:
-            return np.divide(self._dense, count, out=self._room(self._dense))
+            return mean_of(self._dense, count, self._room(self._dense))
         indices = np.concatenate([indices for indices, _ in self._sparse])
         rows = np.concatenate([rows for _, rows in self._sparse])
         indices, rows = summed_rows(indices, rows)
-        return indices, rows / np.asarray(count, rows.dtype)
+        return indices, mean_of(rows, count)
 
     def _room(self, dense: Array) -> Array:
         return dense if self._ours else np.empty(dense.shape, dense.dtype)

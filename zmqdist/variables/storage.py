@@ -134,6 +134,15 @@ class Storage:
         return owners, bool((owners == places).all())
 
 
+def mean_of(total: Array, count: int, out: Array | None = None) -> Array:
+    """A sum divided by how many it is of, in its own dtype: of whole numbers towards zero, as TensorFlow's mean of them is."""
+    out = total.copy() if out is None else out
+    if out is not total:
+        np.copyto(out, total)
+    _into(np.divide, out, np.asarray(count, total.dtype))
+    return out
+
+
 def _into(ufunc: Any, target: Array, rows: Array) -> None:
     """target = ufunc(target, rows); whole numbers are divided towards zero, as they are in TensorFlow."""
     if ufunc is np.divide and target.dtype.kind in "iu":

@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import msgspec
 
+from zmqdist._version import __version__
 from zmqdist.errors import ProtocolMismatchError, WireError
 
 MAGIC = b"ZMQD"
@@ -32,6 +33,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
       protocol: filled in by `decode_hello`.
       memory: where the sender's shared memory is (net/arena.py); None without any.
       nonce: the number that the sender has read in the memory that our hello offered; 0 for none.
+      version: of zmqdist, whose own functions and classes pickles name.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     protocol: tuple[int, int] = PROTOCOL
     memory: tuple[int, int, int] | None = None
     nonce: int = 0
+    version: str = ""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -51,7 +54,26 @@ _DECODER = msgspec.msgpack.Decoder(Hello)
 
 def our_hello(kind: str, incarnation: int, name: str = "") -> Hello:
     """The hello of this process."""
-    return Hello(kind, incarnation, name, host_identity(), (sys.version_info[0], sys.version_info[1]))
+    python = sys.version_info[0], sys.version_info[1]
+    return Hello(kind, incarnation, name, host_identity(), python, version=__version__)
+
+
+def pickles_differ(ours: Hello, theirs: Hello) -> list[tuple[str, str, str]]:
+    """Which versions of the two sides keep either from reading what the other has pickled: (of what, theirs, ours).
+
+    Functions are pickled as byte code, which each minor version of Python changes, and name what zmqdist has inside, which each minor
+    version of zmqdist may change. A side that does not name a version is believed to have ours.
+    """
+    differ = []
+    if theirs.python != ours.python and theirs.python != (0, 0):
+        differ.append(("Python", _dotted(theirs.python), _dotted(ours.python)))
+    if theirs.version and theirs.version.split(".")[:2] != ours.version.split(".")[:2]:
+        differ.append(("zmqdist", theirs.version, ours.version))
+    return differ
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 def encode_hello(hello: Hello) -> bytes:

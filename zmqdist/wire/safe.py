@@ -7,24 +7,23 @@ Rules
     are refused: they would come back as less.
 
     Any bytes give a value or a WireError, nothing else, and no class of the sender's choosing is made. A decoded value takes
-    at most about 80 times its body (a list of empty dicts does), and the body is bounded.
+    at most about 80 times its body (a list of empty dicts does), and the body is bounded. So does the time: twice the bytes take
+    twice as long, whatever they are (dicts.py).
 
 Form
     The body is MessagePack. None, bool, float, str, bytes and ints of 64 bits are themselves, a dict whose keys are all str
     is a map; everything else is an array that starts with a tag of `_READERS`. What is large (arrays, and in a large body str
     and bytes) lies in the frames, in the order in which a walk from left to right meets it.
 
-Not here: functions and objects (trusted.py), the limit on a frame's size (whoever sends splits them).
+Not here: dicts of keys that a peer has chosen (dicts.py), functions and objects (trusted.py), the limit on a frame's size
+(whoever sends splits them).
 """
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from keyword import iskeyword
 from types import NoneType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -35,13 +34,13 @@ from zmqdist.limits import (
     FRAMES_MAX,
     HEADER_BYTES_MAX,
     INLINE_BYTES_MAX,
-    NAMEDTUPLE_FIELDS_MAX,
-    NAMEDTUPLE_KINDS_KEPT_MAX,
     NAMEDTUPLE_KINDS_MAX,
     SAFE_BODY_BYTES_MAX,
 )
 from zmqdist.specs import TensorSpec
 from zmqdist.wire.arrays import BadArray, bytes_of, frozen, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.dicts import dict_of, unpack
+from zmqdist.wire.namedtuples import generic_namedtuple, is_kind
 
 ALLOWED = (
     "None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, numpy scalars and arrays, TensorSpec"
@@ -57,7 +56,6 @@ _CAREFUL_BYTES = 2**20
 """A body above this is made again with long str and bytes in frames, which are not copied on the way."""
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder().decode
 
 
 # -- encoding -------------------------------------------------------------------------------------------------------
@@ -204,7 +202,7 @@ def _is_key(key: Any) -> bool:
 def _write_named(value: Any, out: _Writer, depth: int) -> Any:
     depth = _deeper(depth)
     name, fields = type(value).__name__, value._fields
-    if not _is_kind(name, fields) or len(fields) != len(value):
+    if not is_kind(name, fields) or len(fields) != len(value):
         raise _Refused(f"is a {type(value).__qualname__}, which has no proper names for its fields")
     return (_NAMED, name, fields, *[_node(item, out, depth) for item in value])
 
@@ -338,7 +336,7 @@ class _Reader:
         key = (name, tuple(fields))
         kind = self._kinds.get(key)
         if kind is None:
-            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not _is_kind(*key):
+            if len(self._kinds) >= NAMEDTUPLE_KINDS_MAX or not is_kind(*key):
                 raise ValueError(f"more than {NAMEDTUPLE_KINDS_MAX} kinds of namedtuple, or one without proper names")
             kind = self._kinds[key] = generic_namedtuple(*key)
         return kind
@@ -361,7 +359,7 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
     if len(body) > HEADER_BYTES_MAX:
         raise WireError(peer, f"a value of {len(body)} bytes, at most {HEADER_BYTES_MAX} are allowed")
     try:
-        node = _unpack(body)
+        node = unpack(body)
         if not frames:  # the short way of most answers, and of the arguments of most calls
             cls = type(node)
             if cls in _PLAIN:
@@ -378,7 +376,7 @@ def decode(body: bytes | memoryview, frames: Sequence[Any], peer: str) -> Any:
         value = _value(node, reader, 0)
         if reader.frames_left:
             raise ValueError(f"{reader.frames_left} frames too many")
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return value
 
@@ -390,13 +388,13 @@ def array_alone(body: bytes | memoryview, peer: str) -> tuple[np.dtype[Any], tup
       WireError: not the encoding of any value.
     """
     try:
-        node = _unpack(body)
+        node = unpack(body)
         if type(node) is list and len(node) == 2 and node[0] == _FROZEN:
             node = node[1]
         match node:
             case [int(tag), told, [*shape], bool(fortran), None] if tag == _ARRAY:
                 return read_dtype(told), tuple(shape), fortran
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise WireError(peer, f"not a value of the safe codec: {error}") from None
     return None
 
@@ -445,9 +443,10 @@ def _read_tuple(node: list[Any], reader: _Reader, depth: int) -> Any:
 def _read_dict(node: list[Any], reader: _Reader, depth: int) -> Any:
     items = _read_list(node, reader, depth)
     keys = items[::2]
-    if not all(map(_is_key, keys)):
+    kinds = set(map(type, keys))
+    if not (kinds <= _PLAIN or all(map(_is_key, keys))):
         raise ValueError("a dict with a key of a type that keys do not have")
-    return dict(zip(keys, items[1::2], strict=True))
+    return dict_of(keys, items[1::2], kinds)
 
 
 def _read_named(node: list[Any], reader: _Reader, depth: int) -> Any:
@@ -550,51 +549,3 @@ def _bytes_in(data: Any) -> bytes:
     if type(data) is not bytes:
         raise ValueError("something else where bytes belong")
     return data
-
-
-# -- namedtuples ----------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
-def _is_kind(name: str, fields: tuple[str, ...]) -> bool:
-    """Whether a namedtuple can have these names; `_0`, `_1`, ... are what namedtuple(rename=True) gives bad ones."""
-    if not isinstance(fields, tuple) or len(fields) > NAMEDTUPLE_FIELDS_MAX or len(set(fields)) != len(fields):
-        return False
-    if not _is_name(name):
-        return False
-    return all(field == f"_{i}" or (_is_name(field) and field[0] != "_") for i, field in enumerate(fields))
-
-
-def _is_name(name: Any) -> bool:
-    return isinstance(name, str) and len(name) <= 255 and name.isidentifier() and not iskeyword(name)
-
-
-Kind = TypeVar("Kind", bound=type)
-
-_known: dict[tuple[str, tuple[str, ...]], type] = {}
-
-
-def known_namedtuple(cls: Kind) -> Kind:
-    """Decorates a namedtuple of ours: one with its name and fields is decoded as this class and not as a generic one."""
-    _known[cls.__name__, cls._fields] = cls  # type: ignore[attr-defined]
-    generic_namedtuple.cache_clear()
-    return cls
-
-
-@lru_cache(maxsize=NAMEDTUPLE_KINDS_KEPT_MAX)
-def generic_namedtuple(name: str, fields: tuple[str, ...]) -> Any:
-    """The namedtuple class of that name and those fields: always the same one, and its objects can be pickled."""
-    if (name, fields) in _known:
-        return _known[name, fields]
-    kind: Any = namedtuple(name, fields, rename=True, module=__name__)  # type: ignore[misc]
-    kind.__reduce__ = _reduce_kind  # type: ignore[method-assign]
-    return kind
-
-
-def _reduce_kind(self: Any) -> tuple[Any, ...]:
-    """A pickle would find no such class by its name."""
-    return _make_kind, (type(self).__name__, self._fields, tuple(self))
-
-
-def _make_kind(name: str, fields: tuple[str, ...], items: tuple[Any, ...]) -> Any:
-    return generic_namedtuple(name, fields)._make(items)

@@ -28,7 +28,7 @@ import traceback
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, NoneType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -412,8 +412,12 @@ def tamed(error: BaseException) -> BaseException:
     the one who gets the result, so they become an UnknownError."""
     if isinstance(error, Exception):
         return error
-    mild = UnknownError(None, None, f"the function raised {type(error).__name__}({error})")
+    mild = UnknownError(None, None, f"the function raised {type(error).__name__}({_text(error)})")
     return mild.with_traceback(error.__traceback__)
+
+
+_ITS_OWN: Final = (Exception, SystemExit, GeneratorExit)
+"""What the methods of an exception may raise. Not KeyboardInterrupt, which may be the user's Ctrl-C."""
 
 
 class _Bare:
@@ -439,7 +443,7 @@ def _pickled_error(error: BaseException) -> bytes:
         try:
             blob = _dumps(form, None)
             copy = pickle.loads(blob)
-        except Exception:
+        except _ITS_OWN:
             continue
         if type(copy) is type(error) and (is_last or _text(copy) == _text(error)):
             return blob if len(blob) <= ERROR_BYTES_MAX else b""
@@ -449,7 +453,7 @@ def _pickled_error(error: BaseException) -> bytes:
 def _text(error: BaseException) -> str:
     try:
         return _cut(str(error))
-    except Exception as broken:
+    except _ITS_OWN as broken:
         return f"(its own str() raised {type(broken).__name__})"
 
 

@@ -317,7 +317,6 @@ def test_a_consumer_that_the_job_does_not_have_is_refused(consumer: int) -> None
     assert f"Requesting data for consumer index {consumer}" in message
 
 
-@pytest.mark.parametrize("seed", range(40))
 def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
     """Workers come, go and come back, the dispatcher restarts, answers are lost: at random, and all agree in the end."""
     dice = random.Random(seed)
@@ -333,7 +332,7 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
         client = clients[index]
         if stopped[index] < 0:
             begun[index] += dice.randrange(4)
-        if dice.random() < 0.1:
+        if not calm and dice.random() < 0.1:
             client.version = 0  # the answer before was lost
         client.say(stopped[index], lost[index])
         heed(index)
@@ -355,6 +354,7 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
         }
         stopped[index] = (stopped[index] if stopped[index] >= 0 else begun[index] + 1) if client.hold else -1
 
+    calm = False
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
     heard: set[tuple[int, int]] = set()
@@ -376,6 +376,10 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
             service.now += 3.0
             service.handle(q.Ticked())
         speak(dice.randrange(CONSUMERS))
+    calm = True  # from here on nothing is lost, and a worker is there: they must come to an agreement
+    if not lives:
+        lives["worker:0"] = 140
+        service.worker(140, "worker:0")
     for _ in range(8):
         for index in range(CONSUMERS):
             speak(index)

@@ -72,6 +72,7 @@ class WorkerRow:
     rate: float
     joined_at: float
     heard_at: float
+    slot_deaths: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ class BrokerSnapshot:
     queued: int
     losses_count: int
     losses: tuple[tuple[str, str, int | None, float], ...]
+    slot_deaths: int
+    last_slot_death: tuple[str, int | None, float] | None
+    """The worker's name, the exit code, when."""
 
 
 class Broker:
@@ -179,6 +183,8 @@ class Broker:
             queued=self.dispatch.queued,
             losses_count=self.membership.losses_count,
             losses=tuple((loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses),
+            slot_deaths=self.dispatch.slot_deaths,
+            last_slot_death=self.dispatch.last_slot_death,
         )
 
     def _worker_row(self, member: Member) -> WorkerRow:
@@ -197,6 +203,7 @@ class Broker:
             rate=hands.window.rate,
             joined_at=member.joined_at,
             heard_at=member.heard_at,
+            slot_deaths=hands.slot_deaths,
         )
 
     def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:

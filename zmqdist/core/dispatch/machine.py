@@ -98,6 +98,8 @@ class Dispatch:
         self._gone: dict[int, float] = {}
         """Coordinators that went without a word and had work apart: until when they may be back."""
         self.hands: dict[Member, Hands] = {}
+        self.slot_deaths = 0
+        self.last_slot_death: tuple[str, int | None, float] | None = None
 
     @property
     def queued(self) -> int:
@@ -324,7 +326,7 @@ class Dispatch:
             results.append((work, attempt, kind, payload))
         ended = before - len(leases)
         hands.done += ended
-        hands.window.done(ended, now, idle=not hands.leases)
+        hands.window.done(ended, done.busy_us / 1e6, done.trip_us / 1e6, now, idle=not hands.leases)
         self._placement.place(hands)
         effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
         if unwanted and member.peer is not None:
@@ -354,6 +356,9 @@ class Dispatch:
         hands = self.hands[member]
         charged = []
         for number, exit_code, log in lost.items:
+            hands.slot_deaths += 1
+            self.slot_deaths += 1
+            self.last_slot_death = member.name, exit_code, now
             lease = hands.leases.pop(number, None)
             if lease is not None:
                 charged.append((lease, exit_code, log))

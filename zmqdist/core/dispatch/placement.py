@@ -342,10 +342,11 @@ def _room_for_its_own(hands: Hands) -> int:
 
 def _worth_recalling_at(hands: Hands) -> float:
     """From when on it is better to take back what a worker has not begun than to leave it there."""
-    held = hands.outstanding
-    if hands.window.remaining_s(held) >= RECALL_WORTH_S:
+    held, window = hands.outstanding, hands.window
+    done_before_told_s = window.trip_s
+    if window.remaining_s(held) >= done_before_told_s + RECALL_WORTH_S:
         return 0.0
-    return hands.window.overdue_at(held) + RECALL_WORTH_S
+    return window.overdue_at(held) + RECALL_WORTH_S
 
 
 def _set(line: OrderedDict[Hands, None], hands: Hands, wanted: bool) -> None:

@@ -175,6 +175,8 @@ class Hands:
     """What all were told while it was away."""
     reachable: bool = True
     done: int = 0
+    slot_deaths: int = 0
+    """Slot processes of it that died while they ran a function."""
     free: int = 0
     """Slots without work, as the placement counts them."""
     coming: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 from zmqdist import errors
@@ -53,7 +54,8 @@ class Book:
       freed: iterations in portions in which there may be something to give out, or that may be over.
       leaving: lives of workers that go for good when they have done what they have.
       places: life -> number of its worker.
-      gone: those of the missing that were seen to go: not those of before a restart that are not back yet.
+      gone: those of the missing that were seen to go: not those of before a restart that are not back yet, before `back_by`.
+      back_by: when who is not back after a restart is taken for gone.
       missing: workers without a connection, and since when.
       now: the time of the present event.
       heard: since when a client has been silent, unless its question waits here.
@@ -76,6 +78,8 @@ class Book:
         self.first_version = number & 0xFFFFFF
         self.leaving: set[int] = set()
         self.now = 0.0
+        self.gone: set[int] = set()
+        self.back_by = inf
         self._live_tables()
 
     def _live_tables(self) -> None:
@@ -86,7 +90,6 @@ class Book:
         self.freed: set[int] = set()
         self.places: dict[int, int] = {worker.life: number for number, worker in self.state.workers.items()}
         self.missing: dict[int, float] = {}
-        self.gone: set[int] = set()
         self.heard: dict[int, float] = {}
         self.released: dict[int, float] = {}
         self.versions: dict[int, int] = {}
@@ -148,14 +151,18 @@ class Book:
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:
         """Become what a journal has. Everybody counts as heard just now; workers are missing until they join.
 
-        They have `RETURN_S` at least: it was the dispatcher that was away.
+        They have `RETURN_S` at least: it was the dispatcher that was away. A worker that was seen to go before the journal failed has gone
+        all the same.
         """
+        gone = {self.state.workers[number].life for number in self.gone}
         self.state = snapshot or State(number=self._fresh)
         for record in records:
             self.state.apply(record)
         self._live_tables()
         since = now + max(0.0, RETURN_S - self.rules.worker_timeout_s)
         self.missing = {n: since for n, worker in self.state.workers.items() if worker.life not in self.members}
+        self.gone = {number for number in self.missing if self.state.workers[number].life in gone}
+        self.back_by = now + RETURN_S
         self.heard = dict.fromkeys(self.state.clients, now)
         self.released = {n: now for n, each in self.state.iterations.items() if not each.clients}
 

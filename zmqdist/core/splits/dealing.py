@@ -40,6 +40,9 @@ class Dealing:
         if given is not None and given[0] == asked.request:
             self._book.answer(asked.token, given[2:])
             return
+        if task.worker in self._book.gone:
+            # The question came by another connection than the one that broke. Nobody reads the task now: others can have the positions.
+            raise Refusal(errors.UNAVAILABLE, f"the worker of task {task.id} has no connection")
         start, length = next_run(
             iteration.cursors[asked.source], asked.repetition, self._share(iteration, asked.source, asked.count)
         )

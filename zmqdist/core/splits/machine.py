@@ -11,7 +11,8 @@ Promises, checked by tests/core/splits and tests/sim
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back
     D4  an iteration ends when its last living task has, whoever died: DYNAMIC at once, else after `worker_timeout_s`; but DYNAMIC not
-        before one of its tasks has found nothing left: what others left behind a living worker does
+        before one of its tasks has found nothing left: what others left behind a living worker does. After a restart a worker that was
+        there before counts as living for RETURN_S
     D5  numbers only grow, also over restarts
     D6  every worker that is connected has a place, whatever happened to the journal; none that is gone for good
 
@@ -40,6 +41,7 @@ from zmqdist.core.splits.figures import Figures
 from zmqdist.core.splits.hosts import not_in_list
 from zmqdist.core.splits.portions import Portioning
 from zmqdist.core.splits.rounds import Rounds
+from zmqdist.core.splits.snapshot import PlaceRow
 from zmqdist.core.splits.state import State
 from zmqdist.core.splits.workers import Workers
 
@@ -64,6 +66,8 @@ class Splits:
         self.figures = Figures(self._book)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
+        self.checks_count = 0
+        """How often it has looked for readers and iterations to give up."""
 
     @property
     def state(self) -> State:
@@ -80,7 +84,7 @@ class Splits:
         """When `handle(Ticked(), now)` is next worth calling."""
         due = min(self._next_check, self._look_at)
         if self._book.missing:
-            due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s)
+            due = min(due, min(self._book.missing.values()) + self._book.rules.worker_timeout_s, self._book.back_by)
         if self._book.watching:
             due = min(due, next(iter(self._book.watching.values()))[1] + self._clients.watch_s)
         return due
@@ -89,6 +93,13 @@ class Splits:
     def places(self) -> frozenset[int]:
         """Lives of the workers that have a place and are not missing."""
         return frozenset(life for life, number in self._book.places.items() if number not in self._book.missing)
+
+    def place_rows(self) -> tuple[PlaceRow, ...]:
+        """A row for each worker that has a place."""
+        return tuple(
+            PlaceRow(each.name, each.address, each.life, each.index, number not in self._book.missing)
+            for number, each in self._book.state.workers.items()
+        )
 
     @property
     def num_tasks(self) -> int:
@@ -183,6 +194,7 @@ class Splits:
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s
             self._clients.collect(now, self._collect)
+            self.checks_count += 1
             self.figures.forget()
 
     def _collect(self, iteration: r.Iteration) -> None:

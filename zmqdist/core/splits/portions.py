@@ -6,7 +6,8 @@ Theory
     dropped (the client has seen it), and what is not acknowledged is given out again.
 
     All that a worker had when it died, or a process that computed for it, is charged with it, and given out alone from then on: so
-    the next death finds the cause.
+    the next death finds the cause. In order, the worker that has it is given what lies before it all the same: a reader cannot acknowledge
+    it sooner.
 
     In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
     hold until its turn comes is bounded.
@@ -194,7 +195,10 @@ class Portioning:
         for iteration in self._active():
             self._lose(iteration, event.life, 0, name or "")
         for key in [key for key in self._book.wanting if key[1] == event.life]:
-            del self._book.wanting[key]  # its connection has gone, too
+            # Its tasks ask by another connection than the one that broke: without an answer they would wait for ever when it is back.
+            asked = self._book.wanting.pop(key)
+            why = f"the worker of task {asked.task} has no connection"
+            self._book.commits.effect(q.Fail(asked.token, errors.UNAVAILABLE, why))
 
     def look_for_dead(self) -> None:
         """Lives in whose place another is, or nobody: they ended while no dispatcher looked."""
@@ -252,6 +256,10 @@ class Portioning:
         worker = None if task is None else self._book.state.workers.get(task.worker)
         if asked.state != self._book.state.number or task is None or worker is None or worker.life != asked.life:
             raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, has ended, or is another worker's now")
+        if worker.number in self._book.gone:
+            # The question came by another connection than the one that broke. What it had is lost already (`lost`), and what it were given
+            # now would be nobody's: it is asked again when the worker is back, or in vain.
+            raise Refusal(errors.UNAVAILABLE, f"worker {worker.name} of task {asked.task} has no connection")
         return task, worker
 
     def crashed(self, asked: q.Crashed) -> None:
@@ -260,7 +268,7 @@ class Portioning:
         iteration = self._book.state.iterations[task.iteration]
         if iteration.portions is not None and not iteration.finished:
             for key in [key for key in self._book.wanting if key[1] == asked.life and self._reads(key[0], iteration)]:
-                del self._book.wanting[key]  # nobody waits there any more
+                del self._book.wanting[key]  # the process that asked has ended
             self._lose(iteration, asked.life, 0, f"{worker.name} ({asked.how})" if asked.how else "")
         self._book.answer(asked.token, None)
 
@@ -312,14 +320,21 @@ class Portioning:
         _, portions = self._of(client)
         return cutting.is_lane_over(portions, cutting.lane_of(portions, client))
 
+    def _is_free(self, portions: r.Portions, number: int, client: r.Client) -> bool:
+        portion = portions.open[number]
+        return portion.life == 0 and portion.client in (0, client.id)
+
     def _choose(
         self, iteration: r.Iteration, portions: r.Portions, client: r.Client, asked: q.AskPortions
     ) -> list[int]:
         """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
-        mine = [each for each in portions.open.values() if each.life == asked.life and each.client == client.id]
-        if any(each.deaths for each in mine):
-            return []
         lanes, lane = len(portions.next), cutting.lane_of(portions, client)
+        mine = (number for number, each in portions.open.items() if each.life == asked.life and each.deaths)
+        alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
+        if alone is not None:
+            first = cutting.first_open(portions, lane)
+            waits = self._terms(iteration).ordered and first < alone and self._is_free(portions, first, client)
+            return [first] if waits else []
         bound, count = inf, asked.count
         if self._terms(iteration).ordered:
             tasks = max(1, len(iteration.tasks))
@@ -329,7 +344,7 @@ class Portioning:
         given: list[int] = []
         for number in sorted(portions.open):
             portion = portions.open[number]
-            free = portion.life == 0 and portion.client in (0, client.id) and number % lanes == lane
+            free = self._is_free(portions, number, client) and number % lanes == lane
             if free and number < bound and len(given) < count:
                 if portion.deaths:
                     return given or [number]

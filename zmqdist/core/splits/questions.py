@@ -17,12 +17,16 @@ Token: TypeAlias = Hashable
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """`life` is the incarnation of its process, `name` its job and index, `address` where others find it."""
+    """`life` is the incarnation of its process, `name` its job and index, `address` where others find it.
+
+    `named`: the worker asked for this index; else the dispatcher has just given it.
+    """
 
     name: str
     address: str
     life: int
     tags: tuple[str, ...] = ()
+    named: bool = True
 
 
 @dataclass(frozen=True, slots=True)

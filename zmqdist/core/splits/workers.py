@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from zmqdist import errors
@@ -20,7 +21,10 @@ class Workers:
         self._clients = clients
 
     def joined(self, event: q.WorkerJoined) -> None:
-        self._book.members[event.life] = event
+        members = self._book.members
+        for life in [life for life, each in members.items() if each.address == event.address and event.address]:
+            del members[life]  # it has ended, though its loss is not known yet: its successor has its port
+        members[event.life] = event
         worker = self._place_for(event)
         if self._book.hosts.entries:
             self._book.hosts.join(worker.address)
@@ -47,10 +51,19 @@ class Workers:
                 self._finish_if_over(iteration.id)
 
     def _place_for(self, event: q.WorkerJoined) -> r.Worker:
-        """The place of the worker at this address, else of a missing one with this name, else a new one."""
+        """The place of this life, else of the worker at this address, else of a missing one with this name, else a new one.
+
+        After a restart workers come back in any order, and a name that this dispatcher gave may be the one that another worker had from the
+        dispatcher before, which is alive and on its way: its place is left to it.
+        """
         workers = self._book.state.workers
-        same = [number for number, worker in workers.items() if worker.address == event.address and event.address]
-        same += [number for number in self._book.missing if workers[number].name == event.name]
+        same = [number for number, worker in workers.items() if worker.life == event.life]
+        same += [number for number, worker in workers.items() if worker.address == event.address and event.address]
+        same += [
+            number
+            for number in self._book.missing
+            if workers[number].name == event.name and (event.named or number in self._book.gone)
+        ]
         number = same[0] if same else self._book.state.next_worker
         return r.Worker(number, event.name, event.address, event.life, event.tags)
 
@@ -138,8 +151,8 @@ class Workers:
         open_ = [task for task in tasks if not task.finished]
         terms = self._book.state.jobs[iteration.job].terms
         if terms.mode == r.DYNAMIC and not terms.coordinated:
-            if any(task.worker not in self._book.missing for task in open_):
-                return
+            if any(task.worker not in self._book.gone for task in open_):
+                return  # one that is not back after a restart may have had positions, and be on its way
             ended = any(task.finished and not task.cut for task in tasks)
             if not ended or any(cursor.returned for cursor in iteration.cursors):
                 busy = {task.worker for task in open_}
@@ -169,18 +182,22 @@ class Workers:
             for task in asked.done:
                 if task in self._book.tasks_of.get(number, ()):
                     self._finish_task(task, cut=asked.life in self._book.leaving)
-            self._note_serving(asked)
+            self._note_serving(asked, number)
         before = self._book.working.pop(asked.life, None)
         if before is not None:
             self._book.tell(before.token, None)
         self._book.working[asked.life] = asked
         self.news(number)
 
-    def _note_serving(self, asked: q.Work) -> None:
+    def _note_serving(self, asked: q.Work, number: int) -> None:
+        """Only of its own tasks: a worker that came back after another had got its place still has those of this place."""
         for task, address in asked.has.items():
-            if address and task in self._book.state.tasks and self._book.serving.get(task) != (asked.life, address):
+            known = self._book.state.tasks.get(task)
+            if known is None or known.worker != number:
+                continue
+            if address and self._book.serving.get(task) != (asked.life, address):
                 self._book.serving[task] = (asked.life, address)
-                self._clients.news(self._book.state.tasks[task].iteration)
+                self._clients.news(known.iteration)
 
     def news(self, number: int) -> None:
         worker = self._book.state.workers.get(number)
@@ -229,7 +246,13 @@ class Workers:
                 return
 
     def tick(self, now: float) -> None:
-        """Give up workers that have been away for too long."""
+        """Give up workers that have been away for too long. DYNAMIC waits for nobody who is not back soon after a restart."""
+        if now >= self._book.back_by:
+            self._book.back_by = inf
+            for number in sorted(self._book.missing.keys() - self._book.gone):
+                self._book.gone.add(number)
+                for task in list(self._book.tasks_of.get(number, ())):
+                    self._finish_if_over(self._book.state.tasks[task].iteration)
         for number, since in list(self._book.missing.items()):
             if since + self._book.rules.worker_timeout_s <= now:
                 self._remove_worker(number)

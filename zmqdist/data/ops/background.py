@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, operator
-from zmqdist.data.structure import invalid
+from zmqdist.data.structure import invalid, whole
 from zmqdist.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
@@ -86,16 +86,17 @@ class Room:
 class Ahead:
     """Reads a node in a thread, `least` elements ahead, or up to `most` where they come quickly; stands in the node's place.
 
-    The thread starts with the first read. It reads in runs, holding `_pulling`, and leaves a run when there is no more room or somebody
-    is waiting (`_wanted`): a reader for an element, or who takes a state, for a place between two elements (`_held`). Each of the two says
-    that it waits before it looks whether it must; who brings something looks for a waiter behind that.
+    The thread starts with the first read, or with `begin`. It reads in runs, holding `_pulling`, and leaves a run when there is no more
+    room or somebody is waiting (`_wanted`): a reader for an element, or who takes a state, for a place between two elements (`_held`).
+    Each of the two says that it waits before it looks whether it must; who brings something looks for a waiter behind that.
     """
 
-    def __init__(self, node: Node, least: int, most: int = 0) -> None:
+    def __init__(self, node: Node, least: int, most: int = 0, changed: threading.Condition | None = None) -> None:
+        """`changed` is that of all among which `wait_for_one` waits; by default it is this one's own."""
         self._node = node
         self._room = Room(least, most)
         self._buffer: deque[Any] = deque()
-        self._changed = threading.Condition()
+        self._changed = changed or threading.Condition()
         self._pulling = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = 0
@@ -116,18 +117,38 @@ class Ahead:
                 raise x.error
             yield x
 
-    def ready(self) -> bool:
-        """Whether the next element, or the end, is there."""
+    def begin(self) -> None:
+        """Start the thread before the first read."""
         if self._thread is None:
             self._start()
-        return bool(self._buffer) or self._ended
 
-    def _wait(self) -> bool:
-        """Until an element is there; False at the end. The child of a fork has no thread for it: FailedPreconditionError."""
+    def ready(self) -> bool:
+        """Whether the next element, or the end, is there."""
+        self.begin()
+        return bool(self._buffer) or self._ended or self._stop
+
+    @staticmethod
+    def wait_for_one(several: Sequence[Ahead]) -> None:
+        """Until one of them is ready; they have one `changed`."""
+        for each in several:
+            each._begin_here()
+        with several[0]._changed:
+            while not any(each.ready() for each in several):
+                for each in several:
+                    each._wanted = True
+                if not any(each.ready() for each in several):
+                    several[0]._changed.wait()
+
+    def _begin_here(self) -> None:
+        """The child of a fork has no thread that reads: FailedPreconditionError."""
         if self._thread is None:
             self._start()
         elif self._pid != os.getpid():
             raise FailedPreconditionError(None, None, FORKED)
+
+    def _wait(self) -> bool:
+        """Until an element is there; False at the end."""
+        self._begin_here()
         with self._changed:
             while not (self._buffer or self._ended or self._stop):
                 self._wanted = True
@@ -150,10 +171,11 @@ class Ahead:
             self._changed.notify_all()
 
     def _start(self) -> None:
-        self._stop = False
-        self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
-        self._thread.start()
+        with self._changed:  # `halt`, which another thread may call, joins only a thread that has begun
+            self._stop = False
+            self._pid = os.getpid()
+            self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
+            self._thread.start()
 
     def _read(self) -> None:
         while not (self._stop or self._ended):
@@ -182,9 +204,10 @@ class Ahead:
 
     def halt(self) -> None:
         """End the thread; what it has read stays."""
-        self._stop = True
-        self._wake()
-        thread, self._thread = self._thread, None
+        with self._changed:
+            self._stop = True
+            self._wake()
+            thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -225,6 +248,7 @@ class _PrefetchNode(Node):
         size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:
             self.children = [Ahead(self.children[0], size, most)]  # type: ignore[list-item]
+            context.openings.waits = True
 
     def run(self) -> Iterator[Any]:
         return self.source()
@@ -244,10 +268,11 @@ class Prefetch(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size. Raises InvalidArgumentError for none."""
-        if size < AUTOTUNE:
+        """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
+        count = whole(size, "buffer_size")
+        if count < AUTOTUNE:
             raise invalid(f"buffer_size must be greater than or equal to 0, or AUTOTUNE, not {size}")
-        return int(size)
+        return count
 
 
 def threads_for(parallel: int, context: Context) -> int:
@@ -268,9 +293,10 @@ def in_order(deterministic: bool | None, context: Context) -> bool:
 
 
 def checked_parallel(calls: Any, what: str = "num_parallel_calls") -> int:
-    """A number of parallel calls, 0 for None. Raises ValueError for none."""
+    """A number of parallel calls, 0 for None. Raises ValueError for none, TypeError for what is no whole number."""
     if calls is None:
         return 0
-    if calls < 1 and calls != AUTOTUNE:
+    count = whole(calls, what)
+    if count < 1 and count != AUTOTUNE:
         raise ValueError(f"`{what}` must be greater than 0 or AUTOTUNE, not {calls}")
-    return int(calls)
+    return count

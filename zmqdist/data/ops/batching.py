@@ -13,7 +13,7 @@ from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite, operator
 from zmqdist.data.ops.parallel import ParallelNode
-from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched
+from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched, whole
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -64,10 +64,11 @@ class Gathering(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size. Raises InvalidArgumentError for none."""
-        if size < 1:
+        """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
+        count = whole(size, "batch_size")
+        if count < 1:
             raise invalid(f"Batch size must be greater than zero, not {size}")
-        return int(size)
+        return count
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         if not finite(inputs[0]):

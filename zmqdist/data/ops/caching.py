@@ -8,6 +8,8 @@ Rules
     `<filename>.part` and renamed at the end of the pass; a `.part` that is there already belongs to another writer: AlreadyExistsError.
 
     A state holds what is recorded so far, or the whole record in memory, so that another process can go on.
+
+    What is kept in memory is handed out read-only, in the first pass, too: else a reader that writes into it would find that in the next.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.structure import READY, own_dicts, read_only
 from zmqdist.errors import AlreadyExistsError, DataLossError
 from zmqdist.wire import safe
 
@@ -69,32 +72,47 @@ def _exactly(file: IO[bytes], count: int, path: str) -> bytes:
 
 
 class _CacheNode(Node):
-    """`position` elements are given; `recorded` are those of this pass, None when it reads a record."""
+    """`position` elements are given; `recorded` are those of this pass, None when it reads a record; `dicts`: there are some in them."""
 
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
         self.reading: list[Any] | None = dataset.memory.kept.get("cache")
         self.recorded: list[Any] = []
+        self.dicts: bool = dataset.memory.kept.get("cache has dicts", False)
 
     def run(self) -> Iterator[Any]:
         if self.reading is not None:
+            dicts = self.dicts
             for x in self.reading[self.position :]:
                 self.position += 1
-                yield x
+                yield own_dicts(x) if dicts else x
             return
         for x in self.source():
-            self.recorded.append(x)
-            yield x
+            if type(x) in READY:
+                self.recorded.append(x)
+                yield x
+            else:
+                yield self._record(x)
         if not self.context.probing:
+            self.dataset.memory.kept["cache has dicts"] = self.dicts
             self.dataset.memory.kept["cache"] = self.recorded
+
+    def _record(self, x: Any) -> Any:
+        """What the reader gets of it."""
+        kept = read_only(x)
+        self.recorded.append(kept)
+        given = read_only(kept)
+        self.dicts = self.dicts or given is not kept
+        return given
 
     def state(self) -> dict[str, Any]:
         held = self.recorded if self.reading is None else self.reading
         return {"position": self.position, "reading": self.reading is not None, "held": save_elements(held)}
 
     def load(self, state: dict[str, Any]) -> None:
-        held = load_elements(state["held"])
+        held = list(map(read_only, load_elements(state["held"])))
+        self.dicts = any(read_only(x) is not x for x in held)
         self.position = state["position"]
         self.reading, self.recorded = (held, []) if state["reading"] else (None, held)
 
@@ -165,13 +183,14 @@ class _FileCacheNode(Node):
                 os.unlink(self.path + ".part")
 
     def state(self) -> dict[str, Any]:
-        held = []
-        if self.part is not None:
+        if self.part is None:
+            held = save_elements(self.carried)
+        else:
             self.part.flush()
             with open(self.path + ".part", "rb") as file:
                 file.seek(len(_MAGIC))
-                held = list(read_elements(file, self.path))
-        return {"position": self.position, "reading": self.reading, "held": save_elements(held or self.carried)}
+                held = save_elements(read_elements(file, self.path))
+        return {"position": self.position, "reading": self.reading, "held": held}
 
     def load(self, state: dict[str, Any]) -> None:
         self.close_part()

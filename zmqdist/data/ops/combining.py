@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -13,17 +16,27 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
 from zmqdist.data.ops.base import Function, Op, all_of, finite, operator
-from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, invalid, is_dataset
+from zmqdist.data.ops.opening import Opening
+from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, common_spec, invalid, is_dataset, read_only, whole
+from zmqdist.random import is_seeded
 
 if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
 
 
 class _ZipNode(Node):
+    """`ended`: an input has no more, and the others have been read as far as it."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self.ended = False
+
     def run(self) -> Iterator[Any]:
+        if self.ended:
+            return
         pulls = [child.stream().__next__ for child in self.children]
         pack = self._packing()
         while True:
@@ -32,6 +45,11 @@ class _ZipNode(Node):
                 for pull in pulls:
                     row.append(pull())
             except StopIteration:
+                self.ended = True
+                # Inputs that end here, too, come to their end: what is kept of them is complete. Where positions are dealt out, others need
+                # what this iterator would only leave out.
+                if not self.context.dealt:
+                    self._skip_row(len(row))
                 return
             except Exception:
                 self._skip_row(len(row))
@@ -45,12 +63,18 @@ class _ZipNode(Node):
         return lambda row: nest.pack_sequence_as(form, row)
 
     def _skip_row(self, failed: int) -> None:
-        """Where one input failed, the others go on, too: rows stay together."""
+        """Where one input failed or ended, the others go on, too: rows stay together."""
         for child in self.children[failed + 1 :]:
             try:
                 next(child.stream(), None)
             except Exception:
                 child.restart()
+
+    def state(self) -> dict[str, Any]:
+        return {"ended": self.ended}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.ended = state["ended"]
 
 
 @operator("zip", _ZipNode)
@@ -117,18 +141,24 @@ class _RepeatNode(Node):
             for x in self.source():
                 self.empty = False
                 yield x
-            if self.empty and not self._others_read():
-                return  # it would be for ever
+            if self.empty and self._stays_empty():
+                return
             self.epoch += 1
             if self.epoch != count:
                 self.children[0].close()
                 self.children[0] = self.context.reopen(self.dataset.inputs[0], self.place)
             self.empty = True
 
-    def _others_read(self) -> bool:
-        """Whether others may have had all of this pass."""
+    def _stays_empty(self) -> bool:
+        """Whether nothing would come of further passes: always, or for ever where their number has no end.
+
+        Others may have had all of this pass, and in a later one a filter may let something through.
+        """
         below = self.dataset.inputs[0]
-        return below.cardinality() != 0 and (self.context.dealt or any(each.op.is_shared for each in below.walk()))
+        if below.cardinality() == 0:
+            return True
+        shared = self.context.dealt or any(each.op.is_shared for each in below.walk())
+        return self.op.count < 0 and not shared
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "empty": self.empty}
@@ -172,31 +202,32 @@ def returned_dataset(value: Any, what: str) -> Tree:
 class InterleaveNode(Node):
     """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
 
-    A slot whose dataset has ended is filled with the next input when its turn comes again.
+    A slot whose dataset has ended is filled with the next input when its turn comes again. With threads it is filled at once, which gives
+    the same order: slots end in the order of their next turns. So all datasets are being opened at the same time, and a thread reads each
+    from its beginning. An input that failed waits in its slot, as (Failure, None), for its turn.
     """
 
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
-        self.slots: list[tuple[Any, Node] | None] = [None] * self.op.cycle_length
+        self.slots: list[tuple[Any, Any] | None] = [None] * self.op.cycle_length
         self.turn = 0
         self.taken = 0
         self.ended = False
         self.threads = 0
         if self.op.parallel and not context.probing:
             self.threads = len(self.slots) if self.op.parallel == AUTOTUNE else threads_for(self.op.parallel, context)
+            context.openings.waits = True
         self.ordered = in_order(self.op.deterministic, context)
-
-    def open_inner(self, x: Any) -> Node:
-        """The node of the dataset that the function makes of an input element."""
-        node = self.context.inner().open(self.op.made(x))
-        if self.turn < self.threads:
-            return Ahead(node, self.op.block_length, AHEAD_MAX)  # type: ignore[return-value]
-        return node
+        self.last_opened: threading.Event | None = None
+        self.changed = None if self.ordered else threading.Condition()
+        self.abandoned = threading.Event()
 
     def run(self) -> Iterator[Any]:
         slots, block = self.slots, self.op.block_length
+        if self.threads:
+            self._fill_all()
         while True:
-            if slots[self.turn] is None and not self._fill():
+            if slots[self.turn] is None and not self._fill(self.turn):
                 if all(slot is None for slot in slots):
                     return
                 self._advance()
@@ -205,6 +236,9 @@ class InterleaveNode(Node):
                 self._turn_to_ready()
             slot = slots[self.turn]
             assert slot is not None
+            if slot[1] is None:
+                slots[self.turn] = None
+                raise slot[0].error
             for x in slot[1].stream():
                 self.taken += 1
                 if self.taken < block:
@@ -218,61 +252,123 @@ class InterleaveNode(Node):
                 slots[self.turn] = None
                 if len(slots) > 1:
                     self._advance()
+                if self.threads:
+                    self._fill_all()
 
     def _turn_to_ready(self) -> None:
-        """To the next slot that has something to give; stays where none has."""
+        """To the next slot that has something to give; waits until one has."""
+        while True:
+            for step in range(len(self.slots)):
+                slot = self.slots[(self.turn + step) % len(self.slots)]
+                if slot is not None and (not isinstance(slot[1], Ahead) or slot[1].ready()):
+                    if step:
+                        self.turn, self.taken = (self.turn + step) % len(self.slots), 0
+                    return
+            Ahead.wait_for_one(self._nodes())  # without one that is read here, which counts as ready
+
+    def _fill_all(self) -> None:
+        """Fill the empty slots, in the order of their turns."""
         for step in range(len(self.slots)):
-            slot = self.slots[(self.turn + step) % len(self.slots)]
-            if slot is not None and (not isinstance(slot[1], Ahead) or slot[1].ready()):
-                if step:
-                    self.turn, self.taken = (self.turn + step) % len(self.slots), 0
+            number = (self.turn + step) % len(self.slots)
+            if self.slots[number] is None and not self._fill(number):
                 return
 
-    def _fill(self) -> bool:
-        if not self.ended:
+    def _fill(self, number: int) -> bool:
+        if self.ended or self.abandoned.is_set():
+            return False
+        try:
             for x in self.source():
-                self.slots[self.turn] = (x, self.open_inner(x))
+                node = self._open_inner(number, x)
+                self.slots[number] = (x, node)
+                if self.abandoned.is_set():  # by another thread, which did not see this slot
+                    node.abandon()
+                    node.close()
                 return True
-            self.ended = True
+        except Exception as error:
+            if not self.threads:
+                raise
+            self.slots[number] = (Failure(error), None)
+            self.children[0].restart()
+            return True
+        self.ended = True
         return False
+
+    def _open_inner(self, number: int, x: Any, state: Any = None) -> Any:
+        """The node of the dataset that the function makes of an input element, in a state where one is given.
+
+        The function gets the element read-only, because a state holds it, and a load calls the function again.
+        """
+        if self.threads:
+            return self._open_ahead(number, x, state)
+        node = self.context.inner().open(self.op.made(read_only(x)))
+        if state is not None:
+            node.load_state_dict(state)
+        return node
+
+    def _open_ahead(self, number: int, x: Any, state: Any) -> Any:
+        made = partial(self.op.made, read_only(x))
+        if self.ordered and is_seeded():  # operators that the function defines are numbered as they are defined
+            dataset = made()
+            made = partial(_itself, dataset)
+        opening = Opening(made, self.context, self.last_opened if self.ordered else None)
+        self.last_opened = opening.opened
+        node: Any = opening
+        if number < self.threads:
+            node = Ahead(opening, self.op.block_length, AHEAD_MAX, self.changed)  # type: ignore[arg-type]
+        if state is not None:
+            node.load_state_dict(state)
+        elif node is opening:
+            opening.open()
+        if node is not opening:
+            node.begin()
+        return node
 
     def _advance(self) -> None:
         self.turn, self.taken = (self.turn + 1) % len(self.slots), 0
 
+    def _nodes(self) -> list[Any]:
+        return [slot[1] for slot in list(self.slots) if slot is not None and slot[1] is not None]
+
     def restart(self) -> None:
         super().restart()
-        for slot in self.slots:
-            if slot is not None:
-                slot[1].restart()
+        for node in self._nodes():
+            node.restart()
 
     def abandon(self) -> None:
+        self.abandoned.set()
         super().abandon()
-        for slot in list(self.slots):
-            if slot is not None:
-                slot[1].abandon()
+        for node in self._nodes():
+            node.abandon()
 
     def close(self) -> None:
         super().close()
-        for slot in self.slots:
-            if slot is not None:
-                slot[1].close()
+        self._close_slots()
+
+    def _close_slots(self) -> None:
+        for node in self._nodes():
+            node.abandon()
+        for node in self._nodes():
+            node.close()
 
     def state(self) -> dict[str, Any]:
-        inner = [slot and [save_elements([slot[0]]), slot[1].state_dict()] for slot in self.slots]
+        inner = [slot and [save_elements([slot[0]]), slot[1] and slot[1].state_dict()] for slot in self.slots]
         return {"slots": inner, "turn": self.turn, "taken": self.taken, "ended": self.ended}
 
     def load(self, state: dict[str, Any]) -> None:
-        for number, kept in enumerate(state["slots"]):
-            slot, self.slots[number] = self.slots[number], None
-            if slot is not None:
-                slot[1].close()
+        self._close_slots()
+        self.slots[:] = [None] * len(self.slots)
+        self.last_opened = None
+        self.turn, self.taken, self.ended = state["turn"], state["taken"], state["ended"]
+        for step in range(len(self.slots)):
+            number = (self.turn + step) % len(self.slots)
+            kept = state["slots"][number]
             if kept is not None:
                 (x,) = load_elements(kept[0])
-                self.turn = number
-                node = self.open_inner(x)
-                node.load_state_dict(kept[1])
-                self.slots[number] = (x, node)
-        self.turn, self.taken, self.ended = state["turn"], state["taken"], state["ended"]
+                self.slots[number] = (x, None if type(x) is Failure else self._open_inner(number, x, kept[1]))
+
+
+def _itself(dataset: Tree) -> Tree:
+    return dataset
 
 
 def default_cycle_length(parallel: int | None) -> int:
@@ -306,7 +402,8 @@ class Interleave(Op):
 
     def infer(self, dataset: Tree) -> Any:
         for x in dataset.inputs[0].probe():
-            return self.made(x).element_spec
+            with contextlib.suppress(NoElements):  # another may have some
+                return self.made(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
     def made(self, x: Any) -> Tree:
@@ -344,9 +441,10 @@ class _ChooseNode(Node):
     def choose(self, count: int) -> int | None:
         """The next input; None: there is no choice any more."""
         for choice in self.children[0].stream():
-            if not 0 <= choice < count:
+            chosen = whole(choice, "choice_dataset")
+            if not 0 <= chosen < count:
                 raise invalid(f"Selector index out of range: {choice} >= {count}")
-            return int(choice)
+            return chosen
         return None
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import numpy as np
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Function, Op, operator
 from zmqdist.data.ops.parallel import ParallelMapNode
-from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, spec_of
+from zmqdist.data.signatures import Fitting
+from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
 from zmqdist.specs import TensorSpec
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 class _MapNode(Node):
     def run(self) -> Iterator[Any]:
-        fn = self.op.function.value
+        fn = self.op.fitting().value
         for x in self.source():
             y = fn(*x) if type(x) is tuple else fn(x)
             yield y if type(y) in READY else element(y)
@@ -38,6 +39,11 @@ class Map(Op):
     deterministic: bool | None = None
     executor: str = "thread"
 
+    def fitting(self) -> Function:
+        """The function, whose results fit the signature."""
+        spec = self.output_signature
+        return self.function if spec is None else Function(Fitting(self.function.value, spec, "map"))
+
     def open(self, dataset: Tree, context: Context) -> Node:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
@@ -50,6 +56,8 @@ class Map(Op):
 
 
 class _ScanNode(Node):
+    """The state is read-only for the function and what it gives for the reader: the two may be the same array."""
+
     def __init__(self, dataset: Tree, context: Context) -> None:
         super().__init__(dataset, context)
         self.carried = element(self.op.initial)
@@ -58,14 +66,14 @@ class _ScanNode(Node):
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
         for x in self.source():
-            given = fn(self.carried, x)
+            given = fn(read_only(self.carried), x)
             if type(given) is not tuple or len(given) != 2:
                 raise TypeError(f"the function of scan returns (state, output), not {type(given).__name__}")
             carried = element(given[0])
             check_state(carried, self.spec, "scan")
             out = element(given[1])
             self.carried = carried
-            yield out
+            yield out if type(out) in READY else read_only(out)
 
     def state(self) -> dict[str, Any]:
         return {"carried": save_elements([self.carried])}

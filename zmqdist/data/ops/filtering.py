@@ -62,18 +62,27 @@ class _CountingNode(Node):
 
 
 class _TakeNode(_CountingNode):
+    """`read_on`: where that was all that there is, the input was read to its end, so that what it keeps is complete."""
+
+    read_on = False
+
     def run(self) -> Iterator[Any]:
         count = self.op.count
         if count < 0:
             yield from self.source()
             return
-        if self.position >= count:
-            return
-        for x in self.source():
-            self.position += 1
-            yield x
-            if self.position >= count:
+        if self.position < count:
+            for x in self.source():
+                self.position += 1
+                yield x
+                if self.position >= count:
+                    break
+            else:
                 return
+        if not self.read_on:
+            self.read_on = True
+            if 0 <= self.dataset.inputs[0].cardinality() <= count:
+                next(self.source(), None)
 
 
 @operator("take", _TakeNode)

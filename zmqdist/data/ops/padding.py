@@ -10,11 +10,22 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.data.composites import Ragged
+from zmqdist.data.composites import COMPOSITES, Ragged, batched_spec
 from zmqdist.data.ops.base import operator
 from zmqdist.data.ops.batching import Gathering, GatheringNode
 from zmqdist.data.ops.windows import int_scalar
-from zmqdist.data.structure import UNKNOWN_SPEC, invalid, plain_dtype, spec_of, stack
+from zmqdist.data.structure import (
+    UNKNOWN_SPEC,
+    check_end,
+    check_leaves,
+    invalid,
+    leaves_of,
+    map_specs,
+    plain_dtype,
+    spec_of,
+    stack,
+    whole,
+)
 from zmqdist.errors import DataLossError
 from zmqdist.specs import TensorSpec
 
@@ -29,8 +40,14 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
     Raises:
       InvalidArgumentError: ranks or dtypes differ. DataLossError: one is larger than `shape`.
     """
+    check_leaves(leaves)
     arrays = [np.asarray(leaf) for leaf in leaves]
-    dtype = np.result_type(*arrays) if arrays[0].dtype.kind in "SU" else arrays[0].dtype
+    dtype = arrays[0].dtype
+    if dtype.kind in "SU":
+        for leaf in leaves:
+            check_end(leaf)
+        strings = [array for array in arrays if array.dtype.kind == dtype.kind]
+        dtype = np.result_type(*strings, *([] if value is None else [np.asarray(value)]))  # as long as the padding, too
     for array in arrays:
         if array.ndim != len(shape) or plain_dtype(array.dtype) != plain_dtype(dtype):
             raise invalid(f"cannot pad {array.dtype} of shape {array.shape} to shape {tuple(shape)} of {dtype}")
@@ -47,15 +64,35 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
     return batch
 
 
+class _Together:
+    """The leaves of all elements that stand in one place, as one leaf."""
+
+    __slots__ = ("leaves",)
+
+    def __init__(self, leaves: Sequence[Any]) -> None:
+        self.leaves = leaves
+
+
 class _PaddedNode(GatheringNode):
     def join(self, elements: list[Any]) -> Any:
         first = elements[0]
-        spec = nest.flatten(spec_of(first))
-        shapes = _shapes(self.op.shapes, spec_of(first))
-        values = _values(self.op.values, spec)
-        leaves = zip(*map(nest.flatten, elements), strict=True)
-        padded = [pad(column, shape, value) for column, shape, value in zip(leaves, shapes, values, strict=True)]
+        spec = spec_of(first)
+        _check_arrays(spec)
+        shapes = _shapes(self.op.shapes, spec)
+        values = _values(self.op.values, nest.flatten(spec))
+        columns = nest.flatten(stack(elements, _Together))
+        padded = [pad(column.leaves, *to) for column, *to in zip(columns, shapes, values, strict=True)]
         return nest.pack_sequence_as(first, padded)
+
+
+def _check_arrays(spec: Any) -> None:
+    """Raises TypeError where elements hold what has no end to be filled up at."""
+    for one in leaves_of(spec):
+        if not isinstance(one, TensorSpec):
+            raise TypeError(
+                f"padded_batch fills up arrays, and the elements hold a {type(one).__name__}: to_dense() or unbatch() before,"
+                " or batch() where they are alike"
+            )
 
 
 def _shapes(shapes: Any, spec: Any) -> list[Any]:
@@ -81,7 +118,8 @@ def _shapes(shapes: Any, spec: Any) -> list[Any]:
 
 def _shape(shape: Any) -> Any:
     sizes = [shape] if isinstance(shape, (int, np.integer)) else list(shape)
-    return tuple(None if size is None or size < 0 else int(size) for size in sizes)
+    counts = [None if size is None else whole(size, "padded_shapes") for size in sizes]
+    return tuple(None if count is None or count < 0 else count for count in counts)
 
 
 def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
@@ -97,6 +135,9 @@ def _values(values: Any, leaves: Sequence[Any]) -> list[Any]:
         fits = given.dtype.kind == wanted.kind or (weak and given.dtype.kind == "i" and wanted.kind in "uf")
         if not fits or (not weak and plain_dtype(given.dtype) != plain_dtype(wanted)):
             raise TypeError(f"padding value {value!r} ({given.dtype}) does not fit elements of {wanted}")
+        if wanted.kind in "iu" and not np.iinfo(wanted).min <= value <= np.iinfo(wanted).max:
+            raise TypeError(f"padding value {value!r} does not fit elements of {wanted}")
+        check_end(value)
     return found
 
 
@@ -109,12 +150,14 @@ class PaddedBatch(Gathering):
     values: Any = None
 
     def check(self, spec: Any) -> None:
-        """What can be said before anything is read. Raises as `_shapes` and `_values`."""
+        """What can be said before anything is read. Raises as `_check_arrays`, `_shapes` and `_values`."""
         if spec is not UNKNOWN_SPEC:
+            _check_arrays(spec)
             _shapes(self.shapes, spec)
             _values(self.values, nest.flatten(spec))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        _check_arrays(inputs[0])
         size = self.size if self.drop_remainder else None
         shapes = _shapes(self.shapes, inputs[0])
         specs = [
@@ -128,7 +171,10 @@ class _RaggedNode(GatheringNode):
         return stack(elements, self._ragged)
 
     def _ragged(self, leaves: Sequence[Any]) -> Any:
+        check_leaves(leaves)
         arrays = [np.asarray(leaf) for leaf in leaves]
+        if len({plain_dtype(array.dtype) for array in arrays}) > 1:
+            raise invalid(f"cannot batch {arrays[0].dtype} and others: rows of a ragged batch have one dtype")
         if any(array.shape[1:] != arrays[0].shape[1:] or array.ndim != arrays[0].ndim for array in arrays):
             raise invalid("rows of a ragged batch may differ along their first axis only")
         if not arrays[0].ndim:
@@ -148,6 +194,8 @@ class RaggedBatch(Gathering):
         size = self.size if self.drop_remainder else None
 
         def rows(leaf: Any) -> Any:
+            if type(leaf) in COMPOSITES:
+                return batched_spec(leaf)
             if leaf.shape is None:
                 raise ValueError("the rank of an element is unknown: ragged_batch needs it")
             if leaf.shape == ():
@@ -155,7 +203,7 @@ class RaggedBatch(Gathering):
             splits = TensorSpec((None if size is None else size + 1,), self.row_splits_dtype)
             return Ragged(TensorSpec((None, *leaf.shape[1:]), leaf.dtype), splits)
 
-        return nest.map_structure(rows, inputs[0])
+        return map_specs(rows, inputs[0])
 
 
 class Bucket:
@@ -208,6 +256,7 @@ class BucketBatch:
 
 def _to_boundary(target: int, shapes: Any, spec: Any) -> Any:
     """The shapes with `target` where they say None; without shapes, as the first axis of each leaf that has one."""
+    _check_arrays(spec)
     if shapes is None:
         filled = [(target, *(None,) * (len(shape) - 1)) if shape else () for shape in _shapes(None, spec)]
     else:

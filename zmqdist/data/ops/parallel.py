@@ -136,6 +136,7 @@ class ParallelNode(Node):
         self.room = Room(self.threads, ahead_max(context))
         self.pending: deque[Piece] = deque()
         self._crew: Crew | None = None
+        context.openings.waits = True
 
     def feed(self) -> Iterator[Any]:
         """What the function is called with, from here on."""
@@ -212,9 +213,9 @@ class ParallelMapNode(ParallelNode):
 
     def call(self) -> Callable[[Any], Any]:
         if self.op.executor == "process":
-            self.processes = Processes(self.op.function.blob)
+            self.processes = Processes(self.op.fitting().blob)
             return self.processes
-        return _Call(self.op.function.value)
+        return _Call(self.op.fitting().value)
 
     def abandon(self) -> None:
         super().abandon()

@@ -29,7 +29,7 @@ from zmqdist.data.ops.base import Function, Op, operator
 from zmqdist.data.ops.snapshots import OpenFile, Saved
 from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
-from zmqdist.data.structure import invalid
+from zmqdist.data.structure import invalid, read_only, whole
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -170,10 +170,10 @@ class Checkpoints:
             raise ValueError(
                 f"checkpoint_args has a `directory`, and perhaps a `checkpoint_interval`, not {sorted(told)}"
             )
-        interval = told.get("checkpoint_interval", CHECKPOINT_ELEMENTS)
+        interval = whole(told.get("checkpoint_interval", CHECKPOINT_ELEMENTS), "checkpoint_interval")
         if interval < 1:
             raise ValueError(f"`checkpoint_interval` must be > 0, not {interval}")
-        return cls(os.fspath(told["directory"]), int(interval))
+        return cls(os.fspath(told["directory"]), interval)
 
     def kept(self) -> dict[str, Any] | None:
         """The place of a save that was interrupted."""
@@ -317,7 +317,7 @@ class _SnapshotNode(Node):
                 function = self.op.shard_func
                 self.writer = RunWriter(self.folder, self.op.compression, None if function is None else function.value)
             self.writer.write(x)
-            yield x
+            yield read_only(x)  # its arrays wait in memory for the rest of their block
         if self.writer is not None:
             self.writer.finish(self.dataset.element_spec)
             self.writer, self.writes = None, False

@@ -11,7 +11,7 @@ from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, operator
-from zmqdist.data.structure import invalid
+from zmqdist.data.structure import invalid, whole
 
 if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
@@ -63,7 +63,8 @@ class Shuffle(Op):
 
     @classmethod
     def checked(cls, size: Any) -> int:
-        """The size of the buffer. Raises InvalidArgumentError for none."""
-        if size < 1 and size != UNKNOWN_CARDINALITY:
+        """The size of the buffer. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
+        count = whole(size, "buffer_size")
+        if count < 1 and count != UNKNOWN_CARDINALITY:
             raise invalid(f"buffer_size must be greater than zero or UNKNOWN_CARDINALITY, not {size}")
-        return int(size)
+        return count

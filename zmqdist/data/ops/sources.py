@@ -4,13 +4,15 @@ Rules
     A source whose elements have positions is `Indexed`: it can be asked for the element at a position, and so be dealt out, one
     position a split. `random` is dealt out without end, by the number of the draw. A generator cannot be dealt out.
 
-    Arrays are not copied: `from_tensors` and `from_tensor_slices` give read-only views of the caller's memory.
+    Arrays are not copied: `from_tensors`, `from_tensor_slices` and `from_source` give read-only views of the caller's memory. What a
+    generator yields belongs to the reader.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +29,8 @@ from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops.base import Function, Op, operator
-from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, spec_of
+from zmqdist.data.signatures import as_spec
+from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, read_only, spec_of
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
 
@@ -109,22 +112,39 @@ class Range(Indexed):
     step: int | float
     dtype: str
 
-    def count(self) -> int:
-        return max(
-            0, int(np.ceil((self.stop - self.start) / self.step)) if isinstance(self.step, float) else self._whole()
-        )
+    @classmethod
+    def build(cls, start: int | float, stop: int | float, step: int | float, dtype: Any) -> Range:
+        """Raises InvalidArgumentError for a step of 0, and for numbers that the dtype does not hold."""
+        if step == 0:
+            raise invalid("step must not be zero")
+        if not all(isinstance(one, int) or math.isfinite(one) for one in (start, stop, step)):
+            raise invalid(f"a range has finite bounds, not {start}, {stop}, {step}")
+        kept = np.dtype(dtype)
+        made = cls(start, stop, step, kept.str)
+        if kept.kind in "iu" and made.count():
+            bits = 8 * kept.itemsize - (kept.kind == "i")
+            low, high = (-(2**bits) if kept.kind == "i" else 0), 2**bits - 1
+            for end in made._ends():
+                if not low <= int(end) <= high:
+                    raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {kept} does not")
+        return made
 
-    def _whole(self) -> int:
-        if all(isinstance(one, int) for one in (self.start, self.stop)):
-            return len(range(self.start, self.stop, self.step))  # type: ignore[arg-type]
-        return int(np.ceil((self.stop - self.start) / self.step))
+    def _ends(self) -> tuple[int | float, int | float]:
+        return self.start, self.start + (self.count() - 1) * self.step
+
+    def count(self) -> int:
+        if all(isinstance(one, int) for one in (self.start, self.stop, self.step)):
+            return max(0, -((self.start - self.stop) // self.step))  # type: ignore[return-value]
+        return max(0, int(np.ceil((self.stop - self.start) / self.step)))
 
     def at(self, position: int) -> Any:
         return np.dtype(self.dtype).type(self.start + position * self.step)
 
     def chunk(self, start: int) -> Sequence[Any]:
-        positions = np.arange(start, min(start + _CHUNK, self.count()))
-        return list((self.start + positions * self.step).astype(self.dtype))
+        stop = min(start + _CHUNK, self.count())
+        if max(map(abs, (*self._ends(), self.step))) >= 2**62:  # int64 might wrap around on the way
+            return list(map(self.at, range(start, stop)))
+        return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return TensorSpec((), self.dtype)
@@ -149,11 +169,6 @@ class Counter(Indexed):
         return TensorSpec((), self.dtype)
 
 
-def _kept(value: Any) -> Any:
-    """An element that nobody can write to through us."""
-    return structure.read_only(element(value))
-
-
 @operator("from_tensors", _IndexedNode)
 @dataclass(frozen=True)
 class Tensors(Indexed):
@@ -161,15 +176,18 @@ class Tensors(Indexed):
 
     value: Any
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", read_only(self.value))  # also where it comes of a description
+
     @classmethod
     def build(cls, value: Any) -> Tensors:
-        return cls(_kept(value))
+        return cls(element(value))
 
     def count(self) -> int:
         return 1
 
     def at(self, position: int) -> Any:
-        return self.value
+        return read_only(self.value)
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return spec_of(self.value)
@@ -182,10 +200,13 @@ class Slices(Indexed):
 
     value: Any
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", read_only(self.value))  # as of Tensors
+
     @classmethod
     def build(cls, value: Any) -> Slices:
         """Raises ValueError for scalars, for leaves of different lengths, and for composites."""
-        kept = _kept(value)
+        kept = element(value)
         if any(type(one) in COMPOSITES for one in structure.leaves_of(kept)):
             raise ValueError("Ragged and Sparse are taken apart by from_tensors(...).unbatch()")
         structure.length_of(kept)
@@ -222,13 +243,20 @@ class Elements(Indexed):
         return len(self.elements)
 
     def at(self, position: int) -> Any:
-        return self.elements[position]
+        return read_only(self.elements[position])
 
     def chunk(self, start: int) -> Sequence[Any]:
-        return self.elements[start:]
+        return list(map(read_only, self.elements[start : start + _CHUNK]))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return self.spec
+
+
+def _fitting(item: Any, spec: Any, what: str) -> Any:
+    try:
+        return as_spec(item, spec)
+    except InvalidArgumentError as error:
+        raise invalid(f"{what} gave something else than its output_signature says: {error.message}") from None
 
 
 @operator("from_source", _IndexedNode)
@@ -244,7 +272,8 @@ class Source(Indexed):
         return self.length
 
     def at(self, position: int) -> Any:
-        return element(self.source.value[position])
+        item, spec = self.source.value[position], self.output_signature
+        return read_only(element(item) if spec is None else _fitting(item, spec, "the source"))
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
@@ -269,7 +298,7 @@ class _GeneratorNode(Node):
 
     def _opened(self) -> Iterator[Any]:
         if self._items is None:
-            self._items = iter(self.op.function.value(*self.op.args))
+            self._items = iter(self.op.function.value(*map(read_only, self.op.args)))
             _, go_on = _place_methods(self._items)
             if self.place is not None and go_on is not None:
                 go_on(structure.from_json(self.place))
@@ -284,18 +313,21 @@ class _GeneratorNode(Node):
             return
         for item in self._opened():
             self.read += 1
-            if spec is UNKNOWN_SPEC or spec is None:
-                yield element(item)
-            else:
-                yield _as_spec(item, spec)
+            x = element(item) if spec is UNKNOWN_SPEC or spec is None else _fitting(item, spec, "the generator")
+            yield read_only(x) if self.op.kept else x
         self.ended = True  # an iterator of the user need not stay at its end
 
     def close(self) -> None:
         super().close()
         close = getattr(self._items, "close", None)
         self._items = None
-        if close is not None:
+        if close is None:
+            return
+        try:
             close()
+        except ValueError as error:
+            if str(error) != "generator already executing":
+                raise  # else the thread that is in it, while another closes the iterator, drops it
 
     def state(self) -> dict[str, Any]:
         tell, _ = _place_methods(self._items)
@@ -317,32 +349,6 @@ def _place_methods(items: Any) -> tuple[Any, Any]:
     return None, None
 
 
-def _as_spec(item: Any, spec: Any) -> Any:
-    """The item as the spec's dtypes; Python's numbers and lists take them."""
-    from zmqdist.specs import convert
-
-    def leaf(one: TensorSpec, value: Any) -> Any:
-        if isinstance(value, (str, bytes)):
-            problem = structure.problem_of(value, one)
-            if problem is not None:
-                raise invalid(f"the generator gave another type: {problem}")
-            return value
-        array = convert(value, one)
-        return array if array.ndim else array[()]
-
-    if isinstance(spec, TensorSpec):
-        return leaf(spec, item)
-    if isinstance(spec, dict) and isinstance(item, dict) and spec.keys() == item.keys():
-        return {key: _as_spec(item[key], spec[key]) for key in spec}
-    if isinstance(spec, tuple) and isinstance(item, (tuple, list)) and len(spec) == len(item):
-        items = [_as_spec(one, part) for one, part in zip(item, spec, strict=True)]
-        return type(spec)(*items) if hasattr(spec, "_fields") else tuple(items)
-    problem = structure.problem_of(element(item), spec)
-    if problem is not None:
-        raise invalid(f"the generator gave another structure: {problem}")
-    return item
-
-
 @operator("from_generator", _GeneratorNode)
 @dataclass(frozen=True)
 class Generator(Op):
@@ -351,6 +357,8 @@ class Generator(Op):
     function: Function
     args: tuple[Any, ...]
     spec: Any = field(default=None)
+    kept: bool = False
+    """Whether it yields the items of an object that keeps them: `from_source`."""
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return UNKNOWN_CARDINALITY

@@ -17,7 +17,7 @@ from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Function, Op, finite, operator
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
-from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, invalid, spec_of
+from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, invalid, spec_of, whole
 
 if TYPE_CHECKING:
     from zmqdist.data.tree import Tree
@@ -89,12 +89,13 @@ class Window(Op):
 
     @classmethod
     def build(cls, size: int, shift: int | None, stride: int, drop_remainder: bool) -> Window:
-        """Raises InvalidArgumentError for a number that is not positive."""
-        numbers = {"size": size, "shift": size if shift is None else shift, "stride": stride}
+        """Raises InvalidArgumentError for a number that is not positive, TypeError for one that is not whole."""
+        given = {"size": size, "shift": size if shift is None else shift, "stride": stride}
+        numbers = {what: whole(number, what) for what, number in given.items()}
         for what, number in numbers.items():
             if number < 1:
                 raise invalid(f"Window {what} must be greater than zero, not {number}")
-        return cls(int(size), int(numbers["shift"]), int(stride), bool(drop_remainder))
+        return cls(numbers["size"], numbers["shift"], numbers["stride"], bool(drop_remainder))
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         count = inputs[0]
@@ -207,7 +208,10 @@ class GroupByWindow(Op):
     def infer(self, dataset: Tree) -> Any:
         for x in dataset.inputs[0].probe():
             key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
-            return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
+            try:
+                return self.reduced(int_scalar(key, "key_func"), [x], dataset).element_spec
+            except NoElements:  # nothing comes of a window of one
+                return super().infer(dataset)
         return UNKNOWN_SPEC
 
     def reduced(self, key: int, elements: list[Any], dataset: Tree) -> Tree:

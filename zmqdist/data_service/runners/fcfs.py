@@ -9,6 +9,7 @@ Rules
     nobody has taken: a pipeline that cannot work at all fails as often as it is asked, and no more.
     At the end every question is answered so, and `finished` is called when the last element has been taken. A pipeline that could not be
     opened, or that died for good, has no end: everybody is told why.
+    After `close` no question gets elements: the thread may make one more, and those before it are gone.
 """
 
 from __future__ import annotations
@@ -111,16 +112,15 @@ class FirstCome:
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if self._dead is not None:
-            self._end()
-            return
-        self._began = time.monotonic()
         try:
-            iterator = self._open()
-        except BaseException as error:
+            if self._dead is None:
+                self._began = time.monotonic()
+                self._read(self._open())
+        except BaseException as error:  # it could not be opened, or not be closed
             self._dead = error
-            self._end()
-            return
+        self._end()
+
+    def _read(self, iterator: DatasetIterator) -> None:
         buffer = self._buffer
         with iterator:
             while not self._closed:
@@ -141,7 +141,6 @@ class FirstCome:
                         self._failures += 1
                     self._wake()
                     self._wait_for_nothing_failed()
-        self._end()
 
     def _wake(self) -> None:
         with self._lock:
@@ -191,7 +190,7 @@ class FirstCome:
                     self._serving = False
                     break
                 wanted, reply = self._waiting.popleft()
-                taken = self._take(wanted) if self._buffer else None
+                taken = self._take(wanted) if self._buffer and not self._closed else None
             if taken is None:
                 if self._dead is not None:
                     reply.fail(self._dead)
@@ -203,7 +202,7 @@ class FirstCome:
                 reply.fail(taken.error)
             else:
                 reply.elements(taken)
-        if self._ended and not self._buffer and not self._told and self._dead is None:
+        if self._ended and not (self._buffer or self._closed or self._told) and self._dead is None:
             self._told = True
             self._finished()
 

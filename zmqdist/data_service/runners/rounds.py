@@ -8,6 +8,8 @@ Rules
     After a restart of the task some may have a round that others have not: these get theirs as soon as all have asked for something,
     unless those ahead say that it was skipped.
     The same question again, after a lost answer, has the same answer.
+    One question of each consumer waits. A newer one takes its place, and the older one is answered with an error: ABORTED when the same
+    reader asks again, FAILED_PRECONDITION when another reader asks as the same consumer.
     An error of the pipeline, or its end, is the answer to this and every later question.
 
 Tags: (next round of this consumer, the last round that all consumers have received). To ask for a round is to have received all before.
@@ -26,7 +28,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data_service.elements import weigh
 from zmqdist.data_service.runners.base import Named, Reply, Wanted
-from zmqdist.errors import CancelledError, FailedPreconditionError
+from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
 GROUPS_MAX: Final = 64
 GROUPS_BYTES: Final = 16 << 20
@@ -75,7 +77,7 @@ class Rounds:
         self._serve()
 
     def _note(self, wanted: Wanted, reply: Reply) -> Callable[[], None] | None:
-        """Have a question wait; or its answer, if it needs no company. With the lock."""
+        """Have a question wait. Return what can be answered at once: it, or the older question whose place it takes. With the lock."""
         consumer, asked = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
@@ -88,8 +90,9 @@ class Rounds:
         self._asked[consumer] = asked
         if self._round is not None and asked < self._round:
             return self._skip(wanted, reply, self._round)
+        replaced = self._waiting.get(consumer)
         self._waiting[consumer] = wanted, reply
-        return None
+        return None if replaced is None else partial(replaced[1].fail, displaced(replaced[0], wanted))
 
     def _received_by_all(self) -> int:
         return min(self._asked.values()) - 1 if len(self._asked) == self._consumers else -1
@@ -97,6 +100,14 @@ class Rounds:
     def _skip(self, wanted: Wanted, reply: Reply, then: int) -> Callable[[], None]:
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, None)
         return partial(_give, reply, None, (then, self._received_by_all()))
+
+    def figures(self) -> tuple[Any, ...]:
+        """The fields of a Report (core/splits/figures.py), from the weight of the last group; how long an element takes is not known."""
+        with self._lock:
+            groups = len(self._groups)
+            taken = self._made - groups * self._consumers
+            nbytes = taken * self._group_bytes // self._consumers
+            return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
     def expire(self, reply: Reply) -> None:
         """The round that this question is for does not come about: all skip it."""
@@ -136,20 +147,24 @@ class Rounds:
             group.extend(islice(iterator, self._consumers))
         except BaseException as error:
             raise self._named(error, f"element {self._made + len(group)}") from None
-        self._made += len(group)
         return group
 
     def _add(self, group: list[Any]) -> None:
         """Have a group served, and wait until there is room for another."""
         with self._lock:
             self._groups.append(group)
+            self._made += len(group)
             self._group_bytes = max(1, sum(map(weigh, group)))
             reply = next((each for _, each in self._waiting.values()), None)
         if reply is not None:
             reply.soon(self._serve)
         with self._lock:
-            while len(self._groups) >= min(GROUPS_MAX, max(1, GROUPS_BYTES // self._group_bytes)) and not self._closed:
+            while len(self._groups) >= self._groups_max() and not self._closed:
                 self._room.wait()
+
+    def _groups_max(self) -> int:
+        """How many groups may be made ahead. With the lock."""
+        return min(GROUPS_MAX, max(1, GROUPS_BYTES // self._group_bytes))
 
     def _end(self, error: BaseException) -> None:
         with self._lock:
@@ -234,6 +249,20 @@ def restarted(consumer: int, asked: int, reached: int) -> str:
         f"Consumer {consumer} requested data for round {asked}, but the current round has already reached {reached}. "
         "This may indicate that the consumer was restarted with the same job name."
     )
+
+
+def displaced(older: Wanted, newer: Wanted) -> OpError:
+    """What a question is answered with that waited when its consumer asked another one."""
+    consumer = older.consumer
+    if older.reader == newer.reader:
+        text = f"the question of consumer {consumer} for round {newer.round} took the place of this one for round {older.round}"
+        return AbortedError(None, None, text)
+    text = (
+        f"Another reader (client {newer.reader}) asks as consumer {consumer} for round {newer.round}, while this one (client "
+        f"{older.reader}) waited for round {older.round}. This may indicate that two readers have the same consumer_index, or that the "
+        "consumer was restarted with the same job name."
+    )
+    return FailedPreconditionError(None, None, text)
 
 
 def _give(reply: Reply, elements: list[Any] | None, tag: tuple[int, int]) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -159,7 +160,7 @@ class SnapshotService:
                 log.exception("snapshots")
             self._soon(self._changed)
 
-        self._pool.submit(run)
+        self._submit(run)
 
     def _streams(self, asked: Asked, life: Number, has: dict[str, Number]) -> None:
         address = self._address(life)
@@ -188,7 +189,7 @@ class SnapshotService:
             else:
                 self._soon(self._looked, asked, life, has, found, version)
 
-        self._pool.submit(look)
+        self._submit(look)
 
     def _looked(self, asked: Asked, life: int, has: dict[str, int], found: dict[str, int], version: int) -> None:
         if not asked.wanted() or life not in self._addresses:
@@ -301,7 +302,11 @@ class SnapshotService:
             if changes:
                 self._soon(self._changed)
 
-        self._pool.submit(run)
+        self._submit(run)
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the pool was closed: the dispatcher stops, and its connections end with it
+            self._pool.submit(run)
 
     def _soon(self, fn: Callable[..., object], *args: Any) -> None:
         try:

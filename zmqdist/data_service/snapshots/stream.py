@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from zmqdist.data_service.dealing import insist
 from zmqdist.data_service.snapshots.writer import StreamWriter
-from zmqdist.errors import OpError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.failures import told
 
 log = logging.getLogger("zmqdist.data.snapshots")
 
@@ -91,18 +91,18 @@ class Stream:
         code, message = 0, ""
         try:
             self._writer.run()
-        except OpError as error:
-            code, message = error.error_code, str(error)
+        except BaseException as error:  # whatever it was, the dispatcher must hear of it
+            code, message = told(error)
             log.log(
                 logging.WARNING if self._writer.failed else logging.INFO,
                 "stream %d of %s: %s",
                 self.index,
                 self.path,
-                error,
+                message,
             )
         if not code or self._writer.failed:  # else somebody else writes it, or the snapshot is over
             try:
                 self._asked("stream_ended", inf, code, message)
-            except OpError as error:
-                log.info("stream %d of %s: %s", self.index, self.path, error)
+            except BaseException as error:
+                log.info("stream %d of %s: %s", self.index, self.path, told(error)[1])
         self._ended(self)

@@ -69,6 +69,11 @@ class SnapshotWorker:
         """Whether nothing is being written."""
         return not self._writing
 
+    @property
+    def writing(self) -> int:
+        """How many streams are being written."""
+        return len(self._writing)
+
     def drain(self, then: Callable[[], None]) -> None:
         """Commit what is there, leave the streams to others, and call `then` when that is done. In the loop."""
         self._left = then

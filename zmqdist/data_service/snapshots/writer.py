@@ -40,6 +40,7 @@ from zmqdist.errors import (
     InternalError,
     InvalidArgumentError,
     OpError,
+    ResourceExhaustedError,
     UnimplementedError,
     UnknownError,
 )
@@ -233,7 +234,7 @@ class StreamWriter:
         assert self._iterator is not None
         try:
             state = self._iterator.state_dict()
-        except (UnimplementedError, InvalidArgumentError) as error:
+        except (UnimplementedError, InvalidArgumentError, ResourceExhaustedError) as error:
             LOG.warning("%s: committed at its end only: %s", self._folder, error)
             return
         checkpoints = storage.join(self._folder, "checkpoints")

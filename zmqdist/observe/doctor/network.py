@@ -5,6 +5,7 @@ Each step is a reason of its own why nothing works, and the next is only tried w
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -13,13 +14,13 @@ from typing import Final
 
 from zmqdist import errors
 from zmqdist._version import __version__
-from zmqdist.net import looking
+from zmqdist.net import keys, looking
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.looking import Owner, Seen
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
-from zmqdist.observe.status import printable
-from zmqdist.rpc import ZmqClient
+from zmqdist.observe.status import plural, printable, slot_deaths
+from zmqdist.rpc import ZmqClient, asking
 from zmqdist.rpc.about import ABOUT, About, heard
 
 LOOKS: Final = 5
@@ -87,27 +88,67 @@ def _introduced(subject: str, address: str, seen: Seen, credentials: Credentials
     if not seen.mechanism:
         told = f"the port is taken by {_named(owner)}, which is no zmqdist server"
         return Address([problem(subject, told, "stop that, or take another port (0 for a free one)")])
-    try:
-        client = client_of(address, credentials)
-    except errors.OpError as error:
-        return Address([problem(subject, error.message, "name this cluster's token or keys (--token-file, --keys)")])
-    with client:
+    failed: errors.OpError | None = None
+    for key in (b"", *(listening_keys(credentials) if seen.mechanism == "CURVE" else [])):
         try:
-            about, rtt_s, ahead_s = _ask(client, timeout_s)
+            client = client_of(address, credentials, key)
         except errors.OpError as error:
-            return Address([_refused(subject, error, owner, timeout_s)])
-    return Address(_described(subject, about, rtt_s, ahead_s, seen.mechanism), about)
+            return Address(
+                [problem(subject, error.message, "name this cluster's token or keys (--token-file, --keys)")]
+            )
+        with client:
+            try:
+                about, rtt_s, ahead_s = _ask(client, timeout_s)
+            except errors.OpError as error:
+                failed = failed or error
+                if not isinstance(error, errors.UnauthenticatedError):
+                    break
+                continue
+            history = _history(subject, client, timeout_s) if about.kind == "dispatcher" else []
+        return Address([*_described(subject, about, rtt_s, ahead_s, seen.mechanism), *history], about)
+    assert failed is not None
+    return Address([_refused(subject, failed, owner, timeout_s)])
 
 
-def client_of(address: str, credentials: Credentials) -> ZmqClient:
-    """As the first role that this side has the key of; with the token any will do."""
+def _history(subject: str, client: ZmqClient, timeout_s: float) -> list[Finding]:
+    """What a dispatcher remembers of workers and slots that died, and of data ports that could not be reached."""
+    try:
+        record = asking.start(client, "status", due=time.monotonic() + timeout_s).get_value()
+    except errors.OpError:  # of another version; it has just answered who it is
+        return []
+    found = []
+    if lost := record.get("losses_count"):
+        told = f"{plural(lost, 'worker has', 'workers have')} been lost since it was started"
+        found.append(warning(subject, told, "zmqdist status says which, when and why"))
+    if record.get("slot_deaths"):
+        advice = "look for them in the log of that worker, and in the kernel's for processes that took too much memory"
+        found.append(warning(subject, slot_deaths(record), advice))
+    if relayed := record.get("relayed"):
+        told = f"it has passed on {plural(relayed, 'piece')} of large payloads, which should go straight from worker to reader"
+        advice = "open the ports of the workers and programs to each other's hosts, or give workers a fixed port (--port) and open that"
+        found.append(warning(subject, told, advice))
+    return found
+
+
+def client_of(address: str, credentials: Credentials, key: bytes = b"") -> ZmqClient:
+    """As the first role that this side has the key of; with the token any will do. `key`: of what listens there, if that is no server."""
     problems = []
     for role in ("submit", "worker", "admin", "client"):
         try:
-            return ZmqClient(address, "zmqdist doctor", security=credentials.client(address, role))
+            return ZmqClient(address, "zmqdist doctor", security=credentials.client(address, role, key))
         except errors.FailedPreconditionError as error:
             problems.append(error)
     raise problems[0]
+
+
+def listening_keys(credentials: Credentials) -> list[bytes]:
+    """The public keys that a worker of this cluster may show, as far as this side knows them."""
+    folder = credentials.keys_dir or os.environ.get(keys.ENVIRONMENT)
+    try:
+        authorized = keys.load_authorized(folder) if folder else {}
+    except errors.FailedPreconditionError:
+        return []
+    return [key for key, role in authorized.items() if role == "worker"]
 
 
 def _ask(client: ZmqClient, timeout_s: float) -> tuple[About, float, float]:
@@ -132,7 +173,9 @@ def _described(subject: str, about: About, rtt_s: float, ahead_s: float, mechani
     )
     found = [ok(subject, told)]
     if about.version != __version__:
-        told = f"zmqdist {about.version} there, {__version__} here; they understand each other"
+        same = about.version.split(".")[:2] == __version__.split(".")[:2]
+        so = "they understand each other" if same else "plain calls work, scheduled functions will not run"
+        told = f"zmqdist {about.version} there, {__version__} here; {so}"
         found.append(warning(subject, told, "install the same version on both ends"))
     if about.python != sys.version_info[:2]:
         told = f"Python {_dotted(about.python)} there, {_dotted(sys.version_info[:2])} here: scheduled functions will not run"

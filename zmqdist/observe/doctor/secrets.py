@@ -92,6 +92,10 @@ def _connecting(folder: Path, subject: str, roles: list[str]) -> list[Finding]:
     try:
         keys.load_server_public(folder)
         authorized = keys.load_authorized(folder) if (folder / "authorized").exists() else None
+        listeners = [role for role in roles if role in ("worker", "submit")]
+        if authorized is None and listeners and not (folder / "server.key").exists():
+            text = f"there is no `authorized` beside {listeners[0]}.key: with it no worker can run and no program can schedule"
+            found.append(warning(subject, text, "copy `authorized` there; it has no secrets"))
         for role in roles:
             pair = keys.load_role(folder, role)
             if authorized is not None and keys.raw(pair.public) not in authorized:

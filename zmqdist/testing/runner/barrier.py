@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from zmqdist import errors
 from zmqdist.limits import WAIT_LOG_S
@@ -102,11 +102,14 @@ class Gate:
 class Barrier:
     """What `get_barrier` gives to a task. `wait` is for one thread of it at a time.
 
+    Where it is unpickled it is the barrier of the task there: a task may return it, and another may be given it. In the parent, which is no
+    task, nothing can wait for it.
+
     Attributes:
       parties: how many tasks have to come.
     """
 
-    def __init__(self, line: Line, parties: int) -> None:
+    def __init__(self, line: Line | None, parties: int) -> None:
         self.parties = parties
         self._line = line
         self._lock = threading.Lock()
@@ -124,12 +127,15 @@ class Barrier:
           DeadlineExceededError: somebody's time was over, yours or another's: it fails for all who wait, and for who comes later.
           AbortedError: a task has ended that had not come.
           InvalidArgumentError: this task was added to the run, and is not counted; or `timeout` is negative or NaN.
+          ValueError: this is the parent, which got the barrier from a task.
         """
         if timeout is not None and not timeout >= 0:
             told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
             raise errors.from_code(errors.INVALID_ARGUMENT, told)
+        if self._line is None:
+            raise ValueError(_NO_TASK)
         with self._lock:
-            due = None if timeout is None else time.monotonic() + timeout
+            due = None if timeout is None else time.monotonic() + float(timeout)
             self._line.send("arrive")
             while True:
                 left = WAIT_LOG_S if due is None else min(WAIT_LOG_S, due - time.monotonic())
@@ -146,8 +152,19 @@ class Barrier:
                 else:
                     self._line.send("who")
 
+    def __reduce__(self) -> Any:
+        return _barrier_here, (self.parties,)
+
+
+def _barrier_here(parties: int) -> Barrier:
+    return Barrier(None, parties) if _here is None else _here
+
 
 _here: Barrier | None = None
+_NO_TASK: Final = (
+    "get_barrier() is for the tasks of a run: call it in the function that the runner runs, not in the process that runs "
+    "the test"
+)
 
 
 def get_barrier() -> Barrier:
@@ -157,9 +174,7 @@ def get_barrier() -> Barrier:
       ValueError: this is the parent, which is no task.
     """
     if _here is None:
-        raise ValueError(
-            "get_barrier() is for the tasks of a run: call it in the function that the runner runs, not in the process that runs the test"
-        )
+        raise ValueError(_NO_TASK)
     return _here
 
 

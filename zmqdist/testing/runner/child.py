@@ -1,4 +1,4 @@
-"""A process of a run: `python -m zmqdist.testing.runner.child LIFELINE LINE`, two descriptors that it has from its parent.
+"""A process of a run: `main` with LIFELINE and LINE, two descriptors that it has from its parent.
 
 It ends with its parent, however that ends, and takes with it what it has started: the kernel sends SIGKILL to the whole process group
 when the lifeline, a pipe, breaks. So that works also for a function that is stuck in C code and holds the interpreter's lock.
@@ -96,7 +96,3 @@ def _make_importable(name: str, path: str) -> None:
     if spec is not None and spec.loader is not None:
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

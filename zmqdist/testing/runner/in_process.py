@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from zmqdist.server.server import Server
 
 
+_running: dict[int, InProcessCluster] = {}
+"""By identity: a server stops when nothing refers to it any more."""
+
+
 class InProcessCluster(ReservedCluster):
     """What `create_in_process_cluster` gives: the dict of jobs to addresses, and the servers behind it. A context manager.
 
@@ -26,6 +30,7 @@ class InProcessCluster(ReservedCluster):
 
     def stop(self) -> None:
         """Stop the servers. Idempotent."""
+        _running.pop(id(self), None)
         while self.servers:
             self.servers.pop().stop()
 
@@ -45,7 +50,8 @@ def create_in_process_cluster(
       rpc_layer: "zmq".
 
     Returns:
-      The cluster as a dict; it has `stop()`, and stops with the with-statement. They also end with the process.
+      The cluster as a dict; it has `stop()`, and stops with the with-statement. Else the servers run until the process ends, also when
+      nothing refers to the dict any more: their addresses may be all that was kept of it.
 
     Raises:
       ValueError: another layer, or a number of tasks below 0.
@@ -64,4 +70,5 @@ def create_in_process_cluster(
     except BaseException:
         cluster.stop()
         raise
+    _running[id(cluster)] = cluster
     return cluster

@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from signal import SIGTERM
 from typing import Any, NoReturn
 
+from zmqdist.background import in_background
 from zmqdist.errors import describe_exit
 from zmqdist.testing.runner.barrier import Task, named
 from zmqdist.testing.runner.crew import Crew, Outcome, TaskProcess, Work
@@ -37,6 +38,9 @@ class MultiProcessPoolRunner:
       share_gpu: False: the devices of this machine are dealt out, by CUDA_VISIBLE_DEVICES.
       task_timeout_s: how long one `run` may take.
 
+    Attributes:
+      task_timeout_s: how long one `run` may take; a change holds from the next one on.
+
     What the processes write goes to standard output, with the task in front. They end by `shutdown`, with the with-statement, when
     the pool is dropped, and with this process.
 
@@ -58,7 +62,7 @@ class MultiProcessPoolRunner:
         self._cluster_spec = cluster_spec
         self._initializer = initializer
         self._share_gpu = share_gpu
-        self._task_timeout_s = task_timeout_s
+        self.task_timeout_s = task_timeout_s
         self._lock = threading.RLock()
         self._told: SimpleQueue[tuple[TaskProcess, Outcome | None]] = SimpleQueue()
         self._processes: dict[Task, TaskProcess] = {}
@@ -140,7 +144,7 @@ class MultiProcessPoolRunner:
 
     def _collect(self) -> dict[Task, Outcome]:
         outcomes: dict[Task, Outcome] = {}
-        due = time.monotonic() + self._task_timeout_s
+        due = time.monotonic() + self.task_timeout_s
         try:
             while len(outcomes) < len(self._processes):
                 process, outcome = self._told.get(timeout=max(0.0, due - time.monotonic()))
@@ -171,7 +175,7 @@ class MultiProcessPoolRunner:
         self.shutdown()
         names = ", ".join(named(process.task) for process in late)
         raise SubprocessTimeoutError(
-            f"still running after {self._task_timeout_s:g} s: {names}; their stacks are in their output",
+            f"still running after {self.task_timeout_s:g} s: {names}; their stacks are in their output",
             _result(outcomes),
         )
 
@@ -181,8 +185,7 @@ def _result(outcomes: dict[Task, Outcome]) -> MultiProcessRunnerResult:
 
 
 def _close_in_background(crew: Crew) -> None:
-    """The garbage collector may have borrowed any thread, one of the crew's too."""
-    threading.Thread(target=crew.close, name="zmqdist-pool-close", daemon=True).start()
+    in_background("zmqdist-pool-close", crew.close)
 
 
 def _stream(line: str) -> None:

@@ -1,6 +1,6 @@
 """`manager`: objects that the parent and the tasks of a run share, those of the standard library's `multiprocessing.Manager`.
 
-They live in a process of their own, `python -m zmqdist.testing.runner.shared`, which ends with this one: its standard input is its
+They live in a process of their own, started with the first, which ends with this one: its standard input is its
 lifeline. Each look at one of the objects is a question to that process; for tests that is quick enough.
 """
 
@@ -15,6 +15,8 @@ import sys
 import threading
 from multiprocessing.managers import SyncManager
 
+from zmqdist.child_command import add_working_directory, child_command
+
 _lock = threading.Lock()
 _manager: SyncManager | None = None
 _process: subprocess.Popen[str] | None = None
@@ -26,7 +28,7 @@ def manager() -> SyncManager:
     with _lock:
         if _manager is None:
             _process = subprocess.Popen(
-                [sys.executable, "-m", "zmqdist.testing.runner.shared"],
+                child_command("zmqdist.testing.runner.shared"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -60,13 +62,10 @@ def _end_with_parent() -> None:
 
 def main() -> None:
     """Serve until standard input ends."""
+    add_working_directory()
     authkey = bytes.fromhex(sys.stdin.readline())
     multiprocessing.current_process().authkey = authkey
     server = SyncManager(("127.0.0.1", 0), authkey).get_server()
     threading.Thread(target=_end_with_parent, name="zmqdist-lifeline", daemon=True).start()
     print(json.dumps(server.address), flush=True)
     server.serve_forever()
-
-
-if __name__ == "__main__":
-    main()

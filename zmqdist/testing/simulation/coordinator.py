@@ -264,8 +264,8 @@ class SimCoordinator:
     # -- bulk -----------------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        if self._fetching.get(work) != attempt:
-            return  # it ran again in the meantime
+        if not self.machine.wants(work, attempt):
+            return  # it has ended, or was submitted again in the meantime
         holder = self.cluster.holder(reference)
         if holder is None:
             if not self.resolved[work]:

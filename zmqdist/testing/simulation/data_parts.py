@@ -10,17 +10,26 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send
+from zmqdist.core.events import Ticked as TimePassed
+from zmqdist.core.membership import MemberJoined, MemberLost, Membership
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits
 from zmqdist.core.splits.state import State
+from zmqdist.core.worker import DISPATCHER, Worker
+from zmqdist.core.worker_events import DispatcherDown, DispatcherUp, Exit
+from zmqdist.core.worker_events import Event as WorkerEvent
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
+from zmqdist.messages import Message, Register
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
 
 GRACE_S = 0.3
+LEASE_S = 3.0
+RECONNECT_S_MAX = 1.0
 WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
 
@@ -51,10 +60,13 @@ class Link:
     tickets: list[Ticket] = field(default_factory=list)
     last: dict[str, float] = field(default_factory=dict)
     """When what was sent last in a direction arrives: order holds within a connection."""
+    hear: Callable[[Message], None] = lambda message: None
+    closed: Callable[[], None] = lambda: None
+    """Called when this side notices that the connection has ended."""
 
 
 class SimDispatcher:
-    """The machine, its journal on a disk that survives, and connections."""
+    """The machines of the data and of the membership, the journal on a disk that survives, and connections."""
 
     def __init__(self, sim: DataSim, fault_tolerant: bool) -> None:
         self._sim = sim
@@ -76,6 +88,7 @@ class SimDispatcher:
         """Another life; with a journal the state of the one before."""
         self.life += 1
         self.alive = True
+        self.membership = Membership(LEASE_S, GRACE_S, 1.0)
         self.splits = Splits(self.rules, self._sim.random.getrandbits(40), self._sim.clock.now)
         if self.rules.fault_tolerant:
             if self._snapshot is None:
@@ -108,9 +121,51 @@ class SimDispatcher:
 
         def arrive() -> None:
             if link.open and self.alive and link.life == self.life:
-                self.handle(make(ticket))
+                question = make(ticket)
+                self.handle(question)
+                if isinstance(question, q.Splits) and question.task in self.splits.state.tasks:
+                    sim.gave(question, self.splits.state.tasks[question.task].given)
 
         sim.in_order(link, "up", arrive)
+
+    def tell(self, link: Link, message: Message) -> None:
+        """Send what a worker says of itself."""
+
+        def arrive() -> None:
+            if link.open and self.alive and link.life == self.life:
+                self._members(Heard(link, message))
+
+        self._sim.in_order(link, "up", arrive)
+
+    def gone(self, link: Link) -> None:
+        """This side notices that a connection has ended."""
+        if self.alive and link.life == self.life:
+            self._members(PeerGone(link))
+
+    def exited(self, life: int) -> None:
+        """The kernel says that the process of a worker has ended."""
+        if not self.alive:
+            return
+        for member in list(self.membership.members.values()):
+            if member.incarnation == life:
+                self._members(ProcessExited(pid=life, exit_code=None, job=member.job, index=member.index))
+
+    def _members(self, event: Heard | PeerGone | ProcessExited | TimePassed) -> None:
+        """As the shell does it."""
+        for change in self.membership.handle(event, self._sim.clock.now):
+            match change:
+                case Send(link, message):
+                    self._say(link, message)
+                case MemberJoined(member, register):
+                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.index >= 0)
+                    self.handle(joined)
+                case MemberLost(member):
+                    self._sim.note(f"{member.name} is lost")
+                    self._sim.lost(member.incarnation)
+                    self.handle(q.WorkerLost(member.incarnation))
+
+    def _say(self, link: Any, message: Message) -> None:
+        self._sim.in_order(link, "down", lambda: link.hear(message) if link.open else None)
 
     def handle(self, event: q.Event) -> None:
         if self.alive:
@@ -175,6 +230,9 @@ class SimDispatcher:
         if self.alive and life == self.life:
             if self.splits.deadline <= self._sim.clock.now:
                 self.handle(q.Ticked())
+            due = self.membership.deadline
+            if due is not None and due <= self._sim.clock.now:
+                self._members(TimePassed())
             self._sim.clock.after(0.05, lambda: self._tick(life))
 
 
@@ -246,7 +304,7 @@ class SimTask:
                 self._run = (value[0], value[0] + value[1])
                 self._produce()
 
-        worker.dispatcher.ask(worker.link, question, then)
+        worker.dispatcher.ask(worker.calls(), question, then)
 
     def _end(self) -> None:
         self.ended = True
@@ -263,56 +321,97 @@ class SimTask:
 
 
 class SimWorker:
-    """A process with tasks."""
+    """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
 
-    def __init__(self, sim: DataSim, name: str, address: str) -> None:
+    def __init__(self, sim: DataSim, name: str, address: str, index: int) -> None:
         self.sim = sim
         self.name = name
         self.address = address
+        self.index = index
         self.life = sim.random.getrandbits(40)
         self.dispatcher = sim.dispatcher
         self.alive = True
         self.tasks: dict[int, SimTask] = {}
         self.link: Link | None = None
-        self.member_of = 0
-        """The life of the dispatcher that counts it as a member."""
+        self._calls: Link | None = None
+        self._away_until = 0.0
+        self._tick_at = 0.0
         self._state = 0
         self._asking = 0
+        self._machine = Worker(
+            incarnation=self.life,
+            job="worker",
+            index=index,
+            slots=1,
+            pid=self.life,
+            host="sim",
+            orphan_limit_s=1e6,
+            can_kill=True,
+            now=sim.clock.now,
+            address=address,
+        )
         self.connect()
 
     def connect(self) -> None:
+        """Try until the dispatcher is there."""
+        if not self.alive or (self.link is not None and self.link.open):
+            return
+        clock = self.sim.clock
+        self.link = self.dispatcher.connect() if clock.now >= self._away_until else None
+        if self.link is None:
+            clock.after(self.sim.random.uniform(0.02, RECONNECT_S_MAX), self.connect)
+            return
+        link, life = self.link, self.dispatcher.life
+        link.hear = lambda message: self._handle(Heard(DISPATCHER, message))
+        link.closed = self._down
+        self.sim.soon(lambda: self._handle(DispatcherUp(life)) if link.open else None)
+
+    def calls(self) -> Link | None:
+        """The connection by which its tasks ask."""
+        if self._calls is None or not self._calls.open:
+            self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
+        return self._calls
+
+    def _down(self) -> None:
+        self._handle(DispatcherDown())
+        self.sim.clock.after(self.sim.random.uniform(0.02, RECONNECT_S_MAX), self.connect)
+
+    def _handle(self, event: WorkerEvent) -> None:
+        machine, clock = self._machine, self.sim.clock
         if not self.alive:
             return
-        self.link = self.dispatcher.connect()
-        if self.link is None:
-            self.sim.clock.after(0.05, self.connect)
-            return
-        if self.member_of != self.dispatcher.life:
-            self.member_of = self.dispatcher.life
-            self.dispatcher.handle(q.WorkerJoined(self.name, self.address, self.life))
-        self.ask_work()
+        before = machine.registered
+        for effect in machine.handle(event, clock.now):
+            match effect:
+                case Send(_, Register() as message) if self.link is not None:
+                    self.dispatcher.tell(self.link, message)
+                case Exit():
+                    raise AssertionError(f"D6: {self.name} lives and has ended: {effect}")
+        if machine.registered and not before:
+            self.ask_work()
+        due = machine.deadline
+        if due is not None and not clock.now < self._tick_at <= due:
+            self._tick_at = due
+            clock.at(due, lambda: self._handle(TimePassed()))
 
     def cut(self) -> None:
-        """The connection ends; it is back soon, or only after it was given up."""
-        assert self.link is not None
-        self.sim.end_link(self.link)
-        back_s = self.sim.random.choice((0.05, GRACE_S * 2))
-        if back_s > GRACE_S:
-            self.sim.clock.after(GRACE_S, self._given_up)
-        self.sim.clock.after(back_s, self.connect)
-
-    def _given_up(self) -> None:
-        self.member_of = 0
-        self.sim.workers_lost += 1
-        self.dispatcher.handle(q.WorkerLost(self.life))
+        """A connection ends, or both do; it is back soon, or only after the worker was given up."""
+        both = self.sim.random.random() < 0.5
+        if both:
+            self._away_until = self.sim.clock.now + self.sim.random.choice((0.05, GRACE_S * 2))
+        for link in (self.link, self._calls if both else None):
+            if link is not None:
+                self.sim.end_link(link)
 
     def kill(self) -> None:
         self.alive = False
-        if self.link is not None:
-            self.sim.end_link(self.link)
+        for link in (self.link, self._calls):
+            if link is not None:
+                self.sim.end_link(link)
         for task in self.tasks.values():
             task.dropped = True
-        self.sim.clock.after(0.01, lambda: self.dispatcher.handle(q.WorkerLost(self.life)))
+        if self.sim.random.random() < 0.5:  # it was on the dispatcher's host
+            self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.life))
 
     def ask_work(self) -> None:
         self._asking += 1
@@ -329,8 +428,7 @@ class SimWorker:
         if asking != self._asking or not self.alive:
             return
         if code:
-            again = self.connect if self.link is None or not self.link.open else self.ask_work
-            self.sim.clock.after(0.05, again)
+            self.sim.clock.after(0.05, lambda: self.ask_work() if self._machine.registered else None)
             return
         if value is None:
             self.ask_work()
@@ -360,6 +458,7 @@ class SimReader:
         self.ended = False
         self.error = 0
         self.state = self.client = self.iteration = 0
+        self.failed = ""
         self.lost_answers = 0
         self._link: Link | None = None
         self._version = 0
@@ -413,7 +512,10 @@ class SimReader:
             self.error, self.ended = code, True
             return
         if value is not None:
-            self._version, tasks, self._finished, *_ = value
+            self._version, tasks, self._finished, *_, self.failed = value
+            if self.failed:
+                self.error, self.ended = UNAVAILABLE, True
+                return
             there = {task[0]: task[3] for task in tasks if task[2]}
             self._sources = {task: life for task, life in there.items() if (task, life) not in self._over}
             for task in self._sources:
@@ -443,7 +545,7 @@ class SimReader:
         def answered(batch: list[Any], end: bool) -> None:
             if not open_ or (sim.faulty() and sim.random.random() < sim.lose_answers):
                 self.lost_answers += len(batch)
-                sim.answers_lost += len(batch)
+                sim.lose_answer(self, batch)
                 sim.soon(fail)
             else:
                 open_.clear()
@@ -469,7 +571,7 @@ class SimReader:
     def _answered(self, task: int, life: int, batch: list[Any], end: bool) -> None:
         self._asked[task] -= 1
         if not self.alive:
-            self.sim.answers_lost += len(batch)
+            self.sim.lose_answer(self, batch)
             return
         self.taken(batch)
         if end:

@@ -13,7 +13,8 @@ from zmqdist.testing.simulation.data_parts import SimReader, SimTask, SimWorker,
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
 
-ACK_S = 0.03
+ACK_S, SLOW_ACK_S = 0.03, 0.3
+"""A quick and a slow consumer: what waits for the slow one is met by more faults."""
 AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
 
 
@@ -57,7 +58,7 @@ class SimPortionTask(SimTask):
                 ]
                 self._make(client, made)
 
-        worker.dispatcher.ask(worker.link, question, then)
+        worker.dispatcher.ask(worker.calls(), question, then)
 
     def _make(self, client: int, coming: list[Any]) -> None:
         """One element after the other, then the next portions."""
@@ -101,6 +102,7 @@ class SimPortionReader(SimReader):
         self._later: dict[int, list[tuple[int, int, int, bool]]] = {}
         self._turn = 0
         self._acking = False
+        self._ack_s = sim.random.choice((ACK_S, SLOW_ACK_S))
         super().__init__(sim, job, r.DYNAMIC, 0)
 
     def opening(self, ticket: Ticket, request: int) -> q.Open:
@@ -152,14 +154,16 @@ class SimPortionReader(SimReader):
     def _acknowledge_soon(self) -> None:
         if not self._acking and self._fresh:
             self._acking = True
-            self.sim.clock.after(ACK_S, self._acknowledge)
+            self.sim.clock.after(self._ack_s if self.sim.faulty() else ACK_S, self._acknowledge)
 
     def _acknowledge(self, again: list[tuple[int, int, int, bool]] | None = None) -> None:
         if not self.alive or self.ended:
             return
         ripe = again
-        if ripe is None:
-            ripe, self._fresh = self._fresh, []
+        if ripe is None:  # the consumer may be in the middle of a portion
+            whole = self.sim.random.random() < 0.5
+            had = len(self._fresh) if whole else self.sim.random.randint(1, len(self._fresh))
+            ripe, self._fresh = self._fresh[:had], self._fresh[had:]
         marks: dict[int, tuple[int, bool]] = {}
         for number, offset, _, last in ripe:
             marks[number] = (offset + 1, last)

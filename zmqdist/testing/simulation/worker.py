@@ -33,7 +33,7 @@ from zmqdist.core.worker_events import (
     SlotSeen,
     Spawn,
 )
-from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, SlotsLost
+from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, Returned, SlotsLost
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class SimWorker:
         self.own: set[int] = set()
         self.held: dict[int, int] = {}
         """Bulk results: lease -> number of the run."""
+        self._begun: set[int] = set()
+        """Leases whose work has begun here."""
         self._random: Random = cluster.random
         self._what: dict[int, tuple[int, int]] = {}
         self._slots: list[SimSlot | None] = [None] * slots
@@ -223,8 +225,16 @@ class SimWorker:
                 lease = self.machine.lease_at(event.slot, position)
                 if kind == BULK and lease is not None:
                     self.held[lease] = int(payload.split(b"|")[3])
-        self._perform(self.machine.handle(event, self.cluster.clock.now))
+        effects = self.machine.handle(event, self.cluster.clock.now)
+        if isinstance(event, SlotReclaimed):
+            self._check_given_back(effects)
+        self._perform(effects)
         self._rearm()
+
+    def _check_given_back(self, effects: list[Effect]) -> None:
+        messages = [effect.message for effect in effects if isinstance(effect, Send)]
+        back = {lease for message in messages if isinstance(message, Returned) for lease in message.leases}
+        assert not back & self._begun, "worker P10: what a slot has begun is given back"
 
     def _rearm(self) -> None:
         at = self.machine.deadline
@@ -330,6 +340,8 @@ class SimWorker:
         kind, _, work = payload.decode().split("|")
         lease = self.machine.lease_at(slot.index, position)
         if lease is not None:
+            assert lease not in self._begun, "worker P10: what a slot has begun begins once more"
+            self._begun.add(lease)
             self.cluster.check_careful(self, lease)
         slot.position = position
         slot.running = (position, coordinator, int(work))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ import zmqdist as zd
 from tests.dispatch.work import begun, until, waits, writes
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child
 
 
@@ -77,12 +75,3 @@ def test_more_slots_than_the_templates_socket_holds_messages_all_start(start_wor
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         start_worker(dispatcher.address, slots=290)
         assert coordinator.schedule(int, ("5",)).get(20) == 5
-
-
-def test_more_slots_than_descriptors_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 4096))
-    with (
-        zd.DispatchServer() as dispatcher,
-        pytest.raises(errors.ResourceExhaustedError, match=r"128 slots need 480 descriptors.*may have 256"),
-    ):
-        zd.WorkerServer(WorkerConfig(dispatcher.address, slots=128, processes=True))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from zmqdist.core import worker
 from zmqdist.core.closures import Closures
 from zmqdist.core.dispatch import placement
 from zmqdist.core.dispatch.machine import Dispatch
@@ -20,9 +21,11 @@ from zmqdist.core.membership import Membership
 from zmqdist.core.pins import PLAIN, Pins
 from zmqdist.core.waiting import Waiting
 from zmqdist.core.worker import Worker
-from zmqdist.core.worker_events import FreeBulk
+from zmqdist.core.worker_events import FreeBulk, Reclaim
 from zmqdist.messages import Assign, Define, Members, Submit
 from zmqdist.testing import simulate
+
+pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
 
 SEEDS_MAX = 1000
 
@@ -117,12 +120,16 @@ def resolve_and_keep(self: Closures, items: list[Any]) -> Any:
     return effects
 
 
-RESOLVE = Closures._resolve
+RESOLVE = Closures._resolve  # reach: planted bugs change what it does
 
 
 def never_stop(self: Worker, effects: Any) -> Any:
     self._contact.stop_at = None
     return effects
+
+
+def asked_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(worker, "_reclaim", lambda slot: [setattr(slot, "reclaiming", True), Reclaim(slot.index)][1:])
 
 
 def abandon_without_kill(self: Worker) -> list[Any]:
@@ -193,7 +200,7 @@ ENQUEUE, PUT_BACK = Placement.enqueue, Placement.put_back
 
 
 def greedy(patch: pytest.MonkeyPatch) -> None:
-    give = Placement._give
+    give = Placement._give  # reach: the planted bug changes what it does
     patch.setattr(Placement, "_give", lambda self, hands, count, *args: give(self, hands, 3 * count + 5, *args))
 
 
@@ -228,6 +235,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         "worker P9",
     ),
     ("work for this worker waits like any other", before(Worker, "_hear", never_first), "worker P9"),
+    ("a slot is asked again what it has not begun before it has answered", asked_again, "worker P10"),
     ("work that was returned is lost", before(Dispatch, "returned", drop_returned), "dispatch P"),
     (
         "a bulk result is forgotten with its worker",

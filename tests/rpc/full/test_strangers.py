@@ -29,6 +29,8 @@ from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import decode_hello, encode_hello, our_hello
 from zmqdist.wire.safe import encode as encode_value
 
+pytestmark = pytest.mark.timeout(300)  # thousands of connections, on a machine with much to do, too
+
 RAW = 10_000
 FUZZED = 6_000
 SILENT = 2_000
@@ -46,15 +48,15 @@ from zmqdist.rpc import ZmqServer
 server = ZmqServer("127.0.0.1:0")
 
 def seen():
-    router, service = server._router, server._service
+    now = server.snapshot()
     return {
-        "dropped": dict(router.dropped),
-        "refused": router.refused_handshakes,
-        "strays": sum(peer.lanes.faults + peer.lanes._in.late for peer in router.peers if peer.lanes is not None),
-        "repeated": service._calls.repeated,
-        "held": len(service._calls),
-        "peers": len(router.peers),
-        "faults": server._loop.faults,
+        "dropped": dict(now.messages_dropped),
+        "refused": now.handshakes_refused,
+        "strays": now.transfer_faults,
+        "repeated": now.calls_repeated,
+        "held": now.calls,
+        "peers": now.clients,
+        "faults": now.faults,
     }
 
 server.register("seen", seen, inline=True)
@@ -106,14 +108,17 @@ class Busy:
     def seen(self) -> dict[str, Any]:
         return self.client.seen_blocking()
 
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
     def end(self) -> None:
         """Nothing was noticed, nothing is left."""
         self.goes_on()
         assert until(
             lambda: self.open() <= self.descriptors + 8, 20
         )  # shared memory that its own client uses comes and goes
-        self._stop.set()
-        self._thread.join()
+        self.stop()
         assert not self.errors
         seen = self.seen()
         assert (seen["held"], seen["peers"], seen["faults"]) == (0, 2, 0)
@@ -132,8 +137,7 @@ def serve_busily(
 
     yield serve
     for busy in made:
-        busy._stop.set()
-        busy._thread.join()
+        busy.stop()
 
 
 class Stranger:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launch.launched import Launched
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EPOCH = re.compile(r"epoch ( \d|\d\d)/30  loss \d\.\d{4}  accuracy 0\.\d{3}")
 
 

@@ -1,0 +1,158 @@
+"""`snapshot()` of a coordinator and of a worker: each figure while there is something to count, and nothing when all has ended."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.dispatch.work import begun, go, until, waits
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import WorkerConfig
+from zmqdist.net import arena
+
+LARGE = 2**20
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[zd.DispatchServer]:
+    with zd.DispatchServer() as made:
+        yield made
+
+
+@pytest.fixture
+def worker(dispatcher: zd.DispatchServer) -> Iterator[zd.WorkerServer]:
+    """With one thread."""
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, index=0)) as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(dispatcher, queue_max=4, cancel_grace_s=0.2) as made:
+        yield made
+
+
+def fails() -> None:
+    raise ValueError("Some error.")
+
+
+def zeros(size: int = LARGE) -> np.ndarray[Any, Any]:
+    return np.zeros(size, np.uint8)
+
+
+def test_what_is_unfinished_and_what_is_queued_and_which_thread_waits_for_what(
+    worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    coordinator.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    values: list[Any] = []
+    scheduling = threading.Thread(target=lambda: values.extend(coordinator.map(abs, range(9))))
+    scheduling.start()
+    until(lambda: worker.snapshot().running == 2)
+    until(lambda: (coordinator.snapshot().scheduled, coordinator.snapshot().waiting_for_room) == (6, 1))
+    full = coordinator.snapshot()
+    assert full.queued == 4
+    assert (full.connected, full.workers, full.busy, full.waiting_for_end) == (True, 1, True, 0)
+    assert (full.scheduled, full.unfinished, full.values) == (6, 6, 6)
+    snapshot = worker.snapshot()
+    assert (snapshot.registered, snapshot.leaving, snapshot.waiting, snapshot.waiting_own) == (True, False, 1, 0)
+    assert snapshot.slots == (("running", 1),)
+    go(tmp_path)
+    scheduling.join(20)
+    coordinator.join(20)
+    assert coordinator.fetch(values) == list(range(9))
+    ended = coordinator.snapshot()
+    assert (ended.scheduled, ended.unfinished, ended.queued, ended.values) == (10, 0, 0, 0)
+    assert (ended.busy, ended.waiting_for_room, ended.functions, ended.functions_pickled) == (False, 0, 2, 2)
+    until(lambda: worker.snapshot().slots == (("idle", 0),))
+    assert worker.snapshot().functions == 2
+
+
+def test_what_is_for_a_worker_alone_is_counted_apart(
+    worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    coordinator.schedule(waits, (tmp_path,))
+    until(lambda: begun(tmp_path))
+    coordinator.schedule(int, worker=0)
+    until(lambda: worker.snapshot().waiting_own == 1)
+    go(tmp_path)
+    coordinator.join(20)
+    assert worker.snapshot().waiting_own == 0
+
+
+def test_a_join_that_waits_and_a_round_that_ends(
+    worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    bad = coordinator.schedule(fails)
+    until(bad.done)
+    assert coordinator.snapshot().failed
+    with pytest.raises(ValueError, match="Some error"):
+        coordinator.join(20)
+    assert (coordinator.snapshot().failed, coordinator.snapshot().rounds_ended) == (False, 1)
+    coordinator.schedule(waits, (tmp_path,))
+    joining = threading.Thread(target=coordinator.join, args=(20,))
+    joining.start()
+    until(lambda: coordinator.snapshot().waiting_for_end == 1)
+    assert coordinator.snapshot().busy
+    go(tmp_path)
+    joining.join(20)
+    assert not coordinator.snapshot().busy
+
+
+def test_plans_their_inputs_and_what_is_held_for_them(
+    worker: zd.WorkerServer, coordinator: ClusterCoordinator, tmp_path: Path
+) -> None:
+    first = coordinator.schedule(waits, (tmp_path,))
+    second = coordinator.schedule(lambda name, array: array.size, (first, zeros()), retries=1)
+    until(lambda: coordinator.snapshot().waiting_for_inputs == 1)
+    snapshot = coordinator.snapshot()
+    assert (snapshot.planned, snapshot.attempts, snapshot.held.parts, snapshot.held.copies) == (1, 0, 1, 1)
+    assert snapshot.held.bytes == LARGE
+    go(tmp_path)
+    assert second.get(20) == LARGE
+    until(lambda: coordinator.snapshot().planned == 0)
+    assert coordinator.snapshot().held == (0, 0, 1)
+
+
+def test_values_that_stay_with_their_worker(worker: zd.WorkerServer, coordinator: ClusterCoordinator) -> None:
+    value = coordinator.schedule(zeros, keep=True)
+    assert value.exception(20) is None
+    assert (coordinator.snapshot().kept, coordinator.snapshot().memories) == (1, 0)
+    assert (worker.snapshot().results, worker.snapshot().held.parts) == (1, 1)
+    assert worker.snapshot().held.bytes == LARGE
+    value.get()
+    if arena.this_arena() is not None:
+        assert coordinator.snapshot().memories == 1
+    del value
+    gc.collect()
+    until(lambda: (worker.snapshot().results, worker.snapshot().held.parts, coordinator.snapshot().kept) == (0, 0, 0))
+
+
+def test_per_worker_resources(worker: zd.WorkerServer, coordinator: ClusterCoordinator) -> None:
+    values = coordinator.create_per_worker_resource(int)
+    assert values.fetch(20) == [0]
+    assert (coordinator.snapshot().resources, worker.snapshot().resources) == (1, 1)
+    del values
+    gc.collect()
+    until(lambda: (coordinator.snapshot().resources, worker.snapshot().resources) == (0, 0))
+
+
+def test_a_closed_coordinator_still_has_figures_and_a_worker_that_does_not_run_says_so(
+    dispatcher: zd.DispatchServer,
+) -> None:
+    coordinator = ClusterCoordinator(dispatcher)
+    coordinator.schedule(int)
+    coordinator.close()
+    snapshot = coordinator.snapshot()
+    assert (snapshot.connected, snapshot.scheduled, snapshot.unfinished, snapshot.queued) == (False, 1, 0, 0)
+    worker = zd.WorkerServer(WorkerConfig(dispatcher.address), start=False)
+    with pytest.raises(errors.FailedPreconditionError, match="was not started"):
+        worker.snapshot()

@@ -1,0 +1,86 @@
+"""Large results where shared memory is switched off or full, or memory is short, or their worker has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch import fetch
+from zmqdist.net import arena as arena_module
+from zmqdist.net.arena import this_arena
+
+MIB = 2**20
+
+
+def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array
+
+
+@pytest.fixture
+def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this process nor those that it starts have one."""
+    monkeypatch.setenv(arena_module.VARIABLE, "off")
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", False)
+
+
+@pytest.mark.timeout(60)
+def test_a_result_outlives_its_slot_and_its_worker() -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        back = coordinator.schedule(echo, (np.arange(MIB),)).fetch()
+        slot = coordinator.schedule(os.getpid).fetch()
+        os.kill(slot, signal.SIGKILL)
+        cluster.kill_worker(0)
+        assert np.array_equal(back, np.arange(MIB))
+        back[:] = 0
+        del back
+
+
+@pytest.mark.timeout(60)
+def test_without_shared_memory_everything_works(without_arena: None) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        assert this_arena() is None
+        array = np.arange(MIB)
+        back = coordinator.schedule(echo, (array,)).fetch()
+        assert np.array_equal(back, array)
+        back[:] = 0
+        frozen = zd.freeze(array)
+        assert coordinator.fetch([coordinator.schedule(np.sum, (frozen,)) for _ in range(4)]) == [array.sum()] * 4
+
+
+@pytest.mark.timeout(60)
+def test_a_pool_that_is_full_costs_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(arena_module.VARIABLE, "64")
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        kept = [coordinator.schedule(np.full, (8 * MIB, number, np.uint8)).fetch() for number in range(12)]
+        assert [(array[0], array[-1], array.size) for array in kept] == [(n, n, 8 * MIB) for n in range(12)]
+        kept.clear()
+
+
+@pytest.mark.timeout(60)
+def test_a_result_for_which_there_is_no_memory_ends_its_own_work_only(
+    without_arena: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = iter([True, True])
+
+    def empty(*told: Any) -> Any:
+        if next(refused, False):
+            raise MemoryError("no memory for a result")
+        return np.zeros(*told)
+
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        monkeypatch.setattr(
+            fetch, "np", type("numpy", (), {"empty": staticmethod(empty), "copyto": np.copyto, "uint8": np.uint8})
+        )
+        values = [coordinator.schedule(np.full, (MIB, number)) for number in range(4)]
+        outcomes = [value.exception(30) for value in values]
+        assert sorted(str(error).count("no memory for a result") for error in outcomes) == [0, 0, 1, 1]
+        with pytest.raises(errors.UnavailableError):
+            coordinator.join()

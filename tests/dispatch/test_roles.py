@@ -1,0 +1,129 @@
+"""With keys each process has the secret of its own role alone, and is taken for that role by all others."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import zmqdist as zd
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.data import Dataset
+from zmqdist.data.service import distribute
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.net import arena as arena_module
+from zmqdist.net import keys
+from zmqdist.net.credentials import Credentials
+from zmqdist.net.keys import keygen
+
+pytestmark = pytest.mark.shares_cluster
+
+LARGE = 300_000
+"""Bytes above INLINE_BYTES_MAX: they are fetched from the process that holds them."""
+
+
+@pytest.fixture
+def folder_of(tmp_path: Path) -> Callable[..., str]:
+    """folder_of(role): a folder with the secret of that role and the public data, as SECURITY.md says."""
+    cluster = tmp_path / "all"
+    keygen(cluster)
+
+    def folder_of(role: str) -> str:
+        made = tmp_path / f"{role}-{len(list(tmp_path.iterdir()))}"
+        made.mkdir(mode=0o700)
+        for name in (f"{role}.key", "server.pub", "authorized"):
+            shutil.copy(cluster / name, made / name)
+        return str(made)
+
+    return folder_of
+
+
+def another_worker(folder: str, all_: Path) -> None:
+    """Give the worker with this folder a key of its own, which everybody is told about."""
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    Path(folder, "worker.key").write_text(f"public {public}\nsecret {secret}\n")
+    for authorized in all_.glob("*/authorized"):
+        authorized.write_text(f"{authorized.read_text()}worker {public}\n")
+
+
+@pytest.fixture
+def roles(
+    folder_of: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[zd.DispatchServer]:
+    """A dispatcher and two workers with a key each; this process is a program. Without shared memory all is fetched by connections."""
+    monkeypatch.setenv(arena_module.VARIABLE, "off")
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", False)
+    server, one, two, program = (folder_of(role) for role in ("server", "worker", "worker", "submit"))
+    another_worker(two, tmp_path)
+    monkeypatch.setenv("ZMQDIST_KEYS_DIR", program)
+    with zd.DispatchServer(DispatcherConfig(keys_dir=server)) as dispatcher:
+        workers = [
+            zd.WorkerServer(WorkerConfig(dispatcher.address, keys_dir=keys_dir, processes=request.param))
+            for keys_dir in (one, two)
+        ]
+        yield dispatcher
+        for worker in workers:
+            worker.stop()
+
+
+def sized(array: Any) -> Any:
+    return np.full(LARGE, len(array) % 251, np.uint8)
+
+
+@pytest.mark.parametrize("roles", [False, True], indirect=True, ids=["threads", "processes"])
+def test_with_their_own_secret_alone_all_can_schedule_fetch_and_read(roles: zd.DispatchServer) -> None:
+    with ClusterCoordinator(roles.address) as coordinator:
+        for index in range(2):
+            found = coordinator.schedule(sized, (np.zeros(LARGE, np.uint8),), worker=index).fetch()
+            assert (found.shape, found[0]) == ((LARGE,), LARGE % 251)
+        held = coordinator.schedule(sized, ("x",), worker=0)
+        assert coordinator.schedule(np.sum, (held,), worker=1).fetch() == LARGE
+    dataset = Dataset.range(20).apply(distribute("distributed_epoch", roles.address, data_transfer_protocol="zmq"))
+    assert sorted(int(each) for each in dataset) == list(range(20))
+
+
+def test_one_who_runs_a_worker_is_not_taken_for_the_dispatcher(
+    folder_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, program = folder_of("worker"), folder_of("submit")
+    monkeypatch.setenv("ZMQDIST_KEYS_DIR", program)
+    with pytest.raises(errors.FailedPreconditionError, match=r"there is no key file .*worker-\d+/server\.key"):
+        zd.DispatchServer(DispatcherConfig(keys_dir=worker))
+    shutil.copy(Path(worker, "worker.key"), Path(worker, "server.key"))
+    with (
+        zd.DispatchServer(DispatcherConfig(keys_dir=worker)) as played,
+        pytest.raises(errors.UnauthenticatedError, match="does not have the key that this side expects of it"),
+    ):
+        ClusterCoordinator(played.address).schedule(int).fetch()
+
+
+@pytest.mark.parametrize(("role", "taken"), [("worker", True), ("submit", True), ("client", False), (None, False)])
+def test_only_workers_and_programs_are_fetched_from(
+    folder_of: Callable[..., str], role: str | None, taken: bool
+) -> None:
+    credentials = Credentials(keys_dir=folder_of("submit"))
+    public = zmq.curve_keypair()[0] if role is None else keys.load_role(folder_of(role), role).public
+    if taken:
+        assert credentials.client("127.0.0.1:1", "submit", keys.raw(public)).server_key == public
+        return
+    with pytest.raises(errors.UnauthenticatedError) as raised:
+        credentials.client("127.0.0.1:1", "submit", keys.raw(public))
+    assert f"its public key {public.decode()} is of no worker or program in " in raised.value.message
+
+
+def test_a_refusal_names_the_key_that_was_used_and_not_the_one_that_lies_there_now(
+    folder_of: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = folder_of("submit")
+    used = keys.load_role(folder, "submit").public.decode()
+    security = Credentials(keys_dir=folder).client("127.0.0.1:1", "submit")
+    keygen(tmp_path / "others")
+    shutil.copy(tmp_path / "others" / "submit.key", Path(folder, "submit.key"))
+    assert security.source == f"key {used}, read from {folder}/submit.key"

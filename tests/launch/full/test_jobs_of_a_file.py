@@ -1,0 +1,85 @@
+"""Each job of a cluster file in processes: what it is given, when it is started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from tests.launch.launched import FILE, UNTIL_TOLD, WITH_PS, Launched, eventually
+
+Launcher = Callable[..., Launched]
+
+
+def test_a_program_finds_workers_and_ps_in_whichever_way_it_asks(launch: Launcher) -> None:
+    program = """
+        import zmqdist as zd
+        from zmqdist.parameter_server.connecting import connect
+
+        resolver = zd.resolvers.TFConfigClusterResolver()
+        assert resolver.validate() == []
+        for source in (None, resolver):
+            with zd.coordinator.ClusterCoordinator() as coordinator:
+                found = connect(source)
+                assert found.task_states() == [None] * 3
+                assert found.ps == resolver.cluster_spec().job_tasks("ps")
+                print(coordinator.schedule(sum, ([1, 2],)).get(), len(found.ps), list(found.workers))
+                found.close()
+    """
+    job = launch(program, file=WITH_PS)
+    assert job.ends() == 0, job.text
+    assert job.lines == ["3 2 [0]", "3 2 [0]"]
+    job.left_nothing()
+
+
+def test_a_ps_with_an_address_has_it(launch: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    program = """
+        from zmqdist.parameter_server.connecting import connect
+        print(*connect().ps)
+    """
+    job = launch(program, file=WITH_PS.replace("{count: 2}", f"{{tasks: [{place}]}}"))
+    assert job.ends() == 0, job.text
+    assert job.lines == [place]
+
+
+def test_a_worker_that_was_killed_is_started_again_so_often_as_the_file_says(launch: Launcher) -> None:
+    job = launch(UNTIL_TOLD, file=FILE.replace("count: 2", "count: 1, restarts: 1"))
+    job.saw("it runs")
+    before = job.worker(0)
+    os.kill(before, signal.SIGKILL)
+    job.saw("[worker-0] ended (killed by SIGKILL); it is started again (1 of 1)")
+    eventually(lambda: job.worker(0) != before, "another is there")
+    os.kill(job.worker(0), signal.SIGKILL)
+    job.saw("[worker-0] ended (killed by SIGKILL); no worker is left: what is scheduled fails after a while")
+    (job.process_folder / "end").touch()
+    assert job.ends() == 0, job.text
+    job.left_nothing()
+
+
+def test_one_that_was_told_to_leave_stays_away(launch: Launcher) -> None:
+    program = """
+        import os, threading
+        from zmqdist.cluster import ClusterConfig
+        from zmqdist.parameter_server.connecting import connect
+        connected = connect()
+        connected.remove_worker(0, 0.0)
+        while connected._ask("status")["workers"]:
+            threading.Event().wait(0.02)
+    """
+    job = launch(program, file=WITH_PS)
+    assert job.ends() == 0, job.text
+    assert not any("started again" in line for line in job.lines), job.text
+    job.left_nothing()
+
+
+def test_a_chief_of_the_file_is_the_program(launch: Launcher) -> None:
+    program = """
+        import json, os
+        print(json.loads(os.environ["TF_CONFIG"])["task"], os.environ["GREETING"])
+    """
+    job = launch(program, file=FILE.replace("worker:", "chief: {count: 1, env: {GREETING: hello}}\n  worker:"))
+    assert job.ends() == 0, job.text
+    assert job.lines == ["{'type': 'chief', 'index': 0} hello"]

@@ -1,0 +1,59 @@
+"""Whole scripts that make a local_cluster: by file, by standard input, without an end in good order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import zmqdist as zd
+
+factor = 3
+
+class Pair:
+    def __init__(self, value):
+        self.value = value
+
+def triple(pair):
+    return Pair(pair.value * factor)
+
+cluster = zd.local_cluster(workers=1)
+coordinator = zd.coordinator.ClusterCoordinator(cluster)
+result = coordinator.schedule(triple, (Pair(7),)).get()
+assert type(result) is Pair
+print(result.value)
+coordinator.close()
+cluster.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["file", "standard input"])
+def test_a_script_needs_no_main_guard(tmp_path: Path, how: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", file if how == "file" else "-"],
+        input=None if how == "file" else SCRIPT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "21\n", "")
+
+
+def test_a_script_that_forgets_to_close_leaves_nothing_all_the_same(tmp_path: Path) -> None:
+    """The module's check finds workers that outlive it."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = SCRIPT.replace("coordinator.close()\ncluster.close()\n", "")
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "21\n"), done.stderr
+    assert not list(temporary.iterdir())

@@ -1,0 +1,70 @@
+"""Workers are forked from the zygote of the starting process: what they have of their own, and what its death changes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.launch.launched import eventually
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.zygote import NAME
+
+
+def zygotes() -> list[int]:
+    """The zygotes of this process that run."""
+    tasks = Path("/proc/self/task").iterdir()
+    children = {pid for task in tasks for pid in (task / "children").read_text().split()}
+    named = [pid for pid in children if Path("/proc", pid, "comm").read_text() == f"{NAME}\n"]
+    return [int(pid) for pid in named if Path("/proc", pid, "cmdline").read_bytes()]  # one that has ended has none
+
+
+def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own() -> tuple[object, ...]:
+        return os.getppid(), os.getcwd(), os.environ.get("GREETING"), random.random(), float(np.random.random())
+
+    found = []
+    for greeting in ("hello", "good bye"):
+        (tmp_path / greeting).mkdir()
+        monkeypatch.chdir(tmp_path / greeting)
+        monkeypatch.setenv("GREETING", greeting)
+        with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+            found.append(coordinator.schedule(own).get(20))
+            (pid,) = [row.pid for row in cluster.dispatcher.snapshot().workers]
+            assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
+            assert Path("/proc", str(pid), "comm").read_text() == "worker:0\n"
+    assert [row[1:3] for row in found] == [(str(tmp_path / text), text) for text in ("hello", "good bye")]
+    for column in (0, 3, 4):
+        assert found[0][column] != found[1][column]
+    assert len(zygotes()) == 1, "both had the same"
+
+
+@pytest.mark.killed("local cluster")
+def test_a_zygote_that_is_killed_takes_no_worker_with_it_and_a_command_replaces_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        (zygote,) = zygotes()
+        with caplog.at_level(logging.WARNING, "zmqdist.launch"):
+            os.kill(zygote, signal.SIGKILL)
+            eventually(lambda: zygote not in zygotes(), "it has ended")
+            assert cluster.add_worker() == 1
+        (line,) = caplog.messages
+        assert line == (
+            "the zygote, from which child processes are forked, ended (killed by SIGKILL); this child is started by command"
+        )
+        assert cluster.dispatcher.num_workers == 2
+        assert not zygotes()
+        assert cluster.add_worker() == 2
+        assert len(zygotes()) == 1, "the next child has a new one"
+        assert coordinator.fetch([coordinator.schedule(abs, (-n,)) for n in range(20)]) == list(range(20))
+        cluster.kill_worker(0)
+        eventually(lambda: cluster.dispatcher.num_workers == 2, "the end of one that it had forked is noticed")

@@ -1,0 +1,47 @@
+"""Functions that are scheduled with `once`: what is tried again counts once. With workers that die: test_faults.py."""
+
+from __future__ import annotations
+
+import pytest
+
+import zmqdist as zd
+from zmqdist.coordinator import ClusterCoordinator
+
+pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
+
+WITHIN_S = 30.0
+
+
+def test_each_scheduled_function_counts_for_itself(
+    strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator
+) -> None:
+    with strategy.scope():
+        iterations = zd.Variable(0)
+
+    def step() -> None:
+        iterations.assign_add(1)
+
+    for _ in range(5):
+        coordinator.schedule(step, once=True)
+    coordinator.schedule(step)
+    coordinator.join(WITHIN_S)
+    assert iterations.numpy() == 6
+    with pytest.raises(TypeError):
+        coordinator.schedule(step, 5, once=True)  # type: ignore[arg-type]
+
+
+def test_a_function_with_once_that_raises_and_is_tried_again_counts_once(
+    strategy: zd.ParameterServerStrategy, coordinator: ClusterCoordinator
+) -> None:
+    with strategy.scope():
+        iterations, tries = zd.Variable(0), zd.Variable(0)
+
+    def step(by: int) -> None:
+        iterations.assign_add(by)
+        if tries.numpy() == 0:
+            tries.assign(1)
+            raise ValueError("the first time")
+
+    coordinator.schedule(step, kwargs={"by": 2}, once=True, retries=1)
+    coordinator.join(WITHIN_S)
+    assert iterations.numpy() == 2

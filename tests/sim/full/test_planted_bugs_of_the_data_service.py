@@ -1,0 +1,213 @@
+"""Does the simulation of the data service find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zmqdist.core.contact import Contact
+from zmqdist.core.splits import cutting
+from zmqdist.core.splits import questions as q
+from zmqdist.core.splits import records as r
+from zmqdist.core.splits.book import Book
+from zmqdist.core.splits.clients import Clients
+from zmqdist.core.splits.commits import Commits
+from zmqdist.core.splits.dealing import Dealing
+from zmqdist.core.splits.machine import Splits
+from zmqdist.core.splits.portions import Portioning
+from zmqdist.core.splits.state import State
+from zmqdist.core.splits.workers import Workers
+from zmqdist.testing import simulate_data_service
+
+pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
+
+SEEDS_MAX = 800
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Plant:
+    """`make` gets the method and gives another."""
+    return lambda patch: patch.setattr(owner, name, make(getattr(owner, name)))
+
+
+def deaf(_method: Any) -> Any:
+    return lambda *args, **kwargs: None
+
+
+def standing_still(give: Any) -> Any:
+    def spoiled(self: State, record: r.GiveSplits) -> None:
+        give(self, record)
+        if record.task in self.tasks:
+            cursor = self.iterations[self.tasks[record.task].iteration].cursors[record.source]
+            if cursor.position > 20:
+                cursor.position -= 1
+
+    return spoiled
+
+
+def forgetful(splits: Any) -> Any:
+    def spoiled(self: Dealing, asked: q.Splits) -> None:
+        task = self._book.state.tasks.get(asked.task)
+        if task is not None:
+            task.given.clear()
+        splits(self, asked)
+
+    return spoiled
+
+
+def hasty(flush: Any) -> Any:
+    def spoiled(self: Commits) -> list[q.Effect]:
+        answers = [each for each in self._effects if isinstance(each, q.Answer)]
+        self._effects = [each for each in self._effects if not isinstance(each, q.Answer)]
+        return [*answers, *flush(self)]
+
+    return spoiled
+
+
+def careless(failed: Any) -> Any:
+    return lambda self, code, message: [each for each in failed(self, code, message) if not isinstance(each, q.Reload)]
+
+
+def unrecorded(kind: type) -> Callable[[Any], Any]:
+    def make(record: Any) -> Any:
+        return lambda self, told: None if isinstance(r.decode(told), kind) else record(self, told)
+
+    return make
+
+
+def always_new(iteration: Any) -> Any:
+    def spoiled(self: Splits, job: r.Job, asked: q.Open) -> r.Iteration:
+        self._book.keys.clear()
+        return iteration(self, job, asked)  # type: ignore[no-any-return]
+
+    return spoiled
+
+
+def ends_with_the_first(finish: Any) -> Any:
+    def spoiled(self: Workers, number: int) -> None:
+        iteration = self._book.state.iterations[number]
+        if any(self._book.state.tasks[task].finished for task in iteration.tasks):
+            self.end(iteration, r.FinishIteration(number))
+
+    return spoiled
+
+
+def no_tasks_for_newcomers(joined: Any) -> Any:
+    def spoiled(self: Workers, event: q.WorkerJoined) -> None:
+        iterations = self._book.state.iterations
+        self._book.state.iterations = {}
+        joined(self, event)
+        self._book.state.iterations = iterations
+
+    return spoiled
+
+
+def without_marks(leave: Any) -> Any:
+    def spoiled(portions: r.Portions, client: int) -> None:
+        for portion in portions.open.values():
+            portion.acked = 0
+        leave(portions, client)
+
+    return spoiled
+
+
+def insistent(refused: Any) -> Any:
+    def spoiled(self: Contact, code: int, now: float) -> bool:
+        again: bool = refused(self, code, now)
+        self.another_has_it = False
+        return again
+
+    return spoiled
+
+
+def forgetting_questions(lost: Any) -> Any:
+    def spoiled(self: Portioning, event: q.WorkerLost) -> None:
+        for key in [key for key in self._book.wanting if key[1] == event.life]:
+            del self._book.wanting[key]
+        lost(self, event)
+
+    return spoiled
+
+
+def whosever_they_are(note: Any) -> Any:
+    def spoiled(self: Workers, asked: q.Work, number: int) -> None:
+        for task, address in asked.has.items():
+            if address and task in self._book.state.tasks:
+                note(self, replace(asked, has={task: address}), self._book.state.tasks[task].worker)
+
+    return spoiled
+
+
+def beside_the_dead(joined: Any) -> Any:
+    def spoiled(self: Workers, event: q.WorkerJoined) -> None:
+        before = dict(self._book.members)
+        joined(self, event)
+        self._book.members = {**before, **self._book.members}
+
+    return spoiled
+
+
+def by_any_name(place: Any) -> Any:
+    return lambda self, event: place(self, replace(event, named=True))
+
+
+def waiting_for_nobody(restore: Any) -> Any:
+    def spoiled(self: Book, *args: Any) -> None:
+        restore(self, *args)
+        self.gone = set(self.missing)
+
+    return spoiled
+
+
+def without_tasks(told: Any) -> Any:
+    return lambda self, iteration: (told(self, iteration)[0], [], told(self, iteration)[2])
+
+
+def without_the_end(restore: Any) -> Any:
+    return lambda self, snapshot, records, now: restore(self, snapshot, list(records)[:-3], now)
+
+
+BUGS: list[tuple[str, Plant, str]] = [
+    ("positions are given twice", replaced(State, "_give", standing_still), "D"),
+    ("a repeated question gets new positions", replaced(Dealing, "splits", forgetful), "D1"),
+    ("answers leave before they are durable", replaced(Commits, "flush", hasty), ""),
+    ("positions that were given are not written down", replaced(Commits, "record", unrecorded(r.GiveSplits)), "D1"),
+    ("the end of a task is not written down", replaced(Commits, "record", unrecorded(r.FinishTask)), ""),
+    ("the state is kept although the journal failed", replaced(Commits, "failed", careless), "D"),
+    ("each iterator has an iteration of its own", replaced(Splits, "_iteration", always_new), "D2"),
+    ("an iteration ends when the first task does", replaced(Workers, "_finish_if_over", ends_with_the_first), ""),
+    ("newcomers get no tasks", replaced(Workers, "joined", no_tasks_for_newcomers), "D"),
+    ("clients are told of no tasks", replaced(Clients, "_told", without_tasks), "D4"),
+    ("workers are not told when tasks change", replaced(Workers, "news", deaf), "D4"),
+    ("a worker that does not come back is never given up", replaced(Workers, "tick", deaf), "D4"),
+    ("members are not placed again after the journal failed", replaced(Workers, "reconcile", deaf), "D"),
+    ("a restart brings the state back without its end", replaced(Book, "restore", without_the_end), ""),
+    ("a lost answer is not computed again", replaced(Portioning, "missed", deaf), "D4"),
+    ("acknowledgements are not written down", replaced(Commits, "record", unrecorded(r.Acknowledge)), ""),
+    ("portions that were given out are not written down", replaced(Commits, "record", unrecorded(r.GivePortions)), ""),
+    ("a worker insists on a number that another has", replaced(Contact, "refused", insistent), "D6"),
+    ("a question that waits is forgotten with its worker", replaced(Portioning, "lost", forgetting_questions), "D4"),
+    ("a worker serves the tasks of any place", replaced(Workers, "_note_serving", whosever_they_are), "D4"),
+    ("a newcomer has the place of one that is on its way", replaced(Workers, "_place_for", by_any_name), "D"),
+    ("a dead worker is placed again in place of its successor", replaced(Workers, "joined", beside_the_dead), "D6"),
+    ("DYNAMIC ends while a worker is on its way", replaced(Book, "restore", waiting_for_nobody), "D1"),
+    ("what was acknowledged is given out again", replaced(cutting, "leave", without_marks), "exactly once"),
+]
+
+
+@pytest.mark.parametrize(("what", "plant", "promise"), BUGS, ids=[bug[0] for bug in BUGS])
+def test_a_planted_bug_is_found(what: str, plant: Plant, promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(SEEDS_MAX):
+        try:
+            simulate_data_service(seed)
+        except AssertionError as error:
+            assert str(error).startswith(promise), error  # noqa: PT017
+            return
+        except Exception:  # the state broke: that is seen, too
+            return
+    pytest.fail(f"{SEEDS_MAX} seeds did not see that {what}")

@@ -1,0 +1,79 @@
+"""Which tests run where: each folder says what its tests need, and each tier runs what needs no more than that.
+
+    pure    no socket, no process: machines, wire formats, datasets, cluster files, the simulated cluster with few seeds
+    test    pure, and all clusters of threads in one process; of each capability one test with real processes and one with a kill -9
+    all     the rest, too: what stands in a folder called `full`, and the simulation with many seeds
+
+`make test` runs the tier `test`, `make test-all` the tier `all`, `make versions` the tier `pure` on other Pythons. A file that is named
+on the command line runs whatever its tier is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+TIERS: Final = ("pure", "test", "all")
+
+PURE: Final = (
+    "tests/cluster",
+    "tests/core",
+    "tests/data",
+    "tests/house/test_public_names.py",
+    "tests/resolvers",
+    "tests/sim",
+    "tests/test_errors.py",
+    "tests/test_messages.py",
+    "tests/test_nest.py",
+    "tests/test_optimizers.py",
+    "tests/test_specs.py",
+    "tests/wire",
+)
+"""Files, and folders with all that stands in them but `full`."""
+
+FULL: Final = "full"
+
+CAPABILITIES: Final = (
+    "checkpoint and recovery",
+    "cluster servers",
+    "collectives",
+    "command",
+    "coordination",
+    "data service",
+    "digits example",
+    "dispatcher",
+    "distributed snapshot",
+    "exactly once",
+    "executor",
+    "journal",
+    "launch",
+    "local cluster",
+    "messages",
+    "parameter servers",
+    "per-worker values",
+    "rpc",
+    "scheduling",
+    "shared memory",
+    "test harness",
+    "variables",
+)
+"""What users rely on across processes: the tier `test` shows each with real processes and with a kill -9 (tests/house/test_tiers.py)."""
+
+
+def runs_in(path: Path, root: Path, tier: str) -> bool:
+    """Whether a test file, or a folder that may hold some, is part of a tier."""
+    if tier == "all":
+        return True
+    name = path.relative_to(root).as_posix()
+    if FULL in name.split("/"):
+        return False
+    if tier == "test":
+        return True
+    return any(f"{name}/".startswith(f"{pure}/") or f"{pure}/".startswith(f"{name}/") for pure in PURE)
+
+
+def rank(path: Path, root: Path) -> int:
+    """When a file runs: what waits longest begins first, and the pure tests fill the time that others wait."""
+    if FULL in path.relative_to(root).parts:
+        return 0
+    return 2 if runs_in(path, root, "pure") else 1

@@ -1,0 +1,43 @@
+"""How a module of this package is started as a process: by a command that runs nothing of the working directory before it.
+
+`python -m` puts the working directory first on the module path, so a file named like a package that zmqdist needs (`msgspec.py`) would be
+run in its place. The command here imports zmqdist from where this process has it, and nothing from the working directory; the started
+module calls `add_working_directory` when it has imported what it needs, so that the user's functions find their modules there all the
+same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+_START = """\
+# {module} of zmqdist
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import importlib, importlib.util
+spec = importlib.util.spec_from_file_location("zmqdist", {init!r})
+sys.modules["zmqdist"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["zmqdist"])
+sys.exit(importlib.import_module({module!r}).main())
+"""
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that calls `main()` of a module of this package; its exit code is what that returns.
+
+    Args:
+      arguments: what `main` finds in `sys.argv[1:]`.
+    """
+    return [sys.executable, "-c", _START.format(init=str(_PACKAGE / "__init__.py"), module=module), *arguments]
+
+
+def add_working_directory() -> None:
+    """Put the working directory first on the module path, as `python -m` does, unless Python runs in safe-path mode."""
+    if not getattr(sys.flags, "safe_path", False):
+        with contextlib.suppress(OSError):  # the directory was removed
+            sys.path.insert(0, os.getcwd())

@@ -1,0 +1,293 @@
+"""The starting process's side of its zygote (zygote.py): `fork` gives a child, or None where it has to be started by command.
+
+There is one zygote for each set of facts that children inherit and no order can change: user, limits, ignored signals, and the variables
+that Python, NumPy and the C library read when they start. It is started by `prepare` or with the first child, and ends with this process. A
+zygote that was killed is replaced with the next child; its children go on, but how they end is not known any more: they count as killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from zmqdist.child_command import child_command
+from zmqdist.errors import describe_exit
+from zmqdist.launch.zygote import BORN, SPAWN, WORD, Order
+
+log = logging.getLogger("zmqdist.launch")
+
+BIRTH_S = 30.0
+"""So long a zygote may take for its imports and a child: a busy machine, a slow disk."""
+
+CLOSE_S = 5.0
+ZYGOTES_MAX = 4
+
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "LC_",
+    "LANG",
+    "GLIBC_",
+    "MALLOC_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "OPENBLAS_",
+    "GOTO_",
+    "MKL_",
+    "BLIS_",
+    "NPY_",
+)
+_INHERITED = ("Umask", "SigIgn", "Uid", "Gid", "Groups", "CapEff", "Cpus_allowed", "NoNewPrivs")
+_LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
+
+Facts = tuple[object, ...]
+
+
+class Forked:
+    """A child of the zygote; what `Child` needs of a `subprocess.Popen`, and its pidfd.
+
+    Attributes:
+      pid: stays its own until `wait` has returned.
+      stdout: its output, where a pipe was asked for.
+      returncode: None until `wait` has returned.
+    """
+
+    def __init__(self, pid: int, pidfd: int, status: socket.socket, stdout: IO[bytes] | None) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._status = status
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code: negative for a signal."""
+        if self.returncode is None:
+            try:
+                word = self._status.recv(WORD.size)
+            except OSError:
+                word = b""
+            # Without a word the zygote was killed, and how this child ended nobody knows.
+            self.returncode = WORD.unpack(word)[1] if word else -int(signal.SIGKILL)
+            self._status.close()
+            os.close(self.pidfd)
+        return self.returncode
+
+
+class _Zygote:
+    """One zygote process.
+
+    Attributes:
+      works: it has forked a child.
+    """
+
+    def __init__(self) -> None:
+        self.works = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        starter = os.pidfd_open(os.getpid())
+        try:
+            self._process = subprocess.Popen(
+                child_command("zmqdist.launch.zygote", str(theirs.fileno()), str(starter)),
+                pass_fds=[theirs.fileno(), starter],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what is wrong the command says, which is used in its place
+                start_new_session=True,
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(starter)
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def tell(self, module: str, arguments: Sequence[str]) -> None:
+        with contextlib.suppress(OSError):  # it is dead: the next order finds that out
+            self._control.send(json.dumps([module, list(arguments)]).encode())
+
+    def order(self, order: Order, descriptors: Sequence[int]) -> tuple[int, int, socket.socket] | None:
+        """Have a child forked: its pid, pidfd and status socket. None: refused, or the zygote is dead."""
+        payload = os.memfd_create("zmqdist-order", os.MFD_CLOEXEC)
+        status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs, open(payload, "wb") as file:
+                file.write(json.dumps(dataclasses.asdict(order)).encode())
+                file.flush()
+                socket.send_fds(self._control, [SPAWN], [payload, theirs.fileno(), *descriptors])
+            status.settimeout(BIRTH_S)
+            word, pidfds, _, _ = socket.recv_fds(status, WORD.size, 1)
+        except OSError:
+            word = b""
+        if not word:
+            status.close()
+            return None
+        assert word[:4] == BORN
+        status.settimeout(None)
+        self.works = True
+        return WORD.unpack(word)[1], pidfds[0], status
+
+    def exit_code_soon(self) -> int | None:
+        """Its exit code, or None: it is not about to end. A process that is killed closes its descriptors first."""
+        with contextlib.suppress(OSError):
+            self._control.settimeout(0.0)
+            try:
+                gone = self._control.recv(1) == b""
+            except BlockingIOError:
+                gone = False
+            finally:
+                self._control.settimeout(None)
+            if not gone:
+                return None
+        try:
+            return self._process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """End it, and wait for its end; its children go on."""
+        self._control.close()
+        try:
+            self._process.wait(CLOSE_S)
+        except (
+            subprocess.TimeoutExpired,
+            KeyboardInterrupt,
+        ):  # one more Ctrl-C, while this program ends: not so patiently, then
+            self._process.kill()
+            self._process.wait()
+
+    def forget(self) -> None:
+        """In a process that was forked from the starting one: the zygote is not ours."""
+        self._control.close()
+        self._process.returncode = 0
+
+
+_lock = threading.Lock()
+_zygotes: dict[Facts, _Zygote | None] = {}
+"""None: it could not fork a child; with these facts, children are started by command."""
+
+
+def prepare(module: str, *arguments: str) -> None:
+    """Start the zygote, unless it runs, and have it import what a module needs. Returns at once.
+
+    Args:
+      module: whose `main` children will run.
+      arguments: those of `module.prepare`.
+    """
+    zygote = _zygote(_facts())
+    if zygote is not None:
+        zygote.tell(module, arguments)
+
+
+def fork(order: Order, given: Sequence[int], out: int, err: int, stdout: IO[bytes] | None = None) -> Forked | None:
+    """Have a child forked. None: it has to be started by command.
+
+    Args:
+      given: its further descriptors; it gets them under `order.numbers`.
+      out: its standard output, and `err` its standard error.
+      stdout: the other end of that, for the Forked.
+    """
+    facts = _facts()
+    if _fixed(order.environment) != _fixed(os.environ):
+        return None
+    zygote = _zygote(facts)
+    if zygote is None:
+        return None
+    try:
+        directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        made = zygote.order(order, [directory, out, err, *given])
+    finally:
+        os.close(directory)
+    if made is None:
+        _look_after(facts, zygote)
+        return None
+    return Forked(*made, stdout)
+
+
+def control_descriptors() -> set[int]:
+    """The descriptors that this process has for its zygotes, as long as it lives."""
+    with _lock:
+        return {zygote.fileno() for zygote in _zygotes.values() if zygote is not None}
+
+
+def close() -> None:
+    """End the zygotes of this process; the next child has a new one."""
+    with _lock:
+        zygotes = [zygote for zygote in _zygotes.values() if zygote is not None]
+        _zygotes.clear()
+    for zygote in zygotes:
+        zygote.close()
+
+
+def _zygote(facts: Facts) -> _Zygote | None:
+    with _lock:
+        if facts not in _zygotes:
+            if len(_zygotes) >= ZYGOTES_MAX:
+                return None
+            try:
+                _zygotes[facts] = _Zygote()
+            except OSError as error:
+                log.warning("the zygote could not be started (%s); children are started by command", error)
+                _zygotes[facts] = None
+        return _zygotes[facts]
+
+
+def _look_after(facts: Facts, zygote: _Zygote) -> None:
+    """It has not forked a child: it goes, if it is dead."""
+    code = zygote.exit_code_soon()
+    if code is None:  # it refused this one
+        return
+    with _lock:
+        if _zygotes.get(facts) is not zygote:
+            return
+        del _zygotes[facts]
+        if not zygote.works:
+            _zygotes[facts] = None
+    zygote.close()
+    how = describe_exit(code)
+    log.warning("the zygote, from which child processes are forked, ended (%s); this child is started by command", how)
+
+
+def _facts() -> Facts:
+    """What a zygote has inherited, and its children do from it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    inherited = tuple(line for line in lines if line.partition(":")[0] in _INHERITED)
+    limits = tuple(resource.getrlimit(number) for number in _LIMITS)
+    return inherited, limits, os.getpriority(os.PRIO_PROCESS, 0), tuple(sorted(_fixed(os.environ).items()))
+
+
+def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are read when Python, NumPy and the C library start. PYTHONPATH is the child's own."""
+    return {
+        name: value for name, value in environment.items() if name.startswith(_READ_AT_START) and name != "PYTHONPATH"
+    }
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for zygote in _zygotes.values():
+        if zygote is not None:
+            zygote.forget()
+    _zygotes.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(close)

@@ -1,0 +1,74 @@
+"""Which options the `config` of a server and of a session may have.
+
+An option that is known here and nowhere effective is one of TensorFlow's ConfigProto that is about its graphs, thread pools and devices,
+which do not exist here: what a session computes is the same with it and without it. Any other unknown option is refused, because it would
+be a wish that is not granted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from zmqdist.errors import InvalidArgumentError
+
+ISOLATE: Final = "isolate_session_state"
+TIMEOUT: Final = "operation_timeout_in_ms"
+SLOTS: Final = "slots"
+PROCESSES: Final = "worker_processes"
+COORDINATION: Final = "coordination"
+"""A section with the fields of CoordinationConfig; that of the leader counts."""
+
+OF_SESSIONS: Final = (ISOLATE, TIMEOUT)
+OF_SERVERS: Final = (*OF_SESSIONS, SLOTS, PROCESSES, COORDINATION)
+
+INERT: Final = frozenset(
+    {
+        "allow_soft_placement",
+        "device_count",
+        "experimental",
+        "gpu_options",
+        "graph_options",
+        "inter_op_parallelism_threads",
+        "intra_op_parallelism_threads",
+        "log_device_placement",
+        "placement_period",
+        "pluggable_device_options",
+        "rpc_options",
+        "session_inter_op_thread_pool",
+        "share_cluster_devices_in_session",
+        "use_per_session_threads",
+    }
+)
+"""Of TensorFlow's ConfigProto; docs/tensorflow.md lists them."""
+
+_ELSEWHERE: Final = {
+    "cluster_def": "a session works on the cluster of its target: start the servers with that cluster",
+    "device_filters": "a task sees what the `cluster_device_filters` of its ServerDef let through",
+}
+"""Options of TensorFlow that would change what a session does, and what does that here."""
+
+
+def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list[str]:
+    """Refuse options that nothing here would heed.
+
+    Args:
+      known: OF_SERVERS or OF_SESSIONS.
+      whose: "server" or "session", for errors.
+
+    Returns:
+      The inert ones among them.
+
+    Raises:
+      InvalidArgumentError: the text names the option, and what to write instead.
+    """
+    for name in config:
+        if name in known or name in INERT:
+            continue
+        told = _ELSEWHERE.get(name)
+        if told is None:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            told = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
+        raise InvalidArgumentError(None, None, f"config[{name!r}] is no option of a {whose}: {told}")
+    return sorted(INERT.intersection(config))
