@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.data_service.clusters import TestCluster, until
+from tests.data_service.clusters import PATIENCE_S, TestCluster, until
 from zmqdist.data import Dataset
 from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError
 
-QUIET_MS = 2000
+QUIET_MS = 60_000
 
 
 def fails(x: Any) -> Any:
@@ -82,6 +82,8 @@ def test_what_was_asked_before_a_worker_stops_is_answered_in_its_quiet_period(
     def waits(x: Any) -> Any:
         import time
 
+        if not x:
+            return x
         begun.touch()
         until_s = time.monotonic() + 30
         while not gate.exists() and time.monotonic() < until_s:
@@ -89,23 +91,24 @@ def test_what_was_asked_before_a_worker_stops_is_answered_in_its_quiet_period(
         return x
 
     worker = cluster.add_worker(shutdown_quiet_period_ms=quiet_ms, processes=processes)
-    iterator = iter(cluster.distribute(Dataset.range(1).map(waits), data_transfer_protocol="zmq"))
+    iterator = iter(cluster.distribute(Dataset.range(2).map(waits), data_transfer_protocol="zmq"))
     found: list[Any] = []
     reading = threading.Thread(target=lambda: found.extend(iterator))
     reading.start()
-    until(begun.exists, "the first element is under way")
+    until(lambda: found and begun.exists(), "the reader has one element and asks for the next one")
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     until(lambda: not cluster.num_registered_workers())
     if not quiet_ms:
         stopping.join()
     gate.touch()
+    stopping.join(PATIENCE_S)
+    assert not stopping.is_alive(), "a worker that has answered all that was asked waits for no more"
     if quiet_ms:
-        until(lambda: found)
-    stopping.join()
+        until(lambda: len(found) == 2, "what was asked before is answered")
     iterator.close()
     reading.join()
-    assert [int(each) for each in found] == ([0] if quiet_ms else [])
+    assert [int(each) for each in found] == ([0, 1] if quiet_ms else [0])
 
 
 def test_a_codec_whose_package_the_worker_lacks_is_an_error_and_costs_no_element(

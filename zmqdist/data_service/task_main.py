@@ -3,7 +3,7 @@
 It is forked from the worker's template, and has a loop and a router of its own over the listening socket that its worker has made:
 elements go from here to the readers. Positions it asks the dispatcher for. With the worker it shares
     a pipe      the worker says Begin, perhaps HAND_BACK or REFUSE and, by closing its end, that this is over; here figures are said,
-                and FINISHED
+                FINISHED, and after REFUSE that all is ANSWERED
     a page      of numbers, written here: what the task is at (runners/base.py), for the error that tells how it died
 """
 
@@ -20,7 +20,7 @@ import msgspec
 
 import zmqdist.data.dataset  # noqa: F401  what a description needs, before the fork
 from zmqdist.data_service.failing import Failed
-from zmqdist.data_service.worker import Task, Tasks
+from zmqdist.data_service.worker import FLUSH_S, Task, Tasks
 from zmqdist.errors import from_code
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
@@ -33,6 +33,7 @@ PAGE_BYTES: Final = 4096
 HAND_BACK: Final = b"hand back"
 REFUSE: Final = b"refuse"
 FINISHED: Final = b"finished"
+ANSWERED: Final = b"answered"
 
 SAID_BYTES_MAX: Final = 4096
 
@@ -110,6 +111,12 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
             pipe.sendall(msgspec.msgpack.encode(figures))
         loop.set_timer("report", loop.now() + FIGURES_S, report)
 
+    def end_if_answered() -> None:
+        if tasks.asked:
+            loop.set_timer("answered", loop.now() + FLUSH_S, end_if_answered)
+        else:
+            pipe.sendall(ANSWERED)
+
     tasks.began = report
     service.attach(router, loop, incarnation)
     loop.on_stop(service.close)
@@ -119,6 +126,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     while said := pipe.recv(len(HAND_BACK)):
         if said == REFUSE:
             loop.run(tasks.refuse)
+            loop.run(end_if_answered)
         elif not loop.run(tasks.hand_back, task.id):
             pipe.sendall(FINISHED)
     loop.run(tasks.close)

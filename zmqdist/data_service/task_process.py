@@ -36,6 +36,7 @@ import msgspec
 from zmqdist.core.splits.records import DYNAMIC
 from zmqdist.data_service.failing import died, ending
 from zmqdist.data_service.task_main import (
+    ANSWERED,
     ANSWERS_S,
     FINISHED,
     HAND_BACK,
@@ -134,6 +135,11 @@ class TaskProcesses:
         """Whoever has a process may have: it ends when its task is dropped."""
         return bool(self.ending) or any(process.alive for process in self._tasks.values())
 
+    @property
+    def asked(self) -> bool:
+        """Whoever has a process may have readers that wait."""
+        return self.unsent
+
     def refuse(self) -> None:
         for process in self._tasks.values():
             process.refuse()
@@ -209,6 +215,8 @@ class _TaskProcess:
                 return
             if said == FINISHED:
                 self._finish()
+            elif said == ANSWERED:
+                self.end()
             else:
                 self.figures = tuple(msgspec.msgpack.decode(said))
 

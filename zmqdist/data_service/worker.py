@@ -152,8 +152,12 @@ class Host(Protocol):
     def unsent(self) -> bool:
         """Whether answers are on their way to readers."""
 
+    @property
+    def asked(self) -> bool:
+        """Whether readers wait for answers, or may: after `refuse` this ends."""
+
     def refuse(self) -> None:
-        """Take no more questions of readers: each is answered CANCELLED. What was asked before is still answered."""
+        """Take no more questions of readers, but those that are on their way: each is answered CANCELLED. What was asked is answered."""
 
     def close(self) -> None:
         """End all."""
@@ -331,11 +335,16 @@ class DataWorker:
 
     # -- leaving ----------------------------------------------------------------------------------------------------------------
 
-    def refuse(self) -> None:
-        """Ask the dispatcher, which has let this worker go, nothing more; answer readers only what they have asked. In the loop."""
+    def refuse(self, then: Callable[[], None]) -> None:
+        """Ask the dispatcher, which has let this worker go, nothing more; answer what readers have asked, and call `then`. In the loop."""
         self._gone = True
         self._asking += 1
         self._host.refuse()
+        self._end_if_answered(then)
+
+    def _end_if_answered(self, then: Callable[[], None]) -> None:
+        again = partial(self._end_if_answered, then) if self._host.asked else then
+        self._loop.set_timer((self, "answered"), self._loop.now() + FLUSH_S, again)
 
     def drain(self, then: Callable[[], None]) -> None:
         """Take no more positions, hand back what was not begun, have readers take the rest, and call `then`. In the loop.
@@ -414,7 +423,14 @@ class Tasks:
     def where(self, number: int) -> str:
         return self.read_at or self.address
 
+    @property
+    def asked(self) -> bool:
+        return not (self._refuses and self._service.idle)
+
     def refuse(self) -> None:
+        self._loop.set_timer((self, "refuse"), self._loop.now() + FLUSH_S, self._refuse)
+
+    def _refuse(self) -> None:
         self._refuses = True
 
     def drop(self, number: int) -> None:

@@ -143,8 +143,8 @@ class WorkerConfig:
       worker_tags: "COLOCATED": readers of other processes leave it alone, unless they ask for any worker.
       cross_trainer_cache_size_bytes: window of elements that trainers share, of each worker; default 10 GiB.
       snapshot_max_chunk_size_bytes: files of snapshots become about so large; default 6 GB.
-      shutdown_quiet_period_ms: for so long after it has left its dispatcher a worker goes on answering what readers have asked already;
-        what they ask then is refused with CANCELLED, after which they read from other workers. `stop` waits for it.
+      shutdown_quiet_period_ms: at most for so long after it has left its dispatcher a worker goes on answering what readers have asked
+        already, and ends when that is done; what they ask then is refused with CANCELLED, after which they read from other workers.
       host: address it binds; None takes loopback for a dispatcher on loopback, else the interface that leads to it.
       job, index: its name; index None takes the lowest that is free, which may be another after a restart of the dispatcher.
       slots: functions it runs at a time.

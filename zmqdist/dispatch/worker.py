@@ -486,8 +486,8 @@ class _Shell:
         if exit_.code or not self._config.quiet_s:
             self.loop.call_soon(self.loop.stop)
             return
-        self.data.refuse()
         self.loop.set_timer((self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop)
+        self.data.refuse(self.loop.stop)
 
     def _close(self) -> None:
         self._dealer.close(linger_s=0.5)

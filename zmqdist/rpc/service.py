@@ -433,6 +433,11 @@ class RpcService:
         """Bytes of large answers that are not where they belong. In the loop."""
         return self._left()
 
+    @property
+    def idle(self) -> bool:
+        """Whether every call is answered, and every large answer is where it belongs. In the loop."""
+        return not len(self._calls) and not self._left()
+
     def _left(self) -> int:
         return sum(peer.lanes.left for peer in self._router.peers if peer.lanes is not None)
 
