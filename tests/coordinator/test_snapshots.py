@@ -187,10 +187,11 @@ def shipped(sent: list[Message]) -> list[int]:
     return [len(message.functions) for message in sent if isinstance(message, Define)]
 
 
-def test_large_arguments_are_freed_when_their_work_has_ended(in_processes: ClusterCoordinator) -> None:
+def test_large_arguments_are_freed_when_their_work_has_ended(in_processes: ClusterCoordinator, tmp_path: Path) -> None:
     big = np.ones(MIB)
-    values = [in_processes.schedule(lambda array: array.sum() + big.sum(), (big,)) for _ in range(4)]
+    values = [in_processes.schedule(lambda array: slow_sum(tmp_path, array) + big.sum(), (big,)) for _ in range(4)]
     assert in_processes.snapshot().held.parts > 0
+    go(tmp_path)
     in_processes.join(30)
     assert in_processes.fetch(values) == [2.0 * MIB] * 4
     assert in_processes.snapshot().held.parts == 0
