@@ -1,6 +1,7 @@
 """Run every test that waits many times beside two busy processes, in pieces, and keep a log: `make endurance RUNS=100 MINUTES=10`.
 
-A test waits where it has sockets, threads or processes, so every test outside the tier `pure` counts. Such a test may depend on who is
+A test waits where it has sockets, threads or processes, so every test outside the tier `pure` counts, but for those of the house, which
+read sources. Such a test may depend on who is
 first, and shows it once in a hundred runs. A piece runs the files with the fewest runs until its minutes are over; the next piece goes
 on from the log. A failure stays in the log with the last line of its error. When its cause is mended, `--forget FILE` drops the file's
 lines, so that its count begins anew.
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000):\n        pass"
 BUSY_PROCESSES = 2
 SIDE_BY_SIDE = 6
-FILES_AT_ONCE = 24
+FILES_AT_ONCE = 60
 OUTCOMES = "ENDURANCE_OUTCOMES"
 
 
@@ -54,9 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def waiting_files(tier: str) -> list[str]:
-    """The test files of a tier that are not pure."""
+    """The test files of a tier that wait."""
     found = [path for path in (ROOT / "tests").rglob("test_*.py") if not runs_in(path, ROOT, "pure")]
-    return sorted(path.relative_to(ROOT).as_posix() for path in found if runs_in(path, ROOT, tier))
+    names = sorted(path.relative_to(ROOT).as_posix() for path in found if runs_in(path, ROOT, tier))
+    return [name for name in names if not name.startswith("tests/house/")]
 
 
 @dataclass
@@ -151,6 +153,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=ROOT / "tests/endurance.jsonl")
     parser.add_argument("--tier", default="test", choices=("test", "all"))
     parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE, help="test files that run at a time")
+    parser.add_argument("--busy", type=int, default=BUSY_PROCESSES, help="processes beside it that take a core each")
     parser.add_argument(
         "--forget", action="append", default=[], metavar="FILE", help="drop what the log has of this file"
     )
@@ -163,7 +166,7 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    with busy(0 if arguments.table else BUSY_PROCESSES):
+    with busy(0 if arguments.table else arguments.busy):
         while not arguments.table and time.monotonic() < deadline:
             records |= {name: Record(name) for name in files if name not in records}
             wanted = sorted((records[name] for name in files), key=lambda record: record.runs)
