@@ -28,8 +28,9 @@ run: $(VENV)/ready-run ## the main job: train on the digits, on a cluster of thi
 test: $(VENV)/ready-dev ## the tests, and the code blocks of README.md and docs/: under five minutes on two cores
 	$(PYTEST) --tier test
 
-test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training, planted bugs, long faults, many processes
+test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training, planted bugs, long faults; other Pythons
 	$(PYTEST) --tier all
+	$(PYTHON) .ci/versions.py
 
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10
 	$(BIN)/python -m tests.endurance --runs $(RUNS) --minutes $(MINUTES)

@@ -4,7 +4,7 @@
     test    pure, and all clusters of threads in one process; of each capability one test with real processes and one with a kill -9
     all     the rest, too: what stands in a folder called `full`, and the simulation with many seeds
 
-`make test` runs the tier `test`, `make test-all` the tier `all`, `make versions` the tier `pure` on other Pythons. A file that is named
+`make test` runs the tier `test`, `make test-all` the tier `all`, and the tier `pure` on other Pythons. A file that is named
 on the command line runs whatever its tier is.
 """
 
