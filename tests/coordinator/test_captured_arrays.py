@@ -15,7 +15,9 @@ from tests.coordinator.stalled import sent_by_coordinators
 from tests.coordinator.test_snapshots import shipped
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
+from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.net import arena
+from zmqdist.wire.trusted import pack_function
 
 SIZE = 2**18
 pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched
@@ -213,6 +215,22 @@ def test_captured_arrays_are_freed_when_their_work_has_ended(either: ClusterCoor
     gc.collect()
     until(lambda: either.snapshot().held.parts == 0)
     assert either.snapshot().owners == 0
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+@pytest.mark.parametrize("changes", [True, False], ids=["mutable", "immutable"])
+def test_a_function_about_as_large_as_a_message_may_be_arrives_whole(
+    in_threads: ClusterCoordinator, more: int, changes: bool
+) -> None:
+    def of(count: int) -> Callable[[], int]:
+        text = b"x" * count
+        kept = [text] if changes else (text,)
+        return lambda: len(kept[0])
+
+    besides = len(pack_function(of(60_000))) - 60_000
+    count = INLINE_BYTES_MAX - besides + more
+    assert len(pack_function(of(count))) == INLINE_BYTES_MAX + more
+    assert [in_threads.schedule(of(count)).get(20) for _ in range(2)] == [count] * 2
 
 
 def test_what_is_freed_is_forgotten_with_the_next_large_function(in_threads: ClusterCoordinator) -> None:

@@ -64,10 +64,12 @@ class FunctionNumbers:
         if packed is None:
             packed = self._cache.changing(fn)
             if isinstance(packed, bytes):
-                packed = CHANGING + packed
+                packed = CHANGING + packed if len(packed) < INLINE_BYTES_MAX else [packed]
+        elif len(packed) > INLINE_BYTES_MAX:
+            packed = [packed]
         if metrics.enable_metrics:
             self._took_s = time.perf_counter() - began
-        return [packed] if isinstance(packed, bytes) and len(packed) > INLINE_BYTES_MAX else packed
+        return packed
 
     def number(self, fn: Callable[..., Any], blob: bytes, bulks: list[int]) -> tuple[int, str]:
         """The number and the name of a function for a piece of work that is about to be handed in.
