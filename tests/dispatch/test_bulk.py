@@ -133,9 +133,12 @@ def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., Bulk
 def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
     """A pickle stands elsewhere each time."""
     store = hold()
-    held = [store.hold([bytearray(ramp(LARGE))], shared=True) for _ in range(4)]
-    assert (store.copies, len(store)) == (1, 1)
-    assert len({reference.bulks[0] for reference in held}) == 1
+    parts = [bytearray(ramp(LARGE)) for _ in range(4)]
+    parts[2][LARGE // 2] ^= 1
+    held = [store.hold([part], shared=True) for part in parts]
+    assert (store.copies, len(store)) == (3, 3), "of those that begin and end alike the last is remembered"
+    for reference, part in zip(held, parts, strict=True):
+        assert bytes(store.view(reference.bulks[0])) == part
     for reference in held:
         store.free(reference.bulks)
     assert len(store) == 0

@@ -4,8 +4,8 @@ Rules
     What is held is a snapshot that nobody writes any more: in a block of shared memory where there is some, else in memory of its own.
     The same bytes are held once, however often they are handed in: a large array that is given to many tasks is copied once. They are
     compared each time, because the caller may have changed them: with what was at that place of the caller's memory when it was handed
-    in last, and with the last part of that size, because a pickle stands at another place each time. A frozen array is known by its
-    place alone.
+    in last, and with the last part that begins and ends alike, because a pickle stands at another place each time. A frozen array is
+    known by its place alone.
     Whoever needs a part maps it (fetch.py), or reads it in chunks by RPC, or has the dispatcher read it.
 
 Not here: who needs what for how long; the owner of the store says `free`.
@@ -34,10 +34,10 @@ Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
 READ = "zmqdist_bulk_read"
 RECENT_MAX = 128
-"""Places of the caller's memory, and sizes, whose last snapshot is remembered."""
+"""Places of the caller's memory, and ends of parts, whose last snapshot is remembered."""
 
-ANYWHERE = 0
-"""No place of anybody's memory: stands for the last part of a size."""
+ENDS_BYTES = 64
+"""Of the beginning of a part, and of its end: few enough to be looked at each time."""
 
 
 class Holdings(NamedTuple):
@@ -97,7 +97,7 @@ class BulkStore:
         self._arena = this_arena()
         self.memory: Memory | None = None if self._arena is None else (*self._arena.offer, self._arena.nonce)
         self._entries: dict[int, _Entry] = {}
-        self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         service.register(READ, self._read, inline=True, roles=roles)
@@ -197,16 +197,18 @@ class BulkStore:
         address = memory.address_of(source)
         if not shared:  # whoever it is lent to writes to it
             return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
-        places = (address, size), (ANYWHERE, size)
-        for bulk in dict.fromkeys(map(self._recent.get, places)):
+        keys: list[tuple[int | bytes, int]] = [(address, size)]
+        if frozen is None:
+            keys.append((source[:ENDS_BYTES].tobytes() + source[-ENDS_BYTES:].tobytes(), size))
+        for bulk in dict.fromkeys(map(self._recent.get, keys)):
             held = self._held_before(bulk, address, frozen)
             if held is not None:
                 return held
         held = self.keep(self._snapshot(part, source) if frozen is None else frozen)
         with self._lock:
-            for place in places:
-                self._recent[place] = held.bulk
-                self._recent.move_to_end(place)
+            for key in keys:
+                self._recent[key] = held.bulk
+                self._recent.move_to_end(key)
             while len(self._recent) > RECENT_MAX:
                 self._recent.popitem(last=False)
         return held

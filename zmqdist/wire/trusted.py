@@ -117,9 +117,12 @@ def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
 def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     parts: list[Any] = []
     try:
-        blob = _dumps(value, parts)
+        return _joined(_dumps(value, parts), parts)
     except Exception as error:
         _blame(roots, error)
+
+
+def _joined(blob: bytes, parts: list[Any]) -> Packed:
     if not parts and len(blob) <= INLINE_BYTES_MAX:
         return blob
     return [blob, *parts]
@@ -324,7 +327,11 @@ def pack_function_apart(fn: Callable[..., Any]) -> Packed:
 
     Raises: as `pack_function`.
     """
-    return _pack(fn, ((describe(fn), fn),))
+    parts: list[Any] = []
+    try:
+        return _joined(_dumps(fn, parts), parts)
+    except Exception as error:
+        _blame(((describe(fn), fn),), error)
 
 
 class _Unset:
