@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import (
     bandwidth,
     calls,
+    captured,
     collectives,
     data_arrays,
     data_elements,
@@ -46,6 +47,7 @@ MODULES = (
     roundtrip,
     bandwidth,
     fanout,
+    captured,
     startup,
     imports,
     memory,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
-from benchmarks.peers.served import System, echoed, queued_bytes, rate, run, timed, waited
+from benchmarks.peers.served import Model, System, echoed, queued_bytes, rate, run, timed, waited
 
 
 def nothing() -> None:
@@ -56,6 +56,10 @@ class Pool(System):
                 future.result()
 
         return rate(work, count)
+
+    def captured(self, count: int, size: int) -> list[float]:
+        model = Model(size)
+        return rate(lambda: list(self._pool.map(model.predict, range(count))), count)
 
     def memory(self, count: int) -> list[float]:
         return queued_bytes(self._all, lambda path: [self._pool.submit(waited, path) for _ in range(2)], count)

@@ -12,13 +12,13 @@ from functools import cache, cached_property
 from typing import Any
 
 from benchmarks.peers import streams
-from benchmarks.peers.served import SHRINKS, TABLE, System, echoed, queued_bytes, rate, run, timed, waited
+from benchmarks.peers.served import SHRINKS, TABLE, Model, System, echoed, queued_bytes, rate, run, timed, waited
 from benchmarks.peers.streams import ARRAY_MOD, ENDLESS, WORKERS, Servers, firsts, streamed, streamed_bytes
 
 ANSWER_MS = 60_000
 QUESTIONS_OF = {
     "threads": {"latency", "calls"},
-    "sockets": {"bandwidth", "fanout", "data_arrays"},
+    "sockets": {"bandwidth", "fanout", "captured", "data_arrays"},
     "inside": streams.QUESTIONS,
 }
 
@@ -119,6 +119,10 @@ class Zmqdist(System):
 
         array = np.ones(size, np.uint8)
         return rate(lambda: self._coordinator.fetch(self._coordinator.map(touch, [freeze(array)] * count)), count)
+
+    def captured(self, count: int, size: int) -> list[float]:
+        model = Model(size)
+        return rate(lambda: self._coordinator.fetch(self._coordinator.map(model.predict, range(count))), count)
 
     def memory(self, count: int) -> list[float]:
         return queued_bytes(self._all, lambda path: self._coordinator.map(waited, [path] * 2), count)

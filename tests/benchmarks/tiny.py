@@ -24,7 +24,7 @@ TINY = Plan(
     workers=(2, 5, 10),
     tasks=(10, 50, 200),
 )
-TALKING = ["latency", "calls", "tasks", "roundtrip", "bandwidth", "fanout"]
+TALKING = ["latency", "calls", "tasks", "roundtrip", "bandwidth", "fanout", "captured"]
 FIELDS = {"question", "title", "curve", "command", "date", "machine", "versions", "figures", "skipped"}
 
 

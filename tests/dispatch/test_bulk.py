@@ -130,6 +130,43 @@ def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., Bulk
     assert len(store) == 0
 
 
+def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
+    """A pickle stands elsewhere each time."""
+    store = hold()
+    parts = [bytearray(ramp(LARGE)) for _ in range(4)]
+    parts[2][LARGE // 2] ^= 1
+    held = [store.hold([part], shared=True) for part in parts]
+    assert (store.copies, len(store)) == (3, 3), "of those that begin and end alike the last is remembered"
+    for reference, part in zip(held, parts, strict=True):
+        assert bytes(store.view(reference.bulks[0])) == part
+    for reference in held:
+        store.free(reference.bulks)
+    assert len(store) == 0
+
+
+def test_what_is_held_again_stays_until_it_was_freed_as_often(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    (bulk,) = store.hold([ramp(LARGE)], shared=True).bulks
+    store.hold_again([bulk, bulk])
+    for _ in range(2):
+        store.free([bulk])
+        assert store.holds(bulk)
+    store.free([bulk])
+    assert not store.holds(bulk)
+    store.hold_again([bulk])
+    assert len(store) == 0
+
+
+def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    frozen, other = (zd.freeze(np.frombuffer(ramp(LARGE), np.uint8)) for _ in range(2))
+    held = [store.hold([array], shared=True).bulks[0] for array in (frozen, frozen, other, other, frozen[MIB:])]
+    assert (store.copies, len(store)) == (0, 3)
+    assert held[0] == held[1] != held[2] == held[3]
+    store.free(held)
+    assert len(store) == 0
+
+
 def test_what_was_lent_to_one_is_never_shared_with_others(hold: Callable[..., BulkStore]) -> None:
     store = hold()
     array = np.frombuffer(ramp(LARGE), np.uint8).copy()

@@ -120,6 +120,16 @@ def test_gradients_of_a_step_are_averaged_and_applied_once(made: Any) -> None:
     assert v.version == w.version == 4
 
 
+def test_the_functions_of_a_map_make_steps_together(made: Any) -> None:
+    strategy = made(aggregate="sync", workers_per_step=2)
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        v = zd.Variable(0.0)
+    coordinator.map(lambda worker: v.apply(SGD(1.0), -1.0 - 2 * worker, step=0), range(2))
+    coordinator.join()
+    assert v.numpy() == 2.0
+
+
 def test_as_many_as_there_are_workers_make_a_step_where_nothing_else_is_said(made: Any) -> None:
     strategy = made(aggregate="sync")
     with strategy.scope():

@@ -125,6 +125,21 @@ def test_a_scope_around_schedule_goes_with_the_function(anywhere: zd.ParameterSe
     assert coordinator.schedule(step).fetch() == 4.0 + 7.0
 
 
+def test_a_scope_around_map_goes_with_the_function(coordinator: ClusterCoordinator) -> None:
+    def opens(_: int) -> None:
+        with zd.cache_variable_reads():
+            pass
+
+    with zd.cache_variable_reads():
+        values = coordinator.map(opens, range(3))
+    for value in values:
+        with pytest.raises(ValueError, match="nested"):
+            value.fetch()
+    with pytest.raises(ValueError, match="nested"):
+        coordinator.join()
+    coordinator.fetch(coordinator.map(opens, range(3)))
+
+
 def test_a_scheduled_function_inside_a_scope_may_not_open_another(coordinator: ClusterCoordinator) -> None:
     def step() -> None:
         with zd.cache_variable_reads():

@@ -16,7 +16,7 @@ from tests.wire.test_trusted import in_main
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec, function
 from zmqdist.wire.functions import FunctionCache
-from zmqdist.wire.trusted import unpack
+from zmqdist.wire.trusted import unpack, unpack_parts
 
 STABLE = {
     "nothing captured": "def f(x): return x",
@@ -112,6 +112,16 @@ def test_a_function_is_pickled_again_when_something_captured_was_rebound(source:
     assert after is not before
     assert cache.pickles == 2
     assert unpack(after)() == value
+
+
+def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counted_when_it_is_pickled() -> None:
+    array = np.zeros(2**14)
+    cache, work = FunctionCache(), lambda: array
+    assert cache.constant(work) is None
+    assert cache.pickles == 0
+    blob, part = cache.changing(work)
+    assert (cache.pickles, len(part)) == (1, array.nbytes)
+    assert unpack_parts([blob, bytearray(part)])().sum() == 0
 
 
 def test_what_is_captured_is_as_it_was_at_the_lookup() -> None:

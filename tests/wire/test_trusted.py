@@ -41,6 +41,7 @@ from zmqdist.wire.trusted import (
     pack_call,
     pack_error,
     pack_function,
+    pack_function_apart,
     unpack,
     unpack_error,
     unpack_parts,
@@ -294,6 +295,29 @@ def test_functions_of_the_main_script_work_in_a_process_that_lacks_them() -> Non
     names = in_main("N = 5\ndef helper(x): return x + N\ndef work(x): return [helper(x), (lambda: x * N)()]")
     blob = pack_function(names["work"])
     run_python("-c", f"from zmqdist.wire.trusted import unpack; assert unpack({blob!r})(2) == [7, 10]")
+
+
+def test_large_arrays_that_a_function_captures_lie_beside_its_pickle_without_a_copy() -> None:
+    plain, read_only, frozen = np.ones(2**14), np.ones(2**14), freeze(np.ones(2**14))
+    read_only.flags.writeable = False
+    pickled, *parts = pack_function_apart(lambda: (plain, read_only, frozen))
+    assert len(pickled) < 2000
+    places = {np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in parts}
+    assert places == {array.__array_interface__["data"][0] for array in (plain, read_only, frozen)}
+    there = [part if memoryview(part).readonly else bytearray(part) for part in parts]
+    arrays = unpack_parts([pickled, *there])()
+    assert [array.sum() for array in arrays] == [2.0**14] * 3
+    arrays[1][:] = 0
+    assert read_only.sum() == 2**14
+
+
+def test_a_function_that_captures_nothing_large_is_one_blob() -> None:
+    small = np.ones(3)
+    blob = pack_function_apart(lambda: small)
+    assert isinstance(blob, bytes)
+    assert unpack(blob)().sum() == 3
+    with pytest.raises(InvalidArgumentError, match="captures 'LOCK'"):
+        pack_function_apart(in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK")["f"])
 
 
 def test_a_captured_array_is_a_snapshot_and_writable_there() -> None:

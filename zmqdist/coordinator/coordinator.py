@@ -23,6 +23,7 @@ from typing import Any
 from zmqdist import errors, limits, nest
 from zmqdist.coordinator import metrics
 from zmqdist.coordinator.figures import CoordinatorSnapshot, snapshot_of
+from zmqdist.coordinator.functions import FunctionSnapshot
 from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
 from zmqdist.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.coordinator.resources import Resources
@@ -188,7 +189,12 @@ class ClusterCoordinator:
             shell.packing = get_ident()
             try:
                 packed = trusted.pack_call(args, kwargs)
-                blob = shell.functions.pickled(fn)
+                function: trusted.Packed
+                if type(fn) is FunctionSnapshot:
+                    function, held = fn.use()
+                    fn = fn.fn
+                else:
+                    function, held = shell.functions.pickled(fn), []
             except errors.InvalidArgumentError as error:
                 raise unwrapped(error) from error.__cause__
             finally:
@@ -196,9 +202,16 @@ class ClusterCoordinator:
                 given, inputs = shell.given, shell.inputs
                 if given or inputs:
                     shell.given, shell.inputs = [], {}
-            payload, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
             plan: Plan | None = None
+            bulks = list(held)
             try:
+                if isinstance(function, list):
+                    function, held = shell.held(function)
+                    bulks += held
+                if isinstance(packed, list):
+                    packed, of_arguments = shell.held(packed)
+                    bulks += of_arguments
+                payload = packed
                 if inputs or wishes is not NONE:
                     plan = Plan(payload, bulks, inputs, given, keep, wishes, options)
                     plan.take(shell.held)
@@ -208,7 +221,7 @@ class ClusterCoordinator:
                     if shell.room <= 0 or shell.closed:  # which is also so after a fork
                         self._wait_for_room()
                     work = next(self._works)
-                    number, name = shell.functions.number(fn, blob, work)
+                    number, name = shell.functions.number(fn, function, held)
                     if plan is not None:
                         return shell.plans.enqueue(plan, work, number, name, self._alive)
                     return shell.enqueue(work, number, name, payload, bulks, keep, given, options, self._alive)
@@ -217,8 +230,19 @@ class ClusterCoordinator:
                 raise
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
-        """`schedule(fn, (item,))` for each item; the results in the order of the items."""
-        return [self.schedule(fn, (item,)) for item in iterable]
+        """`schedule(fn, (item,))` for each item; the results in the order of the items.
+
+        What the function captures is for all items as it is when this is called: it is pickled once, whatever it captures.
+        """
+        taken = self._taken(fn)
+        return [self.schedule(taken, (item,)) for item in iterable]
+
+    def _taken(self, fn: Callable[..., Any]) -> FunctionSnapshot:
+        """A function as it is now, for `schedule`. Raises as that for the function."""
+        if not callable(fn):
+            raise TypeError(f"map() takes a callable, not {type(fn).__name__}")
+        self._check_open()
+        return FunctionSnapshot.take(self._shell, fn)
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until everything that was scheduled has ended.

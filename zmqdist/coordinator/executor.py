@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures as futures
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from zmqdist import errors
@@ -54,6 +54,18 @@ class Executor(futures.Executor):
             self._forget(future)
             raise
         return future
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        **options: Any,
+    ) -> Iterator[T]:
+        """As of `concurrent.futures.Executor`. What the function captures is for all items as it is when this is called."""
+        taken = fn if self._shut else self._coordinator._taken(fn)
+        return super().map(taken, *iterables, timeout=timeout, chunksize=chunksize, **options)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take nothing more; idempotent.

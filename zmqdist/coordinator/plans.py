@@ -156,7 +156,6 @@ class Plans:
         """As `Shell.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
         value = RemoteValue(self._shell, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._shell.outbox), ref(value)
-        plan.bulks = [*plan.bulks, *self._shell.held_by_work.pop(work, ())]
         self.planned.append(plan)
         self._shell.expect(work, value)
         return value

@@ -279,7 +279,7 @@ class Resources:
         payload = trusted.pack_call((_Call(resource),), {})
         assert isinstance(payload, bytes), "what is large in a definition is held beside it"
         work = next(self._works)
-        number, _ = self.shell.functions.number(fn, trusted.pack_function(fn), work)
+        number, _ = self.shell.functions.number(fn, trusted.pack_function(fn), [])
         options = Options(f"worker:{index}", 0, True)
         return self.shell.enqueue(work, number, resource.name, payload, [], False, [resource], options)
 

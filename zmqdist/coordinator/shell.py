@@ -143,7 +143,7 @@ class Shell:
         self.failures = Failures(reported=rounds)
         self.closed = False
         self.pid = os.getpid()
-        self.functions = FunctionNumbers(self._hold)
+        self.functions = FunctionNumbers(lambda bulk: self.store.holds(bulk))
         self._rounds = rounds
         self.refusal: Failure | None = None
         self.values: dict[int, ref[RemoteValue]] = {}
@@ -210,7 +210,7 @@ class Shell:
           alive: lives until somebody gives up this connection.
         """
         if bulks:
-            self.held_by_work[work] = [*self.held_by_work.get(work, ()), *bulks]
+            self.held_by_work[work] = list(bulks)
             bulks.clear()  # they are not the caller's to drop any more
         if keep:
             self._staying.append(work)
@@ -322,12 +322,6 @@ class Shell:
         self.callees.clear()
         self._given.clear()
         self.callbacks.close()
-
-    def _hold(self, work: int, parts: list[Any]) -> bytes:
-        """For a large function: the same, until that piece of work has ended."""
-        payload, bulks = self.held(parts)
-        self.held_by_work.setdefault(work, []).extend(bulks)
-        return payload
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 Rules
     What is held is a snapshot that nobody writes any more: in a block of shared memory where there is some, else in memory of its own.
-    The same bytes at the same place of the caller's memory are held once, however often they are handed in: a large array that is
-    given to many tasks is copied once. They are compared each time, because the caller may have changed them.
+    The same bytes are held once, however often they are handed in: a large array that is given to many tasks is copied once. They are
+    compared each time, because the caller may have changed them: with what was at that place of the caller's memory when it was handed
+    in last, and with the last part that begins and ends alike, because a pickle stands at another place each time. A frozen array is
+    known by its place alone.
     Whoever needs a part maps it (fetch.py), or reads it in chunks by RPC, or has the dispatcher read it.
 
 Not here: who needs what for how long; the owner of the store says `free`.
@@ -31,8 +33,11 @@ from zmqdist.rpc.service import RpcService
 Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
 
 READ = "zmqdist_bulk_read"
-RECENT_MAX = 64
-"""Places of the caller's memory whose last snapshot is remembered."""
+RECENT_MAX = 128
+"""Places of the caller's memory, and ends of parts, whose last snapshot is remembered."""
+
+ENDS_BYTES = 64
+"""Of the beginning of a part, and of its end: few enough to be looked at each time."""
 
 
 class Holdings(NamedTuple):
@@ -92,7 +97,7 @@ class BulkStore:
         self._arena = this_arena()
         self.memory: Memory | None = None if self._arena is None else (*self._arena.offer, self._arena.nonce)
         self._entries: dict[int, _Entry] = {}
-        self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()
+        self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         service.register(READ, self._read, inline=True, roles=roles)
@@ -155,6 +160,17 @@ class BulkStore:
                     del self._entries[bulk]
                     self._end(entry)
 
+    def hold_again(self, bulks: Sequence[int]) -> None:
+        """One reference more to these parts, for `free`. What is gone already is passed over."""
+        with self._lock:
+            for bulk in bulks:
+                entry = self._entries.get(bulk)
+                if entry is not None:
+                    entry.uses += 1
+
+    def holds(self, bulk: int) -> bool:
+        return bulk in self._entries
+
     def close(self) -> None:
         """Free everything. Who has mapped something keeps it."""
         with self._lock:
@@ -178,27 +194,40 @@ class BulkStore:
             return self.keep(part, shared=shared)
         source = np.frombuffer(part, np.uint8)
         frozen = None if self._arena is None else self._arena.find(source)
-        if frozen is not None:
-            return self.keep(frozen, shared=shared)
-        place = (memory.address_of(source), size)
+        address = memory.address_of(source)
+        if not shared:  # whoever it is lent to writes to it
+            return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
+        keys: list[tuple[int | bytes, int]] = [(address, size)]
+        if frozen is None:
+            keys.append((source[:ENDS_BYTES].tobytes() + source[-ENDS_BYTES:].tobytes(), size))
+        for bulk in dict.fromkeys(map(self._recent.get, keys)):
+            held = self._held_before(bulk, address, frozen)
+            if held is not None:
+                return held
+        held = self.keep(self._snapshot(part, source) if frozen is None else frozen)
         with self._lock:
-            bulk = self._recent.get(place, 0) if shared else 0
-            entry = self._entries.get(bulk)
-            if entry is not None:
-                entry.uses += 1  # it must not go while it is compared
-        if entry is not None:
-            if memory.same_bytes(place[0], memory.address_of(entry.view()), size):
-                return Held(bulk, size, entry.handle)
-            self.free([bulk])
-        held = self.keep(self._snapshot(part, source), shared=shared)
-        if not shared:
-            return held  # whoever it is lent to writes to it
-        with self._lock:
-            self._recent[place] = held.bulk
-            self._recent.move_to_end(place)
-            if len(self._recent) > RECENT_MAX:
+            for key in keys:
+                self._recent[key] = held.bulk
+                self._recent.move_to_end(key)
+            while len(self._recent) > RECENT_MAX:
                 self._recent.popitem(last=False)
         return held
+
+    def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
+        """This part once more, where it has the bytes that are at this address now."""
+        with self._lock:
+            entry = None if bulk is None else self._entries.get(bulk)
+            if bulk is None or entry is None:
+                return None
+            entry.uses += 1  # it must not go while it is compared
+        if frozen is None:
+            same = memory.same_bytes(address, memory.address_of(entry.view()), entry.nbytes)
+        else:
+            same = entry.block is not None and entry.block.shows_same(frozen)
+        if same:
+            return Held(bulk, entry.nbytes, entry.handle)
+        self.free([bulk])
+        return None
 
     def _snapshot(self, part: Any, source: NDArray[np.uint8]) -> NDArray[np.uint8] | Block:
         block = None if self._arena is None else self._arena.snapshot(source)

@@ -131,6 +131,11 @@ class Block:
             return self.upstream.array()[self.offset : self.offset + self.nbytes]
         return _Kept(self).array()
 
+    def shows_same(self, other: Block) -> bool:
+        """Whether both are of the same frozen bytes."""
+        mine, others = (self.upstream, self.offset, self.nbytes), (other.upstream, other.offset, other.nbytes)
+        return isinstance(self.upstream, Frozen) and mine == others
+
     @property
     def address(self) -> int:
         segment = self.segment

@@ -23,6 +23,7 @@ from zmqdist import running
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.coordinator.coordinator import worker_name
 from zmqdist.coordinator.failures import ROUND
+from zmqdist.coordinator.functions import FunctionSnapshot
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.parameter_server import caching, context
@@ -82,11 +83,22 @@ class StrategyCoordinator(ClusterCoordinator):
         if context.here.scopes:
             context.check_not_in_another(self._scheduled_on)
         if callable(fn):
-            fn = caching.with_caching(fn)
-            if once or (once is None and self.strategy.aggregate == "sync"):
+            once = self._is_once(once)
+            if once:
                 args = f"{self._shell.number:x}-{next(self._onces)}", *(() if args is None else args)
-                fn = _Once(fn)
+            if not isinstance(fn, FunctionSnapshot):
+                fn = self._wrapped(fn, once)
         return super().schedule(fn, args, kwargs, **how)
+
+    def _taken(self, fn: Callable[..., Any]) -> FunctionSnapshot:
+        return super()._taken(self._wrapped(fn, self._is_once(None)) if callable(fn) else fn)
+
+    def _is_once(self, once: bool | None) -> bool:
+        return self.strategy.aggregate == "sync" if once is None else once
+
+    def _wrapped(self, fn: Callable[..., Any], once: bool) -> Callable[..., Any]:
+        fn = caching.with_caching(fn)
+        return _Once(fn) if once else fn
 
     def _lost(self, error: PSUnavailableError) -> None:
         shell = self._shell

@@ -69,6 +69,21 @@ def frozen(array: NDArray[Any]) -> NDArray[Any]:
     return made
 
 
+class _WritableAlias:
+    """The memory of a read-only array, as if it could be written to."""
+
+    __slots__ = ("__array_interface__", "kept")
+
+    def __init__(self, kept: NDArray[np.uint8]) -> None:
+        self.__array_interface__ = kept.__array_interface__ | {"data": (kept.__array_interface__["data"][0], False)}
+        self.kept = kept
+
+
+def writable_alias(data: memoryview) -> NDArray[np.uint8]:
+    """Read-only bytes as an array that says that it is writable: so pickles describe it, and what is unpickled is. Only read from it."""
+    return np.asarray(_WritableAlias(np.frombuffer(data, np.uint8)))
+
+
 class BadArray(ValueError):
     """A description that no array has, or an array that has no description; the text says why."""
 

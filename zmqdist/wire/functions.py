@@ -21,7 +21,7 @@ import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,12 +30,16 @@ from zmqdist.specs import Function
 from zmqdist.wire.trusted import (
     ATOMS,
     UNSET,
+    Packed,
     cell_content,
     global_names,
     goes_by_name,
     is_importable_module,
     pack_function,
+    pack_function_apart,
 )
+
+P = TypeVar("P")
 
 
 class FunctionCache:
@@ -61,28 +65,45 @@ class FunctionCache:
         Raises:
           InvalidArgumentError: as `pack_function`; nothing is kept.
         """
+        constant = self.constant(fn)
+        return (self._counted(pack_function, fn), False) if constant is None else (constant, True)
+
+    def changing(self, fn: Callable[..., Any]) -> Packed:
+        """A function that is not constant, pickled now, with the large arrays that it captures beside the pickle.
+
+        Raises:
+          InvalidArgumentError: as `pack_function`.
+        """
+        return self._counted(pack_function_apart, fn)
+
+    def constant(self, fn: Callable[..., Any]) -> bytes | None:
+        """The pickle of `fn` where it captures nothing mutable: the same object until something captured is rebound. Else None.
+
+        Raises:
+          InvalidArgumentError: as `pack_function`; nothing is kept.
+        """
         named = self._kept.get((id(fn),))  # only what goes by its name has a key of one
         if named is not None and type(fn) is FunctionType and goes_by_name(fn):
             self._kept.move_to_end((id(fn),))
-            return named[0], True
+            return named[0]
         captured: list[Any] = []
         if not _collect(fn, captured, {}):
-            return self._pickle(fn), False
+            return None
         key = tuple(map(id, captured))
         kept = self._kept.get(key)
         if kept is not None:
             self._kept.move_to_end(key)
-            return kept[0], True
-        blob = self._pickle(fn)
+            return kept[0]
+        blob = self._counted(pack_function, fn)
         self._kept[key] = (blob, captured)
         if len(self._kept) > self._kept_max:
             self._kept.popitem(last=False)
-        return blob, True
-
-    def _pickle(self, fn: Callable[..., Any]) -> bytes:
-        blob = pack_function(fn)
-        self.pickles += 1
         return blob
+
+    def _counted(self, pack: Callable[[Callable[..., Any]], P], fn: Callable[..., Any]) -> P:
+        packed = pack(fn)
+        self.pickles += 1
+        return packed
 
 
 class _Mark:

@@ -36,7 +36,17 @@ import numpy as np
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError, UnknownError
 from zmqdist.limits import DEPTH_MAX, ERROR_BYTES_MAX, FRAMES_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.specs import Function
-from zmqdist.wire.arrays import BadArray, bytes_of, frozen, is_fortran, is_frozen, read_dtype, rebuild, tell_dtype
+from zmqdist.wire.arrays import (
+    BadArray,
+    bytes_of,
+    frozen,
+    is_fortran,
+    is_frozen,
+    read_dtype,
+    rebuild,
+    tell_dtype,
+    writable_alias,
+)
 
 Packed: TypeAlias = "bytes | list[Any]"
 """One blob of at most INLINE_BYTES_MAX, or a list of buffers, the pickle first: a value for `unpack` or `unpack_parts`."""
@@ -107,9 +117,12 @@ def pack_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Packed:
 def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     parts: list[Any] = []
     try:
-        blob = _dumps(value, parts)
+        return _joined(_dumps(value, parts), parts)
     except Exception as error:
         _blame(roots, error)
+
+
+def _joined(blob: bytes, parts: list[Any]) -> Packed:
     if not parts and len(blob) <= INLINE_BYTES_MAX:
         return blob
     return [blob, *parts]
@@ -133,10 +146,10 @@ class _Dump:
             return array.__reduce_ex__(5)
         fortran = is_fortran(array)
         if is_frozen(array):
-            return _frozen, (told, array.shape, fortran, _buffer(array))
+            return _frozen, (told, array.shape, fortran, _buffer(bytes_of(array)))
+        data = bytes_of(array)
         # A read-only buffer would be one at the receiver, too.
-        writable = array if array.flags.writeable else array.copy("F" if fortran else "C")
-        return _array, (told, array.shape, fortran, _buffer(writable))
+        return _array, (told, array.shape, fortran, _buffer(writable_alias(data) if data.readonly and data else data))
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether this buffer stays in the pickle."""
@@ -148,10 +161,9 @@ class _Dump:
         return False
 
 
-def _buffer(array: np.ndarray[Any, Any]) -> pickle.PickleBuffer:
-    data = bytes_of(array)
+def _buffer(data: Any) -> pickle.PickleBuffer:
     # An empty constant would be read-only.
-    return pickle.PickleBuffer(np.frombuffer(data, np.uint8) if data else bytearray())  # type: ignore[arg-type]
+    return pickle.PickleBuffer(np.frombuffer(data, np.uint8) if len(data) else bytearray())  # type: ignore[arg-type]
 
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -306,6 +318,18 @@ def pack_function(fn: Callable[..., Any]) -> bytes:
     """
     try:
         return _dumps(fn, None)
+    except Exception as error:
+        _blame(((describe(fn), fn),), error)
+
+
+def pack_function_apart(fn: Callable[..., Any]) -> Packed:
+    """The same with the large arrays that it captures beside the pickle, as `pack`: for `unpack` or `unpack_parts`.
+
+    Raises: as `pack_function`.
+    """
+    parts: list[Any] = []
+    try:
+        return _joined(_dumps(fn, parts), parts)
     except Exception as error:
         _blame(((describe(fn), fn),), error)
 

@@ -27,6 +27,7 @@ def test_questions_to_processes_that_stay_are_answered_by_all_that_need_no_packa
         "roundtrip": ["zmqdist", "bare pyzmq", "ProcessPoolExecutor"],
         "bandwidth": ["zmqdist", "bare pyzmq", "memcpy", "ProcessPoolExecutor", "zmqdist, sockets only"],
         "fanout": ["zmqdist", "ProcessPoolExecutor", "zmqdist, sockets only"],
+        "captured": ["zmqdist", "ProcessPoolExecutor", "zmqdist, sockets only"],
     }
     for document in found.values():
         assert set(document) == FIELDS
