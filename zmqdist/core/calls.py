@@ -185,9 +185,10 @@ class ClientCalls:
         if not self.incarnation:
             return calls
         self.held_back = False
+        room = self._unasked_max - self.unasked
         if len(waiting) == 1:
             number, call = waiting.popitem()
-            if call.nbytes > self._unasked_max - self.unasked and self._waits(call):
+            if call.nbytes > room and self._waits(call, room):
                 waiting[number] = call
                 return calls
             in_flight[number] = call
@@ -198,10 +199,10 @@ class ClientCalls:
         for call in waiting.values():
             if call.frames and calls:
                 break
-            if call.nbytes > self._unasked_max - self.unasked and self._waits(call):
+            if call.nbytes > room and self._waits(call, room):
                 break
             calls.append(call)
-            self.unasked += call.nbytes
+            room -= call.nbytes
             byte_count += len(call.body)
             if call.frames or len(calls) >= BATCH_ITEMS_MAX or byte_count >= BATCH_BYTES_MAX:
                 break
@@ -211,16 +212,17 @@ class ClientCalls:
         else:
             for call in calls:
                 in_flight[call.id] = waiting.pop(call.id)
+        self.unasked = self._unasked_max - room
         self.waiting_bytes -= byte_count
         return calls
 
-    def _waits(self, call: ClientCall) -> bool:
+    def _waits(self, call: ClientCall, room: int) -> bool:
         """P9 for a call that does not fit: whether it waits for answers. Else it leaves, perhaps without its large parts."""
         if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
             if self._pulls:
                 call.held, call.nbytes = True, 0
             return False
-        self.held_back = self.unasked > 0
+        self.held_back = room < self._unasked_max
         return self.held_back
 
     @property

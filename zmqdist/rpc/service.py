@@ -62,6 +62,9 @@ METHODS: Final = "zmqdist.methods"
 UNREAD_S: Final = 0.5
 """A server that stops does not wait longer for a client that has stopped reading."""
 
+SWEEP_S: Final = 0.1
+"""So often at most it is looked whether a client that is about to be refused has calls whose time is up: there may be 65,536."""
+
 
 class Asked:
     """A call that its method answers later, from any thread. Only the first answer counts; without one its caller waits on.
@@ -126,6 +129,7 @@ class RpcService:
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
         self._jam = JamLog(self._pool)
+        self._swept_at = -SWEEP_S
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
         self._attached = False
@@ -406,8 +410,11 @@ class RpcService:
             self._look_jam()
 
     def _drop_unwanted(self, peer: Peer) -> bool:
-        """Forget the calls of a client that wait for a thread, and whose time is up; whether there were any."""
+        """Forget the calls of a client that wait for a thread, and whose time is up, unless that was just done; whether there were any."""
         now = time.monotonic()
+        if now < self._swept_at + SWEEP_S:
+            return False
+        self._swept_at = now
         unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].wanted(now)]
         for served in unwanted:
             self._pool.dropped(peer, served)
