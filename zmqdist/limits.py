@@ -262,6 +262,21 @@ CONFIG_NODES_MAX: Final = 100_000
 HANDLER_THREADS_MAX: Final = 32
 """Handlers of one RPC server that run at a time, besides the inline ones; further calls wait (CALLS_PENDING_MAX a peer)."""
 
+UNASKED_BYTES_MAX: Final = 32 * 2**20
+"""Bytes of arguments that a client sends to a server unasked while the calls before are unanswered. What does not fit is pulled by the
+server (large arrays) or waits for answers (the rest). The way to another continent at 2.5 Gbit/s holds as much."""
+
+CLIENT_UNASKED_BYTES_MAX: Final = 2 * UNASKED_BYTES_MAX
+"""Bytes of one client's arguments that came to a server unasked, for calls that have not begun; the next call is answered
+RESOURCE_EXHAUSTED. Twice what a client sends: calls that it has given up count a little longer here."""
+
+UNCOUNTED_BYTES_MAX: Final = CLIENT_UNASKED_BYTES_MAX // CALLS_PENDING_MAX
+"""Bytes of arguments that are not counted there: as many calls as a client may have are within its bound."""
+
+CLIENT_PULLED_BYTES_MAX: Final = 256 * 2**20
+"""Bytes of one client's arguments that a server has pulled, for calls that have not begun: enough that each of its threads finds the next
+call ready, and little enough for many clients."""
+
 SESSION_THREADS_MAX: Final = 512
 """Functions and accesses of sessions that one task runs at a time; further ones wait. Many, because a function may wait for another."""
 

@@ -66,7 +66,7 @@ class Call(Message, tag=1):
     """Run a method and answer with Reply; payload frames are large arrays of the arguments, unless `parts` says where they are.
 
     `incarnation` is the life of the server that is meant: another one refuses with UNAVAILABLE. `left_ms` is the time that
-    the caller will still wait, 0 for ever.
+    the caller will still wait, 0 for ever. `held`: the chunks of `parts` are sent after LetIn.
     """
 
     SENT = "client -> server"
@@ -76,6 +76,7 @@ class Call(Message, tag=1):
     left_ms: int
     body: bytes
     parts: tuple[Part, ...] = ()
+    held: bool = False
 
 
 class Reply(Message, tag=2):
@@ -153,6 +154,13 @@ class Shares(Message, tag=14):
 
     SENT = "client -> server"
     nonce: int
+
+
+class LetIn(Message, tag=15):
+    """There is room for the chunks of Call `id`, which was `held`: send them."""
+
+    SENT = "server -> client"
+    id: int
 
 
 # -- coordinator and dispatcher -------------------------------------------------------------------------------------

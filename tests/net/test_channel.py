@@ -22,7 +22,7 @@ from zmqdist.net import channel as channels
 from zmqdist.net import line
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import client_security
-from zmqdist.wire.hello import our_hello
+from zmqdist.wire.hello import PROTOCOL, our_hello
 
 Serve = Callable[..., Served]
 Open = Callable[..., Channel]
@@ -391,7 +391,7 @@ def test_another_protocol_version_is_named_on_both_sides(
     for _ in range(2):
         call = ask(channel)
         assert call.code == errors.FAILED_PRECONDITION
-        assert "protocol 9.0, this side 1.0" in call.message
+        assert f"protocol 9.0, this side {PROTOCOL[0]}.{PROTOCOL[1]}" in call.message
 
 
 def test_a_server_that_is_full_ends_the_calls_with_its_words(serve: Serve, open_channel: Open) -> None:
@@ -442,7 +442,7 @@ from tests.net.wired import Served
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.net.channel import Channel
 from zmqdist.net.security import client_security, server_security
-from zmqdist.wire.hello import our_hello
+from zmqdist.wire.hello import PROTOCOL, our_hello
 served = Served(server_security("127.0.0.1"))
 def connect():
     return Channel(served.address, client_security(served.address, "client"), our_hello("client", 7))

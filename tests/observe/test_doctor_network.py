@@ -31,7 +31,7 @@ from zmqdist.observe.doctor.findings import Finding
 from zmqdist.rpc import ZmqClient, ZmqServer, about, asking
 from zmqdist.rpc.service import RpcService
 from zmqdist.server.server import Server
-from zmqdist.wire.hello import encode_hello, our_hello
+from zmqdist.wire.hello import PROTOCOL, encode_hello, our_hello
 
 PATIENCE_S = 20.0
 NONE = Credentials()
@@ -299,7 +299,9 @@ def test_another_protocol_version(serve: Callable[..., ZmqServer]) -> None:
     router = server._service._router  # reach: no server of another protocol version can be installed beside this one
     said = replace(router._said, protocol=(9, 1))  # reach: the greeting of that version
     router._said, router._hello = said, encode_hello(said)  # reach: as above
-    told = r"speaks zmqdist protocol 9\.1, this side 1\.0: install the same zmqdist on both ends"
+    told = (
+        rf"speaks zmqdist protocol 9\.1, this side {PROTOCOL[0]}\.{PROTOCOL[1]}: install the same zmqdist on both ends"
+    )
     one(look(server.address), "problem", told, "the same zmqdist")
 
 

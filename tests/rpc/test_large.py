@@ -483,6 +483,7 @@ class ClientCallTwin:
         self.method = "ones"
         self.body = safe.encode((8 * MIB,))[0]
         self.due = float("inf")
+        self.held = False
 
 
 def test_ctrl_c_in_a_large_call_gives_the_arrays_back(child: Child, lane: str) -> None:

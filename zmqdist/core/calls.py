@@ -11,6 +11,9 @@ Theory of operation
     that are asked while it is in flight leave together, when an answer arrives, when somebody wants one of them, or when
     a message is full. When the connection goes, what is in flight has ended with UNAVAILABLE - it may have happened, so it is
     never sent again - and what waits goes on waiting for a server.
+    So that no client fills a server's memory, arguments leave unasked only while those of unanswered calls are within a window.
+    Beyond it a call with large parts is sent without them: the server lets them in when it has room. Any other call, and what was
+    asked after it, waits for answers.
     The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
     nobody waits for any more: cancelled, past its time, or of a peer that has gone.
 
@@ -24,6 +27,8 @@ Promises, checked by tests/core/test_calls.py
     P7  calls leave in the order of asking; one message has at most BATCH_ITEMS_MAX of them and closes at BATCH_BYTES_MAX;
         a call with frames has one of its own
     P8  a call does not wait for company when nothing is in flight, when a full message waits, or when it has frames
+    P9  arguments of unanswered calls that were sent unasked are at most `unasked_max` bytes, or one call; those of a call with
+        more than CHUNK_BYTES in its frames are held where they do not fit, and never stand in the way of another call
 
 Not here: what is in a body (wire/safe.py), who waits for a call and how (net/channel.py), who runs it (rpc/service.py).
 """
@@ -41,7 +46,7 @@ from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
-from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CALLS_PENDING_MAX
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CALLS_PENDING_MAX, CHUNK_BYTES, UNASKED_BYTES_MAX
 from zmqdist.messages import Call, CancelCall, Reply
 
 FAR_S: Final = 1e9
@@ -49,6 +54,11 @@ FAR_S: Final = 1e9
 
 Frames: TypeAlias = Sequence[Any]
 """Payload frames: buffers that only the two ends look into."""
+
+
+def nbytes_of(frames: Frames) -> int:
+    """Bytes of buffers of any kind."""
+    return sum(frame.nbytes if hasattr(frame, "nbytes") else len(frame) for frame in frames)
 
 
 class ClientCall:
@@ -60,20 +70,25 @@ class ClientCall:
       id: number in the table, 0 before `asked`.
       ended: whether it has ended; then `code` (0: value), `message`, and `body` and `frames` of the answer.
       waits_for_server: False: it ends with UNAVAILABLE where it would have to wait for a server to appear.
+      bounded: False: it is left out of P9, because the method that it asks for begins at once, and has bounds of its own.
+      nbytes: what it counts of P9, 0 before `asked`; `held`: it was sent without its large parts.
       room: where large parts of the answer are received; None for wherever the shell likes.
       waiters, callbacks: the shell's own; empty until it needs them.
     """
 
     __slots__ = (
         "body",
+        "bounded",
         "callbacks",
         "code",
         "due",
         "ended",
         "frames",
+        "held",
         "id",
         "message",
         "method",
+        "nbytes",
         "room",
         "waiters",
         "waits_for_server",
@@ -89,6 +104,9 @@ class ClientCall:
         self.code = 0
         self.message = ""
         self.waits_for_server = True
+        self.bounded = True
+        self.nbytes = 0
+        self.held = False
         self.room: Any = None
         self.waiters: Any = None
         self.callbacks: Any = None
@@ -109,13 +127,21 @@ class ClientCalls:
       incarnation: of the server that is connected; 0 while none is.
       in_flight, waiting: the calls by number, in the order of asking.
       waiting_bytes: of the bodies of those that wait.
+      unasked: bytes of arguments that were sent unasked, of the calls in flight (P9).
+      held_back: what waits, waits for answers.
       deadline: when `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline.
     """
 
-    def __init__(self, address: str, pending_max: int = CALLS_PENDING_MAX) -> None:
+    def __init__(
+        self, address: str, pending_max: int = CALLS_PENDING_MAX, unasked_max: int = UNASKED_BYTES_MAX
+    ) -> None:
         self._address = address
         self._pending_max = pending_max
+        self._unasked_max = unasked_max
         self._last_id = 0
+        self._pulls = False
+        self.unasked = 0
+        self.held_back = False
         self.deadline = inf
         self.waiting_bytes = 0
         self.incarnation = 0
@@ -140,7 +166,10 @@ class ClientCalls:
         self._last_id = call.id = self._last_id + 1
         if call.due < self.deadline:
             self.deadline = call.due
-        self.waiting_bytes += len(call.body)
+        nbytes = len(call.body)
+        self.waiting_bytes += nbytes
+        if call.bounded:
+            call.nbytes = nbytes + nbytes_of(call.frames) if call.frames else nbytes
         waiting[call.id] = call
         return self.incarnation != 0 and (
             not in_flight
@@ -155,16 +184,25 @@ class ClientCalls:
         calls: list[ClientCall] = []
         if not self.incarnation:
             return calls
+        self.held_back = False
+        room = self._unasked_max - self.unasked
         if len(waiting) == 1:
             number, call = waiting.popitem()
+            if call.nbytes > room and self._waits(call, room):
+                waiting[number] = call
+                return calls
             in_flight[number] = call
+            self.unasked += call.nbytes
             self.waiting_bytes = 0
             return [call]
         byte_count = 0
         for call in waiting.values():
             if call.frames and calls:
                 break
+            if call.nbytes > room and self._waits(call, room):
+                break
             calls.append(call)
+            room -= call.nbytes
             byte_count += len(call.body)
             if call.frames or len(calls) >= BATCH_ITEMS_MAX or byte_count >= BATCH_BYTES_MAX:
                 break
@@ -174,31 +212,56 @@ class ClientCalls:
         else:
             for call in calls:
                 in_flight[call.id] = waiting.pop(call.id)
+        self.unasked = self._unasked_max - room
         self.waiting_bytes -= byte_count
         return calls
+
+    def _waits(self, call: ClientCall, room: int) -> bool:
+        """P9 for a call that does not fit: whether it waits for answers. Else it leaves, perhaps without its large parts."""
+        if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
+            if self._pulls:
+                call.held, call.nbytes = True, 0
+            return False
+        self.held_back = room < self._unasked_max
+        return self.held_back
+
+    @property
+    def sendable(self) -> bool:
+        """Whether what waits can be sent, as far as was seen: a server is known, and has answered enough."""
+        return self.incarnation != 0 and not self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
         """What the server is told of a call."""
         left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < FAR_S else 0
-        return Call(call.id, call.method, self.incarnation, left_ms, call.body)
+        return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held and self._pulls)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
         """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
+        self.unasked -= sum(call.nbytes for call in unsent.values())
         self.waiting_bytes += sum(len(call.body) for call in unsent.values())
         self.waiting = {**unsent, **self.waiting}
 
-    def server_up(self, incarnation: int) -> None:
-        """A server's hello arrived: what waits can be sent."""
+    def server_up(self, incarnation: int, pulls: bool = True) -> None:
+        """A server's hello arrived: what waits can be sent.
+
+        Args:
+          pulls: it lets held parts in.
+        """
         self.incarnation = incarnation
+        self._pulls = pulls
+        self.held_back = False
 
     def server_leaving(self) -> None:
         """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""
         self.incarnation = 0
+        self.held_back = False
 
     def connection_lost(self) -> list[ClientCall]:
         """The connection has ended, and what it had brought was read: the calls that ended with it."""
         self.incarnation = 0
+        self.unasked = 0
+        self.held_back = False
         ended = list(self.in_flight.values())
         self.in_flight.clear()
         for call in ended:
@@ -216,6 +279,7 @@ class ClientCalls:
         """An answer arrived: the call that ended; None when nobody waits for it any more."""
         call = self.in_flight.pop(reply.id, None)
         if call is not None:
+            self.unasked -= call.nbytes
             call.code = reply.code
             call.message = reply.message
             call.body = reply.body
@@ -252,13 +316,17 @@ class ClientCalls:
         self.in_flight.clear()
         self.waiting.clear()
         self.waiting_bytes = 0
+        self.unasked = 0
+        self.held_back = False
         for call in ended:
             call.end(code, message)
         return ended
 
     def _forget(self, call: ClientCall) -> bool:
-        """Take it out of the table; whether it was in flight."""
+        """Take it out of the table, which may make room for what waits; whether it was in flight."""
+        self.held_back = False
         if self.in_flight.pop(call.id, None) is not None:
+            self.unasked -= call.nbytes
             return True
         if self.waiting.pop(call.id, None) is not None:
             self.waiting_bytes -= len(call.body)

@@ -62,6 +62,7 @@ class ServerSnapshot:
       calls_batched: calls of batched methods that wait for company, or for the batch before theirs to end.
       streams: streams that a client has open, or whose generator still runs.
       transfers: calls that have large parts on the way from a client or to it, or in shared memory that the client has yet to open.
+      bytes_waiting: bytes of arguments that are here, or were let in, for calls that have not begun.
       bytes_unsent: bytes of large answers that their clients do not have yet.
       bytes_unacknowledged: the part of `bytes_unsent` that was sent in chunks and not confirmed.
       messages_received: since the server was started, those of the protocol itself included.
@@ -81,6 +82,7 @@ class ServerSnapshot:
     calls_batched: int = 0
     streams: int = 0
     transfers: int = 0
+    bytes_waiting: int = 0
     bytes_unsent: int = 0
     bytes_unacknowledged: int = 0
     messages_received: int = 0

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from zmqdist.core.calls import ClientCall, ClientCalls
 from zmqdist.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, OpError, WireError, from_code
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, Message, Refused, Replies, Reply, Shares
+from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
 from zmqdist.net.arena import this_arena
 from zmqdist.net.dealer import receive_payload
 from zmqdist.net.figures import ClientSnapshot
@@ -38,7 +38,7 @@ from zmqdist.net.monitor import Down, Up
 from zmqdist.net.security import ClientSecurity
 from zmqdist.net.transfers import Lanes, fresh, is_large
 from zmqdist.wire import headers
-from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
+from zmqdist.wire.hello import PULLS, Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.net")
 
@@ -192,12 +192,15 @@ class Line:
     def cancel(self, call: ClientCall) -> None:
         """The caller gives up; a call that has ended is fine."""
         if not call.ended:
+            held_back = self.table.held_back
             message = self.table.cancelled(call)
             self.ended.append(call)
             self.lanes.over(call.id)
             if message is not None:
                 self._put(headers.encode(message))
                 self.settle()
+            if held_back:
+                self.flush()  # what had no room beside it may have some now
 
     def fail(self, code: int, message: str) -> None:
         """End all calls."""
@@ -304,6 +307,8 @@ class Line:
         elif type(message) is Credit:
             self._chunks += 1
             self.lanes.credited(message)
+        elif type(message) is LetIn:
+            self.lanes.let_in(message)
         elif type(message) is Goodbye:
             self.table.server_leaving()
         elif type(message) is not Refused:
@@ -362,7 +367,7 @@ class Line:
         if nonce:
             self._put(headers.encode(Shares(nonce)))
         self.lanes.shares(hello.nonce)
-        self.table.server_up(hello.incarnation)
+        self.table.server_up(hello.incarnation, hello.protocol >= PULLS)
 
     def _turn_away(self, error: OpError) -> None:
         self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it
@@ -403,10 +408,13 @@ class Line:
     def expire(self, now: float) -> None:
         """End the calls whose time has passed."""
         if now >= self.table.deadline:
+            held_back = self.table.held_back
             ended = self.table.ticked(now)
             self.ended += ended
             if self.lanes.tracked:
                 self._give_up(ended)
+            if held_back:
+                self.flush()
 
     def _give_up(self, calls: list[ClientCall]) -> None:
         """The server knows when a call is due, but not that its chunks are of no use any more."""

@@ -7,6 +7,7 @@ Rules
     What is to be sent belongs to the message: nobody changes it until the transfer is over (rpc/snapshots.py).
     A handle is taken back when its message was not sent, the connection has gone, or its call is over. Who has claimed it by then
     keeps the memory, whoever comes later is refused. Who does not want what was lent claims it and lets go.
+    What a Call holds back, and its receiver has not let in, stays with its sender.
     Nothing is delivered half: the parts are given on when the last byte of the last one is here.
 
 Shared memory is used towards a peer that has named the number that stands in our table: then it has really opened it. In a server's
@@ -25,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.core.bulk import DONE, WRONG, Inbound, Outbound
+from zmqdist.core.calls import nbytes_of
 from zmqdist.errors import OpError, ResourceExhaustedError, WireError
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, FRAMES_MAX, RECEIVING_BYTES_MAX
-from zmqdist.messages import Call, Chunk, Credit, Message, Part, Reply
+from zmqdist.messages import Call, Chunk, Credit, LetIn, Message, Part, Reply
 from zmqdist.net.arena import Arena, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.net.received import memory_for
@@ -48,7 +50,12 @@ _HANDLE_NUMBERS = 8
 
 def is_large(sources: Sequence[Source]) -> bool:
     """Whether these move by a lane of their own, not as frames of their message."""
-    return sum(source.nbytes if hasattr(source, "nbytes") else len(source) for source in sources) > CHUNK_BYTES
+    return nbytes_of(sources) > CHUNK_BYTES
+
+
+def nbytes_told(parts: Sequence[Part]) -> int:
+    """What the parts of a message that has arrived have together, by what their sender says."""
+    return sum(part[0] if len(part) == 1 else part[4] for part in parts if len(part) in (1, _HANDLE_NUMBERS))
 
 
 def fresh(sizes: list[int]) -> list[Any]:
@@ -61,13 +68,14 @@ class _Transfer:
 
     Attributes:
       handles: what was lent with its message.
-      views: what leaves in chunks.
+      views: what leaves in chunks; `held`: after LetIn.
       frames: what has arrived, or is arriving in chunks; `end` is told.
     """
 
-    __slots__ = ("end", "frames", "handles", "views")
+    __slots__ = ("end", "frames", "handles", "held", "views")
 
     def __init__(self) -> None:
+        self.held = False
         self.handles: list[Handle] = []
         self.views: list[Any] = []
         self.frames: list[Any] = []
@@ -96,6 +104,7 @@ class Lanes:
         self._theirs: PeerArena | None = None
         self._out = Outbound()
         self._in = Inbound()
+        self._held = 0
 
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
@@ -118,8 +127,8 @@ class Lanes:
 
     @property
     def sending(self) -> bool:
-        """Whether chunks are left to be sent: somebody must read what the other side acknowledges."""
-        return len(self._out) > 0
+        """Whether chunks are left to be sent: somebody must read what the other side acknowledges, or lets in."""
+        return len(self._out) > 0 or self._held > 0
 
     @property
     def left(self) -> int:
@@ -162,9 +171,24 @@ class Lanes:
         self.over(message.id)  # only a peer that uses a number twice has one
         self.tracked[message.id] = transfer
         if any(view is not None for view in transfer.views):
-            self._out.begun(message.id, [0 if view is None else view.nbytes for view in transfer.views])
-            self._pump()
+            if type(message) is Call and message.held:
+                transfer.held = True
+                self._held += 1
+            else:
+                self._begin(message.id, transfer)
         return True
+
+    def let_in(self, message: LetIn) -> None:
+        """The other side has room for what was held; for a call that is over it had."""
+        transfer = self.tracked.get(message.id)
+        if transfer is not None and transfer.held:
+            transfer.held = False
+            self._held -= 1
+            self._begin(message.id, transfer)
+
+    def _begin(self, id: int, transfer: _Transfer) -> None:
+        self._out.begun(id, [0 if view is None else view.nbytes for view in transfer.views])
+        self._pump()
 
     def credited(self, message: Credit) -> None:
         """The other side has taken chunks out of its queue."""
@@ -264,7 +288,8 @@ class Lanes:
             return False
         self._take_back(transfer)
         sending, receiving = self._out.ended(id), self._in.ended(id)
-        return sending or receiving
+        self._held -= transfer.held
+        return sending or receiving or transfer.held
 
     def gone(self) -> None:
         """The connection has gone."""
@@ -279,6 +304,7 @@ class Lanes:
                 assert self._arena is not None
                 self._arena.take_back_soon(handle)
         self.tracked.clear()
+        self._held = 0
         self._out, self._in = Outbound(), Inbound()
 
     def _take_back(self, transfer: _Transfer) -> None:
@@ -291,5 +317,10 @@ class Lanes:
         arena = self._arena
         assert arena is not None
         for id, transfer in list(self.tracked.items()):
-            if transfer.end is None and id not in self._out and not any(map(arena.unclaimed, transfer.handles)):
+            if (
+                transfer.end is None
+                and not transfer.held
+                and id not in self._out
+                and not any(map(arena.unclaimed, transfer.handles))
+            ):
                 del self.tracked[id]

@@ -64,6 +64,7 @@ def start_packed(
     """As `start`, for arguments that were packed before."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
+    call.bounded = False
     client._channel.call(call)
     return StatusOrResult(client._channel, call, as_returned)
 

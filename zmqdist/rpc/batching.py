@@ -46,6 +46,7 @@ class Batched:
     """The calls of one method. `asked` and `close` are the loop's."""
 
     def __init__(self, service: RpcService, method: Method, rows_max: int, delay_s: float) -> None:
+        self.name = method.name
         self._service = service
         self._method = method
         self._fn: Callable[..., Any] = method.fn
@@ -75,6 +76,8 @@ class Batched:
     def close(self) -> None:
         """The server stops: what waits is run without waiting for company."""
         for batch in self._batches.all():
+            for waiting in batch:
+                waiting.asked.begun()
             self._service.submit(self._run, batch)
 
     def _run_next(self) -> None:
@@ -86,6 +89,7 @@ class Batched:
                 return
             wanted = [waiting for waiting in batch if waiting.asked.wanted()]
             for waiting in batch:
+                waiting.asked.begun()
                 if not waiting.asked.wanted():
                     waiting.asked.fail(DeadlineExceededError(None, None, "deadline passed before it ran"))
             if wanted:

@@ -32,6 +32,7 @@ class Method:
       roles: who may call it, besides `admin`; None: everybody who was let in.
       later: it is given an Asked before the arguments, in the loop, and answers when it likes.
       streaming: it is a generator function: its calls are made as streams (generators.py).
+      pooled: it runs in a thread of the server's pool, a call at a time.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Method:
         self.later = later
         self.streaming = streaming
         self.batch = False
+        self.pooled = not (inline or later or streaming)
         self.fn = fn
         self.inline = inline
         self.roles = None if roles is None else roles | {"admin"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.limits import GRACE_S
+from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
 from zmqdist.net.address import plain, split
 from zmqdist.net.figures import ServerSnapshot
 from zmqdist.net.loop import Loop
@@ -29,6 +29,7 @@ class Server:
         *,
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        threads_max: int = HANDLER_THREADS_MAX,
     ) -> ZmqServer:
         """A server that will listen on `address`. Opens no port and waits for nothing.
 
@@ -36,13 +37,16 @@ class Server:
           rpc_layer: "zmq".
           address: "host:port"; port 0 takes a free one at `start`.
           keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
+          threads_max: calls that run at a time, besides those of inline methods and streams; the others wait, and their clients have
+            turns. Threads are made as they are needed. Handlers that wait for other calls of this server need as many more.
 
         Raises:
-          ValueError: another layer.
+          ValueError: another layer, or `threads_max` is less than 1.
+          TypeError: `threads_max` is no int.
           InvalidArgumentError: not an address.
         """
         check_layer(rpc_layer)
-        return ZmqServer(address, keys_dir=keys_dir, token_file=token_file)
+        return ZmqServer(address, keys_dir=keys_dir, token_file=token_file, threads_max=threads_max)
 
     def register(self, name: str, fn: Callable[..., Any]) -> None:
         """Offer a function; see ZmqServer."""
@@ -66,13 +70,18 @@ class ZmqServer(Server):
         *,
         keys_dir: str | os.PathLike[str] | None = None,
         token_file: str | os.PathLike[str] | None = None,
+        threads_max: int = HANDLER_THREADS_MAX,
     ) -> None:
         """See `Server.create`."""
+        if type(threads_max) is not int:
+            raise TypeError(f"threads_max is a number of threads, an int, not {type(threads_max).__name__}")
+        if threads_max < 1:
+            raise ValueError(f"threads_max is a number of threads, 1 or more, not {threads_max}")
         self._address = plain(address)
         self._host, _ = split(self._address)
         self._keys_dir = None if keys_dir is None else os.fspath(keys_dir)
         self._token_file = None if token_file is None else os.fspath(token_file)
-        self._service = RpcService()
+        self._service = RpcService(threads_max=threads_max)
         self._loop: Loop | None = None
         self._pid = 0
         self._stopped = False
@@ -126,6 +135,7 @@ class ZmqServer(Server):
             incarnation = new_incarnation()
             router = Router(loop, security, our_hello("server", incarnation, f"rpc server {self._address}"))
             address = router.bind(self._address)
+            self._service.where = f"rpc server {address}"
             self._service.attach(router, loop, incarnation)
             loop.start()
         except BaseException:

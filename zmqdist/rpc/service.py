@@ -7,6 +7,8 @@ Rules
     else gets a code by its class, and a text with class and traceback.
     Values travel by the safe codec: nothing is unpickled here.
     A handler can ask `zmqdist.cancelled()`: its caller cancelled or has gone, or its time is up. (Inline ones are over too soon.)
+    Calls that wait for a thread have their turns by client, and their arguments a bound in bytes (core/turns.py). Of an inline method, and
+    of one that answers later, they begin at once. What a client holds back is let in when there is room for it.
     The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
     leave as one message to each peer.
 
@@ -17,6 +19,7 @@ taken, dropped or answered (core/calls.py), sockets (net).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -26,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist import errors
-from zmqdist.core.calls import ServedCall, ServerCalls
+from zmqdist.core.calls import ServedCall, ServerCalls, nbytes_of
 from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -35,16 +38,17 @@ from zmqdist.errors import (
     UnavailableError,
     WireError,
 )
-from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
-from zmqdist.messages import Call, Calls, CancelCall, Goodbye, Replies, Reply
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX, UNCOUNTED_BYTES_MAX
+from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
 from zmqdist.net.figures import ServerSnapshot
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
-from zmqdist.net.transfers import Source, fresh
+from zmqdist.net.transfers import Source, fresh, nbytes_told
 from zmqdist.rpc.about import ABOUT, about_us
 from zmqdist.rpc.batching import Batched
 from zmqdist.rpc.failures import failed
 from zmqdist.rpc.generators import Generators
+from zmqdist.rpc.jam import JamLog
 from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.snapshots import pack_result
@@ -57,6 +61,9 @@ METHODS: Final = "zmqdist.methods"
 
 UNREAD_S: Final = 0.5
 """A server that stops does not wait longer for a client that has stopped reading."""
+
+SWEEP_S: Final = 0.1
+"""So often at most it is looked whether a client that is about to be refused has calls whose time is up: there may be 65,536."""
 
 
 class Asked:
@@ -79,6 +86,10 @@ class Asked:
     def wanted(self) -> bool:
         """Whether its caller still waits."""
         return self._served.wanted(time.monotonic())
+
+    def begun(self) -> None:
+        """In the loop: a batched call runs now, and its arguments do not count among those that wait."""
+        self._service.begun(self._served)
 
     def on_dropped(self, fn: Callable[[], None]) -> None:
         """Have `fn` called in the loop when the caller cancels, or its connection ends, before the answer. Not at its deadline."""
@@ -112,9 +123,13 @@ class RpcService:
     """Methods that are answered on a router, after `attach`. One service may share its router with other conversations."""
 
     def __init__(self, name: str = "rpc", threads_max: int = HANDLER_THREADS_MAX) -> None:
+        self.where = f"the {name} server of process {os.getpid()}"
+        """For people."""
         self._methods: dict[str, Method] = {}
         self._name = name
-        self._pool = Pool(f"zmqdist-{name}-handler", threads_max)
+        self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
+        self._jam = JamLog(self._pool)
+        self._swept_at = -SWEEP_S
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
         self._attached = False
@@ -185,7 +200,7 @@ class RpcService:
                     f"{max_batch!r} and {max_delay_ms!r}"
                 )
             batched = Batched(self, method, max_batch, float(max_delay_ms) / 1000)
-            method.fn, method.later, method.batch = batched.asked, True, True
+            method.fn, method.later, method.batch, method.pooled = batched.asked, True, True, False
             self._batched.append(batched)
         self._add(method)
 
@@ -284,6 +299,7 @@ class RpcService:
             threads=threads,
             threads_max=threads_max,
             calls_batched=sum(map(len, self._batched)),
+            bytes_waiting=self._pool.held(),
             streams=len(self._generators),
             transfers=sum(len(each.tracked) for each in lanes),
             bytes_unsent=self._left(),
@@ -351,17 +367,84 @@ class RpcService:
             for peer, replies in gathered.items():
                 self._router.send(peer, replies[0] if len(replies) == 1 else Replies(replies))
 
-    def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any] | None) -> None:
-        """Run the method when all its arguments are here."""
-        if call.parts:
-            arrived = partial(self._arrived, served, peer, method, call.body)
-            try:
-                frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
-            except (OpError, MemoryError) as error:
-                self._finished(served, peer, failed(call.id, error), ())
+    def _begin(self, served: ServedCall, peer: Peer, method: Method, call: Call, frames: list[Any]) -> None:
+        """Run the method when all its arguments are here, and it has its turn."""
+        if not call.parts:
+            if method.pooled:
+                nbytes = len(call.body) + nbytes_of(frames) if frames else len(call.body)
+                nbytes = nbytes if nbytes > UNCOUNTED_BYTES_MAX else 0
+                self._submit(served, peer, method, call.body, frames, nbytes)
                 return
+            if not method.batch or self._count(served, peer, call, nbytes_of(frames)):
+                self._run(served, peer, method, call.body, frames)
+        elif not (method.pooled or method.batch):
+            self._receive(served, peer, method, call)
+        elif call.held:
+            self._pool.announced(peer, served, len(call.body) + nbytes_told(call.parts), (served, peer, method, call))
+            self._let_in()
+        elif self._count(served, peer, call, nbytes_told(call.parts)):
+            self._receive(served, peer, method, call)
+
+    def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
+        """Whether there is room for a call that has come unasked; else it is answered here."""
+        nbytes += len(call.body)
+        refused = self._pool.arrived(peer, served, nbytes)
+        if refused and self._drop_unwanted(peer):
+            refused = self._pool.arrived(peer, served, nbytes)
+        if refused:
+            self._router.lanes(peer).decline(call.parts)
+            self._finished(served, peer, _refusal(served, refused), ())
+        return not refused
+
+    def _submit(
+        self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any], nbytes: int = 0
+    ) -> None:
+        """Have a thread serve the call; `nbytes` are those of its arguments, if they were not counted before."""
+        work = (self._serve, (served, peer, method, body, frames))
+        refused = self._pool.ready(peer, served, work, nbytes)
+        if refused and self._drop_unwanted(peer):
+            refused = self._pool.ready(peer, served, work, nbytes)
+        if refused:
+            self._finished(served, peer, _refusal(served, refused), ())
+        elif self._pool.full and self._jam.deadline is None:
+            self._look_jam()
+
+    def _drop_unwanted(self, peer: Peer) -> bool:
+        """Forget the calls of a client that wait for a thread, and whose time is up, unless that was just done; whether there were any."""
+        now = time.monotonic()
+        if now < self._swept_at + SWEEP_S:
+            return False
+        self._swept_at = now
+        unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].wanted(now)]
+        for served in unwanted:
+            self._pool.dropped(peer, served)
+            self._calls.finished(served)
+        return bool(unwanted)
+
+    def _let_in(self) -> None:
+        """Have the arguments come that clients hold back, as far as there is room."""
+        while not self._stopping and (item := self._pool.let_in()) is not None:
+            served, peer, method, call = item
+            if served.wanted(time.monotonic()):
+                self._receive(served, peer, method, call)
+            else:
+                self._router.lanes(peer).decline(call.parts)
+                self._pool.dropped(peer, served)
+                self._finished(served, peer, None, ())
+
+    def _receive(self, served: ServedCall, peer: Peer, method: Method, call: Call) -> None:
+        """Take the large parts of a call, which may be here already."""
+        arrived = partial(self._arrived, served, peer, method, call.body)
+        try:
+            frames = self._router.lanes(peer).receive(call.id, call.parts, fresh, arrived)
+        except (OpError, MemoryError) as error:
+            self._pool.dropped(peer, served)
+            self._finished(served, peer, failed(call.id, error), ())
+            return
         if frames is not None:
             self._run(served, peer, method, call.body, frames)
+        elif call.held:
+            self._router.send(peer, LetIn(call.id))
 
     def _arrived(
         self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any] | None, problem: str
@@ -369,22 +452,24 @@ class RpcService:
         if frames is not None:
             self._run(served, peer, method, body, frames)
         else:
+            self.begun(served)
             self._finished(served, peer, failed(served.id, WireError(peer.name, problem)), ())
 
     def _run(self, served: ServedCall, peer: Peer, method: Method, body: bytes, frames: list[Any]) -> None:
-        if method.later:
+        if method.pooled:
+            self._submit(served, peer, method, body, frames)
+        elif method.later:
             try:
                 args, named = method.arguments(body, frames, peer.name)
                 method.fn(Asked(self, served, peer), *args, **named)
             except BaseException as error:
+                self.begun(served)
                 self._finished(served, peer, failed(served.id, error), ())
         elif method.streaming:
             problem = InvalidArgumentError(
                 None, None, f"{method.name} is a stream: client.stream, or client.{method.name}"
             )
             self._finished(served, peer, failed(served.id, problem), ())
-        elif not method.inline:
-            self._pool.submit(self._serve, served, peer, method, body, frames)
         elif served.wanted(time.monotonic()):
             self._finished(served, peer, *_answer(method, served.id, body, frames, peer))
         else:
@@ -411,13 +496,25 @@ class RpcService:
 
     def drop(self, served: ServedCall) -> None:
         """Nobody will answer this call."""
+        self.begun(served)
         self._calls.finished(served)
 
+    def begun(self, served: ServedCall) -> None:
+        """The arguments of a call do not count among those that wait any more. The loop's."""
+        self._pool.dropped(served.peer, served)
+        self._let_in()
+
+    def _look_jam(self) -> None:
+        deadline = self._jam.look(self._loop.now(), self.where)
+        self._loop.set_timer(self._jam, deadline, self._look_jam)
+
     def _peer_gone(self, peer: Peer) -> None:
+        self._pool.gone(peer)
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:
                 served.on_dropped()
         self._generators.peer_gone(peer)
+        self._let_in()
 
     def _cancelled(self, peer: Peer, id: int) -> None:
         served = self._calls.cancelled(peer, id)
@@ -427,6 +524,10 @@ class RpcService:
             if peer.lanes.receiving(id):
                 self._calls.withdrawn(peer, id)
             peer.lanes.over(id)
+        if served is not None and served.on_dropped is None:
+            if self._pool.dropped(peer, served):
+                self._calls.finished(served)
+            self._let_in()
 
     @property
     def unsent(self) -> int:
@@ -477,6 +578,11 @@ class RpcService:
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass
+
+
+def _refusal(served: ServedCall, why: str) -> Reply:
+    told = f"{why}: send fewer at a time, or wait for answers; the call was not carried out"
+    return Reply(served.id, errors.RESOURCE_EXHAUSTED, told, b"")
 
 
 def _unwanted(served: ServedCall) -> bool:

@@ -56,6 +56,7 @@ class Stream:
         self._call: ClientCall | None = None
         body, parts = payload.pack((self._number, method, given))
         call = ClientCall(OPEN, body, snapshot(parts, lends=channel.lends, still=False) if parts else (), due)
+        call.bounded = False
         channel.call(call)
         self._call = call
 

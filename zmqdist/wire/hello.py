@@ -17,7 +17,9 @@ from zmqdist._version import __version__
 from zmqdist.errors import ProtocolMismatchError, WireError
 
 MAGIC = b"ZMQD"
-PROTOCOL: tuple[int, int] = (1, 0)
+PROTOCOL: tuple[int, int] = (1, 1)
+PULLS: tuple[int, int] = (1, 1)
+"""Servers of this protocol and later ones let the parts of a held Call in."""
 HELLO_BYTES_MAX = 4096
 
 

@@ -1,0 +1,205 @@
+"""Clients at one server have their turns, and none fills its memory: what does not fit waits at the client, or is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.rpc.hosted import stranger_to
+from tests.rpc.polled import until
+from zmqdist import errors
+from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX, UNASKED_BYTES_MAX
+from zmqdist.messages import Call, Replies
+from zmqdist.rpc import Server, ZmqClient, ZmqServer
+from zmqdist.wire import safe
+
+Serve = Callable[..., ZmqServer]
+Connect = Callable[..., ZmqClient]
+
+MIB = 2**20
+
+
+class Held:
+    """A server with one handler thread, whose method `size` waits until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.seen: list[Any] = []
+        self.server = Server.create("zmq", "127.0.0.1:0", threads_max=1)
+        self.server.register("size", self.size)
+        self.server.register("now", lambda: 1, inline=True)
+        self.server.start()
+
+    def size(self, array: Any, note: Any = None) -> int:
+        assert self.go.wait(60)
+        self.seen.append(note)
+        return len(array)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.go.set()
+        self.server.stop()
+        assert self.server.snapshot().faults == 0
+        assert self.server.snapshot().bytes_waiting == 0
+
+
+@pytest.mark.parametrize(("given", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_the_number_of_handler_threads_is_an_int_of_one_or_more(given: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="threads_max is a number of threads"):
+        Server.create("zmq", "127.0.0.1:0", threads_max=given)
+
+
+def test_so_many_calls_run_at_a_time_as_there_may_be_threads(connect: Connect) -> None:
+    meeting = threading.Barrier(40)
+    server = Server.create("zmq", "127.0.0.1:0", threads_max=40)
+    server.register("meet", lambda: meeting.wait(30))
+    with server:
+        client = connect(server.address)
+        assert sorted(each.get_value() for each in [client.meet() for _ in range(40)]) == list(range(40))
+        assert server.snapshot().threads == server.snapshot().threads_max == 40
+
+
+def test_a_client_of_one_call_does_not_wait_for_all_calls_of_another(connect: Connect) -> None:
+    with Held() as held:
+        greedy, modest = connect(held.server.address), connect(held.server.address)
+        many = [greedy.size("x", number) for number in range(50)]
+        until(lambda: held.server.snapshot().calls == 50)
+        one = modest.size("x", "modest")
+        until(lambda: held.server.snapshot().calls == 51)
+        held.go.set()
+        assert [each.get_value() for each in (*many, one)] == [1] * 51
+        assert held.seen.index("modest") <= 2
+        held.seen.remove("modest")
+        assert held.seen == list(range(50))
+
+
+def test_small_calls_that_do_not_fit_wait_at_their_client_and_those_of_others_do_not(connect: Connect) -> None:
+    with Held() as held:
+        greedy, modest = connect(held.server.address), connect(held.server.address)
+        piece = np.zeros(256 * 2**10, np.uint8)
+        many = [greedy.size(piece) for _ in range(2 * UNASKED_BYTES_MAX // piece.nbytes)]
+        until(lambda: held.server.snapshot().bytes_waiting > UNASKED_BYTES_MAX - 4 * piece.nbytes)
+        assert held.server.snapshot().bytes_waiting <= UNASKED_BYTES_MAX
+        assert greedy.snapshot().calls_waiting > 100
+        assert modest.now_blocking() == greedy.snapshot().connected == 1
+        held.go.set()
+        assert {each.get_value() for each in many} == {len(piece)}
+
+
+def test_what_was_held_back_leaves_when_what_was_before_it_is_given_up(connect: Connect) -> None:
+    with Held() as held:
+        client = connect(held.server.address)
+        piece = np.zeros(256 * 2**10, np.uint8)
+        first = [client.size(piece, timeout_in_ms=60_000) for _ in range(UNASKED_BYTES_MAX // piece.nbytes)]
+        until(lambda: held.server.snapshot().calls >= len(first) - 1)
+        late = client.size("late", "late")
+        for each in first:
+            each.cancel()
+        until(lambda: held.server.snapshot().calls <= 2)
+        held.go.set()
+        assert late.get_value() == 4
+
+
+def large(client: ZmqClient, nbytes: int) -> list[Any]:
+    """Calls of 8 MiB each, so many that they have more than `nbytes` together."""
+    return [client.size(np.full(8 * MIB, number % 251, np.uint8), number) for number in range(nbytes // (8 * MIB) + 1)]
+
+
+@pytest.fixture
+def small_bounds(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Less than a test should have to send."""
+    bound = 32 * MIB
+    monkeypatch.setattr("zmqdist.rpc.pool.CLIENT_PULLED_BYTES_MAX", bound)
+    return bound
+
+
+def test_large_arrays_that_do_not_fit_wait_at_their_client(connect: Connect, lane: str, small_bounds: int) -> None:
+    with Held() as held:
+        greedy, modest = connect(held.server.address), connect(held.server.address)
+        many = large(greedy, 2 * (UNASKED_BYTES_MAX + small_bounds))
+        until(lambda: held.server.snapshot().bytes_waiting > UNASKED_BYTES_MAX + small_bounds - 24 * MIB)
+        until(lambda: held.server.snapshot().calls == len(many))
+        assert held.server.snapshot().bytes_waiting <= UNASKED_BYTES_MAX + small_bounds
+        assert modest.now_blocking() == 1
+        held.go.set()
+        assert [each.get_value() for each in many] == [8 * MIB] * len(many)
+        assert held.seen == list(range(len(many)))
+
+
+def test_a_blocking_call_that_is_held_back_goes_on_by_itself_and_its_deadline_counts(
+    connect: Connect, lane: str, small_bounds: int
+) -> None:
+    with Held() as held:
+        client = connect(held.server.address)
+        many = large(client, UNASKED_BYTES_MAX + small_bounds + 24 * MIB)
+        with pytest.raises(errors.DeadlineExceededError):
+            client.size_blocking(np.zeros(8 * MIB, np.uint8), "late", timeout_in_ms=100)
+        timer = threading.Timer(0.05, held.go.set)
+        timer.start()
+        assert client.size_blocking(np.zeros(8 * MIB, np.uint8)) == 8 * MIB
+        assert [each.get_value() for each in many] == [8 * MIB] * len(many)
+        assert "late" not in held.seen
+
+
+@pytest.mark.parametrize("how", ["cancelled", "closed"])
+def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
+    connect: Connect, lane: str, small_bounds: int, how: str
+) -> None:
+    with Held() as held:
+        client = connect(held.server.address)
+        many = large(client, UNASKED_BYTES_MAX + small_bounds + 40 * MIB)
+        until(lambda: held.server.snapshot().calls == len(many))
+        if how == "closed":
+            client.close()
+        else:
+            for each in many:
+                assert each.cancel()
+        until(lambda: held.server.snapshot().bytes_waiting == 0)
+        assert {each.get_error()[0] for each in many} == {errors.CANCELLED}
+        until(lambda: held.server.snapshot().calls <= 1)  # the one that runs
+        held.go.set()
+        assert connect(held.server.address).size_blocking("after") == 5
+
+
+def test_a_batched_method_has_the_same_bounds(connect: Connect, lane: str, small_bounds: int) -> None:
+    go = threading.Event()
+
+    def double(rows: Any) -> Any:
+        assert go.wait(60)
+        return rows[:, :1] * 2
+
+    server = Server.create("zmq", "127.0.0.1:0")
+    server.register("double", double, batch=True, max_batch=2)
+    with server:
+        client = connect(server.address)
+        bound = UNASKED_BYTES_MAX + small_bounds
+        many = [client.double(np.full((1, 8 * MIB), number, np.uint8)) for number in range(2 * bound // (8 * MIB))]
+        until(lambda: server.snapshot().calls == len(many))
+        assert server.snapshot().bytes_waiting <= bound
+        go.set()
+        assert [int(each.get_value()[0, 0]) for each in many] == [2 * number for number in range(len(many))]
+        until(lambda: server.snapshot().bytes_waiting == 0)
+
+
+def test_a_client_that_sends_more_than_it_may_is_refused_with_the_bound(connect: Connect) -> None:
+    with Held() as held, stranger_to(held.server.address) as (peer, life):
+        body = safe.encode((b"\0" * 1000 * 60,))[0]
+        count = CLIENT_UNASKED_BYTES_MAX // len(body) + 20
+        for number in range(1, count + 1):
+            peer.send(Call(number, "size", life, 0, body))
+        message = peer.expect("message", 20.0)[1]
+        answer = message.items[0] if isinstance(message, Replies) else message
+        assert answer.code == errors.RESOURCE_EXHAUSTED
+        assert f"of at most {CLIENT_UNASKED_BYTES_MAX}" in answer.message
+        assert held.server.snapshot().bytes_waiting <= CLIENT_UNASKED_BYTES_MAX
+        assert connect(held.server.address).now_blocking() == 1
+
+
+def test_the_bound_of_a_client_is_more_than_it_sends_unasked() -> None:
+    assert UNASKED_BYTES_MAX < CLIENT_UNASKED_BYTES_MAX < CLIENT_PULLED_BYTES_MAX
