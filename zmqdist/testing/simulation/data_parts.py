@@ -157,7 +157,8 @@ class SimDispatcher:
                 case Send(link, message):
                     self._say(link, message)
                 case MemberJoined(member, register):
-                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.index >= 0)
+                    self._sim.joined(member.incarnation)
+                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
                     self.handle(joined)
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")

@@ -45,6 +45,9 @@ class DataSim:
         self.lose_answers = self.random.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.answers_lost = self.workers_lost = self.restarts = self.readers_killed = self.added = 0
         self.lives_lost: set[int] = set()
+        self._away: set[int] = set()
+        """Those of them that are not there again."""
+        self._most_away = 0
         self._given: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         """(state, task) -> life -> elements that it was given."""
         self._unseen: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -133,7 +136,13 @@ class DataSim:
     def lost(self, life: int) -> None:
         """The dispatcher has given up a life of a worker."""
         self.lives_lost.add(life)
+        self._away.add(life)
+        self._most_away = max(self._most_away, len(self._away))
         self.workers_lost += any(worker.life == life and worker.alive for worker in self.workers)
+
+    def joined(self, life: int) -> None:
+        """The dispatcher has taken a life of a worker, perhaps once more."""
+        self._away.discard(life)
 
     def gave(self, asked: q.Splits, given: dict[int, tuple[int, int, int, int]]) -> None:
         """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
@@ -246,7 +255,7 @@ class DataSim:
         assert reader.ended, "D4: a reader is not at its end although everything was calm"
         if reader.error:
             allowed: tuple[int, ...] = (NOT_FOUND, FAILED_PRECONDITION) if lost_state else ()
-            if reader.failed and len(self.lives_lost) >= DEATHS_MAX:
+            if reader.failed and self._most_away >= DEATHS_MAX:
                 allowed = (UNAVAILABLE,)
             assert reader.error in allowed, f"a reader ended in error {reader.error} {reader.failed}"
 
