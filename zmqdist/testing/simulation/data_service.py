@@ -23,11 +23,14 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.portions import DEATHS_MAX
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_parts import DELAY_S, Link, SimDispatcher, SimReader, SimTask, SimWorker
+from zmqdist.testing.simulation.data_links import Link
+from zmqdist.testing.simulation.data_parts import DELAY_S, SimDispatcher, SimReader, SimTask, SimWorker
 from zmqdist.testing.simulation.data_portions import SimPortionReader, SimPortionTask
 
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
+CALM_S = 16.0
+"""Long enough after the faults for each time-out of the rules."""
 END_S = 40.0
 
 
@@ -73,7 +76,8 @@ class DataSim:
             self.clock.after(self.random.uniform(0.2, FAULTS_S), self._fault)
 
     def run(self) -> None:
-        self.clock.run(END_S)
+        self.clock.run(CALM_S)
+        self.clock.run(END_S, lambda: all(reader.ended or not reader.alive for reader in self.readers))
 
     def soon(self, fn: Callable[[], object]) -> None:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
@@ -119,17 +123,15 @@ class DataSim:
         self.soon(partial(self.dispatcher.gone, link))
         self.soon(link.closed)
 
-    def watch_worker(self, worker: SimWorker | None, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Tell a reader that its worker has died while it waited."""
+    def watch_worker(self, worker: SimWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
+        """Tell a reader that its worker has died while it waited; it looks from time to time."""
+        since_s = self.clock.now
 
-        def look() -> None:
-            if worker is not None and not worker.alive:
-                if open_():
-                    fail()
-            elif open_():
-                self.clock.after(0.1, look)
+        def died() -> None:
+            if open_():
+                self.clock.at(self.clock.next_look(since_s, 0.1), lambda: fail() if open_() else None)
 
-        self.clock.after(0.1, look)
+        worker.died.append(died)
 
     # -- the truth --------------------------------------------------------------------------------------------------------------
 
