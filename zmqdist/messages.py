@@ -305,8 +305,9 @@ class Members(Message, tag=33):
 class Register(Message, tag=40):
     """I am a worker. Repeated on each new connection; `held` are the leases of this dispatcher that it still has.
 
-    `index` -1 asks for the lowest free one. `leftover` are functions of an earlier dispatcher that run in threads and so
-    could not be stopped: (lease, coordinator); each is Returned when it ends. `address` is where others find its own server.
+    `index` -1 asks for the lowest free one; `index_given`: a dispatcher gave it, so it is not this worker's own. `leftover` are
+    functions of an earlier dispatcher that run in threads and so could not be stopped: (lease, coordinator); each is Returned when
+    it ends. `address` is where others find its own server.
     """
 
     SENT = "worker -> dispatcher"
@@ -320,6 +321,12 @@ class Register(Message, tag=40):
     host: str
     address: str = ""
     tags: tuple[str, ...] = ()
+    index_given: bool = False
+
+    @property
+    def named(self) -> bool:
+        """Whether the index is the worker's own, so that another life of it comes under the same one."""
+        return self.index >= 0 and not self.index_given
 
 
 class Registered(Message, tag=41):

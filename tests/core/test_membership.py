@@ -95,6 +95,18 @@ def test_p1_a_second_worker_of_a_name_is_refused_while_the_first_is_here(members
     assert membership.by_peer == {"a": member}
 
 
+def test_p1_a_worker_that_was_given_its_index_before_does_not_succeed_one_that_has_it_now(
+    membership: Membership,
+) -> None:
+    """By another dispatcher: the two have nothing in common, and the other may be back."""
+    first = join(membership, "a", asks(1, index=-1))
+    membership.handle(PeerGone("a"), 1.0)
+    register = Register(2, "worker", first.index, 2, [], [], 200, "host", index_given=True)
+    assert refused(membership.handle(Heard("b", register), 1.5))[0] == errors.ALREADY_EXISTS
+    assert membership.members == {("worker", 0): first}
+    assert membership.handle(Heard("c", asks(1)), 1.6)[1] == MemberBack(first, asks(1))
+
+
 def test_p1_a_successor_takes_the_place_of_one_whose_connection_has_ended(membership: Membership) -> None:
     first = join(membership, "a", asks(1))
     membership.handle(PeerGone("a"), 1.0)

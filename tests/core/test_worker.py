@@ -172,7 +172,17 @@ def test_a_worker_that_named_its_index_insists_on_it() -> None:
     worker = make(index=3)
     do(worker, DispatcherUp(LIFE))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
-    assert do(worker, Ticked(), now=0.25) == [registration(index=3)]
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3, named=True)]
+
+
+def test_a_worker_says_of_its_index_whether_a_dispatcher_gave_it() -> None:
+    for named in (False, True):
+        worker = make(index=3 if named else -1)
+        do(worker, DispatcherUp(LIFE))
+        hear(worker, WELCOME)
+        (again,) = do(worker, DispatcherDown(), DispatcherUp(LIFE + 1))
+        assert again == registration(index=3, named=named)
+        assert (again.message.index, again.message.named) == (3, named)
 
 
 def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:

@@ -110,5 +110,8 @@ def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send
     return say(Done([(lease, kind, b"" if kind == CANCELLED else b"r") for lease in leases], list(then)))
 
 
-def registration(*held: int, leftover: list[tuple[int, int]] | None = None, index: int = 3, slots: int = 1) -> Send:
-    return say(Register(9, "worker", index, slots, list(held), leftover or [], 100, "host"))
+def registration(
+    *held: int, leftover: list[tuple[int, int]] | None = None, index: int = 3, slots: int = 1, named: bool = False
+) -> Send:
+    given = index >= 0 and not named
+    return say(Register(9, "worker", index, slots, list(held), leftover or [], 100, "host", index_given=given))

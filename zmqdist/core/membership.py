@@ -228,7 +228,8 @@ class Membership:
             return Refused(errors.FAILED_PRECONDITION, "this connection has registered as another worker")
         if old is None and len(self.members) >= WORKERS_MAX:
             return Refused(errors.RESOURCE_EXHAUSTED, f"this dispatcher has {WORKERS_MAX} workers and takes no more")
-        if old is not None and old.incarnation != register.incarnation and old.peer is not None:
+        # A worker that names its index succeeds the one that is away under it; one that was given it has met another's by chance.
+        if old is not None and old.incarnation != register.incarnation and not (old.peer is None and register.named):
             return Refused(
                 errors.ALREADY_EXISTS,
                 f"{old.name} is here already (pid {old.pid} on {old.host}): stop it first, or register under another index",

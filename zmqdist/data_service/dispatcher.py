@@ -209,7 +209,7 @@ class DataDispatcher:
         }
 
     def joined(self, name: str, address: str, life: int, tags: tuple[str, ...], named: bool) -> None:
-        """A worker has registered; `named`: it asked for its index."""
+        """A worker has registered; `named`: its index is its own."""
         self.handle(q.WorkerJoined(name, address, life, tags, named))
         self.snapshots.joined(life, address)
 

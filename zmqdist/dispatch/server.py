@@ -368,7 +368,7 @@ class _Shell:
             match change:
                 case MemberJoined(member, register):
                     who = member.name, register.address, member.incarnation, tuple(register.tags)
-                    self.data.joined(*who, named=register.index >= 0)
+                    self.data.joined(*who, named=register.named)
                 case MemberLost(member):
                     self.data.lost(member.incarnation, left=False)
         for told in self.member_watchers:

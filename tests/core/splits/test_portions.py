@@ -15,14 +15,14 @@ from zmqdist.core.splits import runs as sets
 from zmqdist.core.splits.book import Rules
 from zmqdist.core.splits.machine import Splits
 from zmqdist.core.splits.state import State
-from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
+from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 
 NUMBER = 77
 NONE_YET = "none yet"
 
 
 class World:
-    """A machine with a journal that never fails."""
+    """A machine with a journal that takes everything at once, unless `full`."""
 
     def __init__(
         self, positions: int = 20, repetitions: int = 1, grain: int = 1, ordered: bool = False, consumers: int = 0
@@ -31,6 +31,7 @@ class World:
         self.machine = Splits(self.rules, NUMBER, 0.0)
         self.now = 0.0
         self.records: list[bytes] = []
+        self.full = False
         self.answers: dict[int, Any] = {}
         self.tokens = 0
         self.terms = r.Terms("a", r.DYNAMIC, consumers, delivery=r.EXACTLY_ONCE, ordered=ordered)
@@ -51,6 +52,10 @@ class World:
                         self.answers[token] = value
                     case q.Fail(token, code, message):
                         self.answers[token] = (code, message)
+                    case q.Journal() if self.full:
+                        more += self.machine.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
+                    case q.Reload():
+                        self.machine.restore(self.replayed(), [], self.now)
                     case q.Journal(records):
                         self.records += records
                         more += self.machine.handle(q.JournalCommitted(), self.now)
@@ -481,6 +486,60 @@ def test_e7_a_process_that_was_ended_for_its_worker_is_not_charged() -> None:
     world.ask(q.Crashed, NUMBER, world.task(life), life, "")
     assert world.portions.open[0].deaths == []
     assert world.given(life, client) == [0]
+
+
+def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
+    world = World(positions=1000)
+    client = world.open()
+    for life in (1, 2, 1, 2, 1):
+        world.worker(life)
+        assert world.given(life, client, 4) == [0, 1, 2, 3], "nobody has died over it: it is not given out alone"
+        world.handle(q.WorkerLost(life))
+        assert world.portions.open[0].charged == [f"worker:{life}"]
+        world.worker(life)
+        assert world.portions.open[0].charged == []
+        world.handle(q.WorkerLost(life, left=True))
+    assert world.portions.failed == ""
+
+
+def test_e7_the_next_life_of_a_worker_takes_back_no_charge() -> None:
+    world = World()
+    client = world.open()
+    for life in (1, 2, 3):
+        world.handle(q.WorkerJoined("worker:0", "host:0", life))
+        assert world.given(life, client) == [0]
+        world.handle(q.WorkerLost(life))
+    assert "3 processes died" in world.portions.failed
+
+
+def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connection_and_is_back() -> None:
+    world = World()
+    client, life = world.open(), world.worker(1)
+    assert world.given(life, client) == [0]
+    world.ask(q.Crashed, NUMBER, world.task(life), life, "fell over")
+    assert world.given(life, client) == [0]
+    world.handle(q.WorkerLost(life))
+    assert world.portions.open[0].charged == ["worker:1 (fell over)", "worker:1"]
+    world.worker(life)
+    assert world.portions.open[0].charged == ["worker:1 (fell over)"]
+
+
+def test_e7_a_charge_that_was_taken_back_while_the_journal_failed_does_not_count_for_the_next_loss() -> None:
+    world = World()
+    client = world.open()
+    for life in (1, 2):
+        world.worker(life)
+        assert world.given(life, client) == [0]
+        world.handle(q.WorkerLost(life))
+    world.worker(3)
+    assert world.given(3, client) == [0]
+    world.full = True
+    world.worker(1)
+    world.full = False
+    assert world.portions.open[0].charged == ["worker:1", "worker:2"]
+    world.handle(q.WorkerLost(3))
+    assert world.portions.open[0].charged == ["worker:2", "worker:3"]
+    assert world.portions.failed == ""
 
 
 def test_e7_workers_that_leave_are_not_blamed() -> None:

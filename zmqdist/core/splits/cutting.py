@@ -26,7 +26,14 @@ LENGTH_MAX: Final = 1024
 ENDLESS_LENGTH: Final = 256
 
 Change: TypeAlias = (
-    r.GivePortions | r.Acknowledge | r.LosePortions | r.FailPortions | r.TakeOver | r.GoBack | r.LeaveOut
+    r.GivePortions
+    | r.Acknowledge
+    | r.LosePortions
+    | r.FailPortions
+    | r.TakeOver
+    | r.GoBack
+    | r.LeaveOut
+    | r.TakeBackDeath
 )
 
 
@@ -117,14 +124,22 @@ def _finish(portions: r.Portions, client: int, number: int) -> None:
     sets.add(portions.done.setdefault(client, []), step, step + 1)
 
 
-def lose(portions: r.Portions, life: int, client: int, died: str) -> None:
+def lose(portions: r.Portions, life: int, client: int, died: str, crashed: bool) -> None:
     """A reader may say that an answer is missing before the worker is known to be dead: that is charged, too."""
     for portion in portions.open.values():
         if portion.life == life and client in (0, portion.client):
             portion.life, portion.request, portion.missed = 0, 0, life
         if portion.missed == life and died:
             portion.missed = 0
-            portion.deaths.append(died)
+            if crashed:
+                portion.deaths.append(died)
+            else:
+                portion.lost[life] = died
+
+
+def take_back(portions: r.Portions, life: int) -> None:
+    for portion in portions.open.values():
+        portion.lost.pop(life, None)
 
 
 def leave(portions: r.Portions, client: int) -> None:

@@ -127,7 +127,7 @@ class Splits:
                 self._tick(now)
             case q.WorkerJoined():
                 self._workers.joined(event)
-                self._portions.look_for_dead()
+                self._portions.look_at_lives()
             case q.WorkerLost():
                 self._portions.lost(event)
                 self._workers.lost(event, now)
@@ -189,7 +189,7 @@ class Splits:
             self._look_at = inf
             self._workers.reconcile()
         self._workers.tick(now)
-        self._portions.look_for_dead()
+        self._portions.look_at_lives()
         self._clients.tick(now)
         if now >= self._next_check:
             self._next_check = now + self._book.rules.gc_check_s

@@ -6,8 +6,8 @@ Theory
     dropped (the client has seen it), and what is not acknowledged is given out again.
 
     All that a worker had when it died, or a process that computed for it, is charged with it, and given out alone from then on: so
-    the next death finds the cause. In order, the worker that has it is given what lies before it all the same: a reader cannot acknowledge
-    it sooner.
+    the next death finds the cause. A life that is there again had only lost its connection: the charge for it is taken back.
+    In order, the worker that has such a portion is given what lies before it all the same: a reader cannot acknowledge it sooner.
 
     In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
     hold until its turn comes is bounded.
@@ -190,6 +190,7 @@ class Portioning:
 
     def lost(self, event: q.WorkerLost) -> None:
         """A life of a worker is over."""
+        self._take_back()  # what the journal lost of it: else this loss could be one too many
         number = self._book.places.get(event.life)
         name = "" if event.left or number is None else self._book.state.workers[number].name
         for iteration in self._active():
@@ -200,35 +201,46 @@ class Portioning:
             why = f"the worker of task {asked.task} has no connection"
             self._book.commits.effect(q.Fail(asked.token, errors.UNAVAILABLE, why))
 
-    def look_for_dead(self) -> None:
-        """Lives in whose place another is, or nobody: they ended while no dispatcher looked."""
+    def look_at_lives(self) -> None:
+        """Lose what lives had that ended while no dispatcher looked: another is in their place, or nobody. And take charges back."""
+        self._take_back()
         lives = {worker.life for worker in self._book.state.workers.values()}
         for iteration in self._active():
             assert iteration.portions is not None
             for life in {each.life for each in iteration.portions.open.values()} - lives - {0}:
                 self._lose(iteration, life, 0, "")
 
+    def _take_back(self) -> None:
+        """Of lives that are connected."""
+        for iteration in self._active():
+            assert iteration.portions is not None
+            charged = {life for each in iteration.portions.open.values() for life in each.lost}
+            for life in sorted(charged & self._book.members.keys()):
+                self._book.change(r.TakeBackDeath(iteration.id, life))
+                self._book.freed.add(iteration.id)
+
     def _active(self) -> list[r.Iteration]:
         return [
             each for each in self._book.state.iterations.values() if each.portions is not None and not each.finished
         ]
 
-    def _lose(self, iteration: r.Iteration, life: int, client: int, died: str) -> None:
+    def _lose(self, iteration: r.Iteration, life: int, client: int, died: str, *, crashed: bool = False) -> None:
         portions = iteration.portions
         assert portions is not None
         if not any(life in (each.life, each.missed) and client in (0, each.client) for each in portions.open.values()):
             return
-        self._book.change(r.LosePortions(iteration.id, life, client, died))
+        self._book.change(r.LosePortions(iteration.id, life, client, died, crashed))
         self._book.freed.add(iteration.id)
         for number, portion in portions.open.items():
-            if len(portion.deaths) >= DEATHS_MAX and not portions.failed:
+            charged = portion.charged
+            if len(charged) >= DEATHS_MAX and not portions.failed:
                 repetition, start, length = cutting.place_of(portions, number)
                 self._book.change(
                     r.FailPortions(
                         iteration.id,
-                        f"{len(portion.deaths)} processes died while they computed positions {start} to {start + length - 1} of the "
+                        f"{len(charged)} processes died while they computed positions {start} to {start + length - 1} of the "
                         f"source (repetition {repetition}; {portion.acked} elements of it had been delivered): "
-                        f"{', '.join(portion.deaths)}. What the pipeline does there ends its process: look at the logs and the "
+                        f"{', '.join(charged)}. What the pipeline does there ends its process: look at the logs and the "
                         "memory of these workers.",
                     )
                 )
@@ -269,7 +281,8 @@ class Portioning:
         if iteration.portions is not None and not iteration.finished:
             for key in [key for key in self._book.wanting if key[1] == asked.life and self._reads(key[0], iteration)]:
                 del self._book.wanting[key]  # the process that asked has ended
-            self._lose(iteration, asked.life, 0, f"{worker.name} ({asked.how})" if asked.how else "")
+            died = f"{worker.name} ({asked.how})" if asked.how else ""
+            self._lose(iteration, asked.life, 0, died, crashed=True)
         self._book.answer(asked.token, None)
 
     def _reads(self, client: int, iteration: r.Iteration) -> bool:
@@ -329,7 +342,7 @@ class Portioning:
     ) -> list[int]:
         """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
         lanes, lane = len(portions.next), cutting.lane_of(portions, client)
-        mine = (number for number, each in portions.open.items() if each.life == asked.life and each.deaths)
+        mine = (number for number, each in portions.open.items() if each.life == asked.life and each.charged)
         alone = min((number for number in mine if portions.open[number].client == client.id), default=None)
         if alone is not None:
             first = cutting.first_open(portions, lane)
@@ -346,7 +359,7 @@ class Portioning:
             portion = portions.open[number]
             free = self._is_free(portions, number, client) and number % lanes == lane
             if free and number < bound and len(given) < count:
-                if portion.deaths:
+                if portion.charged:
                     return given or [number]
                 given.append(number)
         last = cutting.total(portions)

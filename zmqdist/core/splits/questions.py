@@ -19,7 +19,7 @@ Token: TypeAlias = Hashable
 class WorkerJoined:
     """`life` is the incarnation of its process, `name` its job and index, `address` where others find it.
 
-    `named`: the worker asked for this index; else the dispatcher has just given it.
+    `named`: the index is the worker's own; else a dispatcher gave it, this one or one before.
     """
 
     name: str

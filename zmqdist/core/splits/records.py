@@ -109,8 +109,9 @@ class Portion(Row):
       life: of the worker that computes it; 0: nobody, it is to be given out.
       acked: elements of it that the client has acknowledged.
       request: the question that it was the answer to.
-      deaths: workers that died while they had it.
+      deaths: processes of workers that ended while they computed it; the workers live on.
       missed: the life that computed it before, whose answer did not arrive: perhaps because it was about to be lost.
+      lost: lives that were lost while they had it -> the worker's name. Only that of a life which does not come back was a death.
     """
 
     client: int
@@ -119,6 +120,12 @@ class Portion(Row):
     request: int = 0
     deaths: list[str] = msgspec.field(default_factory=list)
     missed: int = 0
+    lost: dict[int, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def charged(self) -> list[str]:
+        """Names of what has died over it, as far as is known."""
+        return [*self.deaths, *self.lost.values()]
 
 
 class Portions(Row):
@@ -310,12 +317,14 @@ class LosePortions(Record, tag=32):
     Attributes:
       client: of this client only; 0: of all.
       died: the worker's name, where they are charged with its death.
+      crashed: a process of the worker has died; the life goes on.
     """
 
     iteration: int
     life: int
     client: int = 0
     died: str = ""
+    crashed: bool = False
 
 
 class FailPortions(Record, tag=33):
@@ -346,6 +355,13 @@ class LeaveOut(Record, tag=36):
     open: list[tuple[int, int]]
 
 
+class TakeBackDeath(Record, tag=37):
+    """A life that was lost is there again: it lost its connection, and nothing was wrong with its portions."""
+
+    iteration: int
+    life: int
+
+
 class BeginSnapshot(Record, tag=50):
     """A snapshot's folder is there; what is in it tells the rest."""
 
@@ -374,6 +390,7 @@ Change: TypeAlias = (
     | TakeOver
     | GoBack
     | LeaveOut
+    | TakeBackDeath
     | StartTask
     | BeginSnapshot
 )

@@ -107,7 +107,7 @@ class State(msgspec.Struct):
     def _apply_to_portions(self, record: cutting.Change) -> None:
         of = (
             record.iteration
-            if isinstance(record, r.LosePortions | r.FailPortions)
+            if isinstance(record, r.LosePortions | r.FailPortions | r.TakeBackDeath)
             else self.clients[record.client].iteration
         )
         iteration = self.iterations[of]
@@ -118,8 +118,10 @@ class State(msgspec.Struct):
                 cutting.give(portions, client, life, request, numbers)
             case r.Acknowledge(client, marks):
                 cutting.acknowledge(portions, client, marks)
-            case r.LosePortions(_, life, client, died):
-                cutting.lose(portions, life, client, died)
+            case r.LosePortions(_, life, client, died, crashed):
+                cutting.lose(portions, life, client, died, crashed)
+            case r.TakeBackDeath(_, life):
+                cutting.take_back(portions, life)
             case r.FailPortions(_, why):
                 portions.failed = why
             case r.TakeOver(client, old):

@@ -25,11 +25,18 @@ class SimClock:
 
     def after(self, delay_s: float, fn: Callable[[], object]) -> None:
         """Call `fn` in `delay_s` seconds; 0 is after everything that is due now."""
-        heapq.heappush(self._heap, (self.now + max(0.0, delay_s), next(self._serial), fn))
+        self.at(self.now + delay_s, fn)
 
     def at(self, time_s: float, fn: Callable[[], object]) -> None:
-        """Call `fn` at a time; at once, in its turn, when that has passed."""
-        self.after(time_s - self.now, fn)
+        """Call `fn` at exactly this time, so that what has equal times keeps its order; at once, in its turn, when that has passed."""
+        heapq.heappush(self._heap, (max(self.now, time_s), next(self._serial), fn))
+
+    def next_look(self, since_s: float, step_s: float) -> float:
+        """When one looks next that looks each `step_s` since a time: an event at that time does for all the looks that see nothing."""
+        at_s = since_s + step_s
+        while at_s <= self.now:
+            at_s += step_s
+        return at_s
 
     def run(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
         """Let time pass until `until_s`, or until `stop` says so after an event."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +22,7 @@ from zmqdist.core.worker_events import DispatcherDown, DispatcherUp, Exit
 from zmqdist.core.worker_events import Event as WorkerEvent
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.messages import Message, Register
+from zmqdist.testing.simulation.data_links import Link, Then, Ticket
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
@@ -32,37 +32,9 @@ LEASE_S = 3.0
 RECONNECT_S_MAX = 1.0
 WORKER_TIMEOUT_S = 3.0
 DELAY_S = 0.002
-
-Then: TypeAlias = Callable[[Any, int], None]
-"""Gets an answer and 0, or None and a code."""
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A question that is with the dispatcher, or on its way."""
-
-    link: Link
-    then: Then
-    ended: bool = False
-
-    def end(self, value: Any, code: int) -> None:
-        if not self.ended:
-            self.ended = True
-            self.then(value, code)
-
-
-@dataclass(eq=False)
-class Link:
-    """A connection to one life of the dispatcher."""
-
-    life: int
-    open: bool = True
-    tickets: list[Ticket] = field(default_factory=list)
-    last: dict[str, float] = field(default_factory=dict)
-    """When what was sent last in a direction arrives: order holds within a connection."""
-    hear: Callable[[Message], None] = lambda message: None
-    closed: Callable[[], None] = lambda: None
-    """Called when this side notices that the connection has ended."""
+BUFFER_MAX = 5
+FULL_S = 0.01
+"""How often a task looks whether its buffer has room."""
 
 
 class SimDispatcher:
@@ -157,7 +129,8 @@ class SimDispatcher:
                 case Send(link, message):
                     self._say(link, message)
                 case MemberJoined(member, register):
-                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.index >= 0)
+                    self._sim.joined(member.incarnation)
+                    joined = q.WorkerJoined(member.name, register.address, member.incarnation, (), register.named)
                     self.handle(joined)
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")
@@ -248,6 +221,7 @@ class SimTask:
         self.buffer: list[int] = []
         self.waiting: list[Callable[[list[int], bool], None]] = []
         self.ended = self.done = self.dropped = False
+        self._full_since: float | None = None
         self._next = 0
         self._run = (0, 0)
         self._started = False
@@ -263,8 +237,8 @@ class SimTask:
         sim = self.worker.sim
         if self.dropped or not self.worker.alive or self.ended:
             return
-        if len(self.buffer) >= 5:
-            sim.clock.after(0.01, self._produce)
+        if len(self.buffer) >= BUFFER_MAX:
+            self._full_since = sim.clock.now
             return
         if self.mode == r.OFF:
             if self._next < sim.count:
@@ -315,6 +289,10 @@ class SimTask:
             then = self.waiting.pop(0)
             batch, self.buffer = self.buffer[:3], self.buffer[3:]
             then(batch, not batch)
+        if self._full_since is not None and len(self.buffer) < BUFFER_MAX:
+            clock = self.worker.sim.clock
+            clock.at(clock.next_look(self._full_since, FULL_S), self._produce)
+            self._full_since = None
         if self.ended and not self.buffer and not self.done:
             self.done = True
             self.worker.ask_work()
@@ -332,6 +310,8 @@ class SimWorker:
         self.dispatcher = sim.dispatcher
         self.alive = True
         self.tasks: dict[int, SimTask] = {}
+        self.died: list[Callable[[], None]] = []
+        """Called when it is killed: those who wait for an answer."""
         self.link: Link | None = None
         self._calls: Link | None = None
         self._away_until = 0.0
@@ -410,6 +390,8 @@ class SimWorker:
                 self.sim.end_link(link)
         for task in self.tasks.values():
             task.dropped = True
+        for tell in self.died:
+            tell()
         if self.sim.random.random() < 0.5:  # it was on the dispatcher's host
             self.sim.clock.after(0.01, lambda: self.dispatcher.exited(self.life))
 
@@ -553,11 +535,12 @@ class SimReader:
 
         def arrive() -> None:
             at = None if worker is None or not worker.alive else worker.tasks.get(task)
-            if at is None or at.state != self.state:
+            if worker is None or at is None or at.state != self.state:
                 fail()
                 return
             at.ask(self.client, answered)
-            sim.watch_worker(worker, fail, lambda: bool(open_))
+            if open_:
+                sim.watch_worker(worker, fail, lambda: bool(open_))
 
         sim.soon(arrive)
 

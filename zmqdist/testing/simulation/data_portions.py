@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from zmqdist.core.splits import questions as q
 from zmqdist.core.splits import records as r
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.testing.simulation.data_parts import SimReader, SimTask, SimWorker, Ticket
+from zmqdist.testing.simulation.data_links import Ticket
+from zmqdist.testing.simulation.data_parts import FULL_S, SimReader, SimTask, SimWorker
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
 
 ACK_S, SLOW_ACK_S = 0.03, 0.3
 """A quick and a slow consumer: what waits for the slow one is met by more faults."""
+LANE_MAX = 8
 AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
 
 
@@ -27,6 +29,8 @@ class SimPortionTask(SimTask):
         self.lanes: dict[int, list[Any]] = {}
         self.wait: dict[int, list[Callable[[list[Any], bool], None]]] = {}
         self.over: set[int] = set()
+        self._full: dict[int, tuple[float, list[Any]]] = {}
+        """Lanes that are full, since when, and what comes when there is room."""
 
     def ask(self, client: int, then: Callable[[list[Any], bool], None]) -> None:
         self.wait.setdefault(client, []).append(then)
@@ -67,8 +71,8 @@ class SimPortionTask(SimTask):
             return
         if not coming:
             self._get(client, sim.random.getrandbits(40))
-        elif len(self.lanes[client]) >= 8:
-            sim.clock.after(0.01, lambda: self._make(client, coming))
+        elif len(self.lanes[client]) >= LANE_MAX:
+            self._full[client] = sim.clock.now, coming
         else:
             self.lanes[client].append(coming[0])
             self._serve_lane(client)
@@ -79,6 +83,10 @@ class SimPortionTask(SimTask):
         while waiting and (self.lanes[client] or client in self.over or self.dropped):
             batch, self.lanes[client] = self.lanes[client][:4], self.lanes[client][4:]
             waiting.pop(0)(batch, not batch)
+        if client in self._full and len(self.lanes[client]) < LANE_MAX:
+            clock = self.worker.sim.clock
+            since_s, coming = self._full.pop(client)
+            clock.at(clock.next_look(since_s, FULL_S), lambda: self._make(client, coming))
 
     def _serve(self) -> None:
         for client in list(self.lanes):

@@ -23,11 +23,14 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits.portions import DEATHS_MAX
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_parts import DELAY_S, Link, SimDispatcher, SimReader, SimTask, SimWorker
+from zmqdist.testing.simulation.data_links import Link
+from zmqdist.testing.simulation.data_parts import DELAY_S, SimDispatcher, SimReader, SimTask, SimWorker
 from zmqdist.testing.simulation.data_portions import SimPortionReader, SimPortionTask
 
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
+CALM_S = 16.0
+"""Long enough after the faults for each time-out of the rules."""
 END_S = 40.0
 
 
@@ -45,6 +48,9 @@ class DataSim:
         self.lose_answers = self.random.choice((0.0, 0.0, 0.02)) if faults else 0.0
         self.answers_lost = self.workers_lost = self.restarts = self.readers_killed = self.added = 0
         self.lives_lost: set[int] = set()
+        self._away: set[int] = set()
+        """Those of them that are not there again."""
+        self._most_away = 0
         self._given: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         """(state, task) -> life -> elements that it was given."""
         self._unseen: dict[tuple[int, int], set[int]] = defaultdict(set)
@@ -70,7 +76,8 @@ class DataSim:
             self.clock.after(self.random.uniform(0.2, FAULTS_S), self._fault)
 
     def run(self) -> None:
-        self.clock.run(END_S)
+        self.clock.run(CALM_S)
+        self.clock.run(END_S, lambda: all(reader.ended or not reader.alive for reader in self.readers))
 
     def soon(self, fn: Callable[[], object]) -> None:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
@@ -116,24 +123,28 @@ class DataSim:
         self.soon(partial(self.dispatcher.gone, link))
         self.soon(link.closed)
 
-    def watch_worker(self, worker: SimWorker | None, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
-        """Tell a reader that its worker has died while it waited."""
+    def watch_worker(self, worker: SimWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
+        """Tell a reader that its worker has died while it waited; it looks from time to time."""
+        since_s = self.clock.now
 
-        def look() -> None:
-            if worker is not None and not worker.alive:
-                if open_():
-                    fail()
-            elif open_():
-                self.clock.after(0.1, look)
+        def died() -> None:
+            if open_():
+                self.clock.at(self.clock.next_look(since_s, 0.1), lambda: fail() if open_() else None)
 
-        self.clock.after(0.1, look)
+        worker.died.append(died)
 
     # -- the truth --------------------------------------------------------------------------------------------------------------
 
     def lost(self, life: int) -> None:
         """The dispatcher has given up a life of a worker."""
         self.lives_lost.add(life)
+        self._away.add(life)
+        self._most_away = max(self._most_away, len(self._away))
         self.workers_lost += any(worker.life == life and worker.alive for worker in self.workers)
+
+    def joined(self, life: int) -> None:
+        """The dispatcher has taken a life of a worker, perhaps once more."""
+        self._away.discard(life)
 
     def gave(self, asked: q.Splits, given: dict[int, tuple[int, int, int, int]]) -> None:
         """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
@@ -246,7 +257,7 @@ class DataSim:
         assert reader.ended, "D4: a reader is not at its end although everything was calm"
         if reader.error:
             allowed: tuple[int, ...] = (NOT_FOUND, FAILED_PRECONDITION) if lost_state else ()
-            if reader.failed and len(self.lives_lost) >= DEATHS_MAX:
+            if reader.failed and self._most_away >= DEATHS_MAX:
                 allowed = (UNAVAILABLE,)
             assert reader.error in allowed, f"a reader ended in error {reader.error} {reader.failed}"
 
