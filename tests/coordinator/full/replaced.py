@@ -7,8 +7,11 @@ import logging.handlers
 from typing import Any
 
 import zmqdist as zd
+from tests.dispatch.work import until
 
 _clusters: list[zd.local_cluster] = []
+_handlers: list[logging.Handler] = []
+_log = logging.getLogger("zmqdist.coordinator")
 
 
 def cluster() -> zd.local_cluster:
@@ -19,8 +22,18 @@ def cluster() -> zd.local_cluster:
 
 
 def close() -> None:
+    while _handlers:
+        _log.removeHandler(_handlers.pop())
     while _clusters:
         _clusters.pop().close()
+
+
+class _Into(logging.handlers.QueueHandler):
+    """A record is in the queue, and not with the thread that feeds it, when the next step is taken."""
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.queue.put(record)
+        until(lambda: not self.queue.empty())  # type: ignore[attr-defined]
 
 
 class ProcessPoolExecutor(zd.Executor):
@@ -29,7 +42,8 @@ class ProcessPoolExecutor(zd.Executor):
     ) -> None:
         if initargs and type(initargs[0]).__name__ == "Queue":
             # Children inherit it, and log into it. An Executor logs what its initializer raises in the program.
-            logging.getLogger("zmqdist.coordinator").addHandler(logging.handlers.QueueHandler(initargs[0]))
+            _handlers.append(_Into(initargs[0]))
+            _log.addHandler(_handlers[-1])
             initargs = ()
         super().__init__(cluster(), max_workers=max_workers, initializer=initializer, initargs=initargs)
         if max_workers is not None and initializer is None:
