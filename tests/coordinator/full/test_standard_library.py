@@ -65,15 +65,22 @@ def modules() -> list[types.ModuleType]:
         return []
 
 
+def flat(suite: Any) -> Iterator[unittest.TestCase]:
+    for each in suite:
+        if isinstance(each, unittest.TestCase):
+            yield each
+        else:
+            yield from flat(each)
+
+
 def cases() -> list[Any]:
     found = {}
     for module in modules():
-        for suite in unittest.TestLoader().loadTestsFromModule(module):
-            for case in suite if isinstance(suite, unittest.TestSuite) else ():
-                name = type(case).__name__
-                method = case.id().rpartition(".")[2]
-                if name.startswith("ProcessPoolFork") and "server" not in name and method not in PRIVATE | NOT_OURS:
-                    found[f"{name}.{method}"] = (module, case)
+        for case in flat(unittest.TestLoader().loadTestsFromModule(module)):
+            name = type(case).__name__
+            method = case.id().rpartition(".")[2]
+            if name.startswith("ProcessPoolFork") and "server" not in name and method not in PRIVATE | NOT_OURS:
+                found[f"{name}.{method}"] = (module, case)
     return [pytest.param(module, case, id=name) for name, (module, case) in found.items()]
 
 
