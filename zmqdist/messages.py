@@ -169,7 +169,8 @@ class LetIn(Message, tag=15):
 class Enlist(Message, tag=20):
     """I am a coordinator. Repeated on each new connection, with the same id.
 
-    `former` says that work of the current generation was given to an earlier life of the dispatcher; `watch` asks for Members.
+    `former` says that work of the current generation was given to an earlier life of the dispatcher; `watch` asks for Members,
+    `starts` for Begun.
     """
 
     SENT = "coordinator -> dispatcher"
@@ -178,6 +179,7 @@ class Enlist(Message, tag=20):
     generation: int
     former: bool
     watch: bool = False
+    starts: bool = False
 
 
 class Enlisted(Message, tag=21):
@@ -224,11 +226,15 @@ class Submit(Message, tag=24):
 
 
 class Withdraw(Message, tag=25):
-    """Take these back: drop what waits, cut off after `grace_s` what runs. Each ends with a Result (CANCELLED at the latest)."""
+    """Take these back: drop what waits, cut off after `grace_s` what runs. Each ends with a Result (CANCELLED at the latest).
+
+    `unbegun`, from a coordinator that asked for Begun: what has begun goes on. Each is answered by CANCELLED, by Begun or by its Result.
+    """
 
     SENT = "coordinator -> dispatcher"
     works: list[int]
     grace_s: float
+    unbegun: bool = False
 
 
 class EndGeneration(Message, tag=26):
@@ -297,6 +303,13 @@ class Members(Message, tag=33):
     SENT = "dispatcher -> coordinator"
     joined: list[tuple[str, int, int, str]]
     left: list[tuple[str, int, str]]
+
+
+class Begun(Message, tag=34):
+    """A worker has begun these, as far as is known. To those that asked for it; work that ended quickly may never be in one."""
+
+    SENT = "dispatcher -> coordinator"
+    works: list[int]
 
 
 # -- dispatcher and worker ------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ class Function:
         # The name belongs to this object, not to the wrapped function: by name is right only where it leads here.
         module = getattr(self, "__module__", None)
         name = getattr(self, "__qualname__", None)
-        if name is not None and module not in (None, "__main__"):
+        if name is not None and module not in (None, "__main__", "__mp_main__"):
             found: Any = sys.modules.get(module)
             for part in name.split("."):
                 found = getattr(found, part, None)

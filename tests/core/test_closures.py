@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
 from zmqdist.core.closures import (
     DISPATCHER,
     SUBMISSION_SHIFT,
@@ -16,17 +17,11 @@ from zmqdist.core.closures import (
     Closures,
     DispatcherDown,
     DispatcherUp,
-    Effect,
     EndAsked,
     Event,
-    Fetch,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
     Scheduled,
     WithdrawAsked,
 )

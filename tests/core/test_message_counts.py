@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from zmqdist.core.closure_effects import Resolve
 from zmqdist.core.closures import (
     Closures,
     DispatcherUp,
     FunctionsDefined,
     FunctionsDropped,
-    Resolve,
     Scheduled,
 )
 from zmqdist.core.dispatch.broker import Broker, BrokerRules

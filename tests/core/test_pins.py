@@ -17,19 +17,15 @@ from tests.core.test_closures import (
     submitted,
     to_dispatcher,
 )
+from zmqdist.core.closure_effects import Effect, Resolve, ResolveLost, RoomMade, RoundEnded
 from zmqdist.core.closures import (
     UNAVAILABLE,
     Closures,
     DispatcherDown,
     DispatcherUp,
-    Effect,
     EndAsked,
     ForgetAsked,
     FunctionsDefined,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
     Scheduled,
     WithdrawAsked,
 )

@@ -185,7 +185,9 @@ def test_a_server_that_stops_has_left_and_takes_part_in_nothing(made: Made) -> N
 
 def test_a_leader_that_never_comes_is_named_after_the_time_out(made: Made) -> None:
     server = made(cluster(worker=2), "worker", 1)
-    with pytest.raises(errors.DeadlineExceededError, match=r"the leader worker:0 at .* did not appear within [0-9.]+ s"):
+    with pytest.raises(
+        errors.DeadlineExceededError, match=r"the leader worker:0 at .* did not appear within [0-9.]+ s"
+    ):
         server.barrier("b", timeout=0.1)
 
 

@@ -67,6 +67,9 @@ class ClusterCoordinator:
     _rounds = True
     """Whether a failure ends the round."""
 
+    _width: int | None = None
+    """How much work may be with the dispatcher at a time; None for no bound."""
+
     def __new__(cls, target: Any = None, **options: Any) -> ClusterCoordinator:
         allocate = getattr(type(target), "_allocate_coordinator", None)
         if allocate is None or cls is not ClusterCoordinator:
@@ -110,6 +113,7 @@ class ClusterCoordinator:
             lost_limit_s=cluster_lost_limit_s,
             recovery_limit_s=worker_recovery_timeout_s,
             rounds=self._rounds,
+            width=self._width,
         )
         self._scheduled_on = target
         self._alive = _Alive(target)
@@ -188,7 +192,7 @@ class ClusterCoordinator:
                 self._end_round()
             shell.packing = get_ident()
             try:
-                packed = trusted.pack_call(args, kwargs)
+                packed = self._pack(args, kwargs)
                 function: trusted.Packed
                 if type(fn) is FunctionSnapshot:
                     function, held = fn.use()
@@ -228,6 +232,10 @@ class ClusterCoordinator:
             except BaseException:
                 shell.drop(bulks)
                 raise
+
+    def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> trusted.Packed:
+        """What the worker unpacks to (args, kwargs)."""
+        return trusted.pack_call(args, kwargs)
 
     def map(self, fn: Callable[..., Any], iterable: Iterable[Any]) -> list[RemoteValue]:
         """`schedule(fn, (item,))` for each item; the results in the order of the items.

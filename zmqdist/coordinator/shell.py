@@ -27,6 +27,7 @@ from zmqdist.coordinator.target import Target
 from zmqdist.coordinator.values import Kept, RemoteValue
 from zmqdist.coordinator.watchdog import WatchDog
 from zmqdist.core import graph
+from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
 from zmqdist.core.closures import (
     DISPATCHER,
     LOST,
@@ -36,18 +37,13 @@ from zmqdist.core.closures import (
     Closures,
     DispatcherDown,
     DispatcherUp,
-    Effect,
     EndAsked,
     Event,
-    Fetch,
     ForgetAsked,
     FunctionsDefined,
     KeptDropped,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
     Scheduled,
+    TakeBackAsked,
     WithdrawAsked,
 )
 from zmqdist.core.contact import earliest
@@ -98,7 +94,8 @@ class Shell:
     """One connection of one process to a dispatcher.
 
     Args:
-      rounds: whether the first failure is kept for `join`.
+      rounds: whether the first failure is kept for `join`; without, it is told what workers have begun (`on_begun`).
+      width: so much work is with the dispatcher at most; None for no bound.
 
     Attributes (under `lock`, but for those that only grow):
       number: ours, by which all of the cluster knows us.
@@ -129,6 +126,7 @@ class Shell:
         lost_limit_s: float,
         recovery_limit_s: float,
         rounds: bool,
+        width: int | None = None,
     ) -> None:
         self.address = target.address
         self.credentials = target.credentials
@@ -144,7 +142,8 @@ class Shell:
         self.closed = False
         self.pid = os.getpid()
         self.functions = FunctionNumbers(lambda bulk: self.store.holds(bulk))
-        self._rounds = rounds
+        self._rounds, self._width = rounds, width
+        self.on_begun: Callable[[list[int]], object] = lambda works: None
         self.refusal: Failure | None = None
         self.values: dict[int, ref[RemoteValue]] = {}
         self.callees: set[RemoteValue] = set()
@@ -156,6 +155,7 @@ class Shell:
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
         self._cancels = Gathered(self.in_loop, self._cancel)
+        self._take_backs = Gathered(self.in_loop, lambda works: self._handle(TakeBackAsked(works)))
         self._dropped = Gathered(self.in_loop, self._let_go)
         self._forgotten = Gathered(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
@@ -289,6 +289,10 @@ class Shell:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
         self._cancels.put(work)
 
+    def take_back(self, work: int) -> None:
+        """The same unless it has begun: it ends as cancelled, or `on_begun` gets it. For work without options."""
+        self._take_backs.put(work)
+
     def keep(self, value: RemoteValue) -> None:
         """Somebody wants to be called back: it must not be dropped. With the lock held."""
         self.callees.add(value)
@@ -348,6 +352,8 @@ class Shell:
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=lost_limit_s,
             recovery_limit_s=recovery_limit_s,
+            starts=not self._rounds,
+            width=self._width,
             now=loop.now(),
         )
         self._dealer = Dealer(
@@ -485,6 +491,8 @@ class Shell:
                     with self.lock:
                         self.rounds_ended += 1
                         self.changed.notify_all()
+                case WorkBegun(works):
+                    self.on_begun(works)
                 case RoomMade():
                     with self.lock:
                         self.changed.notify_all()

@@ -20,6 +20,9 @@ Promises, checked by tests/core/test_closures.py and tests/sim
     P10 work that is apart is not queued, ends no round by its error, and does not end with one
     P11 work that is pinned to a worker which is not there for `recovery_limit_s`, while others are, is resolved as unavailable
     P12 MembersChanged tells each worker that joined and each that left once, whatever dispatcher says so, in that order from none on
+    P13 with a width no more than so much work is with the dispatcher at a time, the oldest first
+    P14 work that is to be had back unless it has begun is resolved as cancelled, told in WorkBegun, or resolved as ever; as cancelled when
+        the connection to the dispatcher is lost before
 
 Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
 """
@@ -31,14 +34,16 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from zmqdist.core.batches import split
+from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
 from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.core.pins import MembersChanged, Options, Pins
+from zmqdist.core.pins import Options, Pins
 from zmqdist.errors import LostStart
 from zmqdist.messages import (
     BULK,
     CANCELLED,
     ERROR,
     KEPT,
+    Begun,
     Define,
     EndGeneration,
     Enlist,
@@ -123,6 +128,13 @@ class WithdrawAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBackAsked:
+    """The user cancels these unless they have begun. For a machine with `starts`."""
+
+    works: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class EndAsked:
     """Somebody waits to raise the round's error: end the generation."""
 
@@ -160,6 +172,7 @@ Event: TypeAlias = (
     | DispatcherUp
     | DispatcherDown
     | WithdrawAsked
+    | TakeBackAsked
     | EndAsked
     | BulkArrived
     | BulkUnreachable
@@ -167,45 +180,6 @@ Event: TypeAlias = (
     | Heard
     | Ticked
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Resolve:
-    """These have ended: (work, kind, payload). KEPT: the payload is the reference to a value that stays with its worker."""
-
-    items: list[tuple[int, int, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class ResolveLost:
-    """Every start of this was lost."""
-
-    work: int
-    starts: tuple[LostStart, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Fetch a bulk result; answered by BulkArrived or BulkUnreachable."""
-
-    work: int
-    attempt: int
-    reference: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnded:
-    """Nothing of this generation or of an earlier one can be executing; all of it is resolved."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoomMade:
-    """The queue has room again, or its length has changed after it was full."""
-
-
-Effect: TypeAlias = Send | Resolve | ResolveLost | Fetch | RoundEnded | RoomMade | MembersChanged
 
 
 class Closures:
@@ -223,6 +197,8 @@ class Closures:
         lost_limit_s: float,
         now: float,
         recovery_limit_s: float | None = None,
+        starts: bool = False,
+        width: int | None = None,
     ) -> None:
         self.coordinator = coordinator
         self.generation = 1
@@ -232,6 +208,9 @@ class Closures:
         self.ending = False
         self.pins = Pins(recovery_limit_s)
         self._watch = recovery_limit_s is not None
+        self._starts_told, self._width = starts, width
+        self._wanted_back: set[int] = set()
+        """Work of which the dispatcher was asked whether it has begun, and perhaps some that has ended."""
         self._queue_max = queue_max
         self._cancel_grace_s = cancel_grace_s
         self._lost_limit_s = lost_limit_s
@@ -317,6 +296,8 @@ class Closures:
                 effects = self._forget_everywhere() if self._enlisted else []
             case WithdrawAsked(works):
                 effects = self._withdraw(works)
+            case TakeBackAsked(works):
+                effects = self._withdraw(works, unbegun=True)
             case EndAsked():
                 effects = self._end()
             case BulkUnreachable(work, attempt, problem):
@@ -324,13 +305,16 @@ class Closures:
             case KeptDropped(works):
                 effects = self._let_go(works)
             case DispatcherUp():
-                enlist = Enlist(self.coordinator, self._queue_max, self.generation, self._former, self._watch)
+                enlist = Enlist(
+                    self.coordinator, self._queue_max, self.generation, self._former, self._watch, self._starts_told
+                )
                 effects = [Send(DISPATCHER, enlist)]
             case DispatcherDown():
                 self._enlisted = False
                 self._kept.clear()
                 self._be_alone(now)
-                effects = []
+                back, self._wanted_back = self._wanted_back, set()
+                effects = self._resolve(_all(sorted(back & self._works.keys()), CANCELLED)) if back else []
             case Ticked():
                 effects = self._tick(now)
         if self._unsent and self._enlisted and not self.ending:
@@ -351,7 +335,7 @@ class Closures:
             unsent[work] = None
         return []
 
-    def _withdraw(self, works: list[int]) -> list[Effect]:
+    def _withdraw(self, works: list[int], *, unbegun: bool = False) -> list[Effect]:
         known = [work for work in works if work in self._works]
         if not known:
             return []
@@ -359,11 +343,13 @@ class Closures:
         effects = self._resolve(
             _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
         )
-        return effects + self._take_back(sent)
+        if unbegun:
+            self._wanted_back.update(sent)
+        return effects + self._take_back(sent, unbegun)
 
-    def _take_back(self, works: list[int]) -> list[Effect]:
+    def _take_back(self, works: list[int], unbegun: bool = False) -> list[Effect]:
         parts = (works[start : start + WITHDRAW_MAX] for start in range(0, len(works), WITHDRAW_MAX))
-        return [Send(DISPATCHER, Withdraw(part, self._cancel_grace_s)) for part in parts]
+        return [Send(DISPATCHER, Withdraw(part, self._cancel_grace_s, unbegun)) for part in parts]
 
     def _let_go(self, works: list[int]) -> list[Effect]:
         items = [(work, self._kept.pop(work)) for work in works if work in self._kept]
@@ -402,6 +388,9 @@ class Closures:
                 return self._resolve(items)
             case StartsLost():
                 return self._starts_lost(message)
+            case Begun(works):
+                self._wanted_back.difference_update(works)
+                return [WorkBegun(works)]
             case Progress(left_queue):
                 self._left_queue = left_queue
                 return []
@@ -475,6 +464,7 @@ class Closures:
             effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
         if not works:
             self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
+            self._wanted_back.clear()
         if resolved:
             effects.append(Resolve(resolved))
         return effects + self._forget_unused(freed) if freed else effects
@@ -564,8 +554,13 @@ class Closures:
 
     def _submit(self) -> list[Effect]:
         """Send what waits, in messages that are not too large."""
-        items = [self._works[work] for work in self._unsent]
-        self._unsent = {}
+        sending = self._unsent if self._width is None else self.pins.within(self._width, len(self._works), self._unsent)
+        items = [self._works[work] for work in sending]
+        if len(sending) == len(self._unsent):
+            self._unsent = {}
+        else:
+            for work in sending:
+                del self._unsent[work]
         self._former = True
         effects: list[Effect] = []
         for options, group in self.pins.grouped(items):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
 
 from zmqdist.messages import Item, Members
@@ -104,6 +105,13 @@ class Pins:
         for item in items:
             groups.setdefault(self.options.get(item[0], PLAIN), []).append(item)
         return groups.items()
+
+    def within(self, width: int, unfinished: int, unsent: dict[int, None]) -> dict[int, None]:
+        """What of the unsent work may be sent where no more than `width` may be with the dispatcher; what is apart is not counted."""
+        first = dict.fromkeys(sorted(self.apart & unsent.keys()))
+        room = width - (unfinished - len(self.apart)) + (len(unsent) - len(first))
+        first.update(islice(((work, None) for work in unsent if work not in self.apart), max(0, room)))
+        return first
 
     def enlisted(self) -> None:
         """The next Members tells all that are there."""

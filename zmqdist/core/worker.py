@@ -237,6 +237,8 @@ class Worker:
                 self._contact.echoed(now)
                 return []
             case Recall(leases):
+                for slot in self._slots:  # somebody may wait to hear that it is too late
+                    self._started += slot.begun() if slot.running in leases else []
                 return self._take_back(set(leases))
             case CutOff(leases, grace_s):
                 return self._cut_off(set(leases), now + grace_s)
@@ -360,7 +362,6 @@ class Worker:
 
     def _take_back(self, wanted: set[int]) -> list[Effect]:
         back = self._queue.take_out(wanted)
-        wanted -= set(back)
         effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
@@ -370,7 +371,7 @@ class Worker:
         return effects
 
     def _cut_off(self, wanted: set[int], at: float) -> list[Effect]:
-        effects = self._take_back(set(wanted))
+        effects = self._take_back(wanted)
         for slot in self._slots:
             for position, item in slot.given:
                 if item[0] not in wanted:

@@ -75,6 +75,7 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
     keep = payload[:1] == KEEP
     if keep:
         payload = payload[1:]
+    began = False
     try:
         if payload[:1] == INPUTS:
             payload = kept.take_from(payload[1:], functions.fetched)
@@ -83,13 +84,14 @@ def run(functions: Functions, coordinator: int, fn: int, payload: bytes) -> tupl
             args, kwargs = trusted.unpack_parts(functions.fetched(payload))
         else:
             args, kwargs = trusted.unpack(payload)
+        began = True
         packed = trusted.pack(function(*args, **kwargs))
     except kept.InputLost as lost:
         return INPUT_LOST, kept.encode_loss(lost)
     except Exception as error:
-        return ERROR, trusted.pack_error(error)
+        return ERROR, trusted.pack_error(error, unpickling=not began)
     except BaseException as error:
-        return ERROR, trusted.pack_error(trusted.tamed(error))
+        return ERROR, trusted.pack_error(trusted.tamed(error), unpickling=not began)
     if keep:
         return KEPT, [packed] if isinstance(packed, bytes) else packed
     return (VALUE, packed) if isinstance(packed, bytes) else (BULK, packed)

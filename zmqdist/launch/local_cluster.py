@@ -91,6 +91,8 @@ class local_cluster:
         self._threads: list[WorkerServer | Server] = []
         self.workers = 0
         self._closed = threading.Lock()
+        self._closing: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Executors: told before it is closed."""
         self._dispatcher: DispatchServer | None = None
         self._pid = os.getpid()
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
@@ -214,6 +216,8 @@ class local_cluster:
                 steps.callback(self._children.close, STOP_GRACE_S)
             for each in self._threads:
                 steps.callback(each.stop, 0.0)
+            for executor in list(self._closing):
+                steps.callback(executor.cluster_closed)
 
     def __del__(self) -> None:
         """A notebook's cell that was run again, say. In a thread: this may be any that the garbage collector has borrowed."""

@@ -51,6 +51,11 @@ from zmqdist.wire.arrays import (
 Packed: TypeAlias = "bytes | list[Any]"
 """One blob of at most INLINE_BYTES_MAX, or a list of buffers, the pickle first: a value for `unpack` or `unpack_parts`."""
 
+
+class NotPicklableError(InvalidArgumentError, pickle.PicklingError):
+    """Something cannot be pickled; the message says what and where."""
+
+
 ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes})
 
 _NONE = pickle.dumps(None, 5)
@@ -168,24 +173,51 @@ def _buffer(data: Any) -> pickle.PickleBuffer:
 
 class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, dump: _Dump, callback: Callable[[pickle.PickleBuffer], bool] | None) -> None:
-        self.dispatch_table = ChainMap({np.ndarray: dump.reduce_array}, cloudpickle.Pickler.dispatch_table)
+        self.dispatch_table = ChainMap(_rules({np.ndarray: dump.reduce_array}), cloudpickle.Pickler.dispatch_table)
         super().__init__(dump.file, protocol=5, buffer_callback=callback)
+
+
+def _rules(table: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
+    """With one for the proxies of multiprocessing's managers, where the program has some."""
+    managers = sys.modules.get("multiprocessing.managers")
+    return table if managers is None else _WithProxies(table, managers.BaseProxy)
+
+
+class _WithProxies(dict[type, Callable[[Any], Any]]):
+    """Rules of a pickler that give a proxy the key of its manager along: a worker is no child of the program, which would inherit it."""
+
+    def __init__(self, table: dict[type, Callable[[Any], Any]], base: type) -> None:
+        super().__init__(table)
+        self._base = base
+
+    def __missing__(self, cls: type) -> Callable[[Any], Any]:
+        if issubclass(cls, self._base):
+            return _reduce_proxy
+        raise KeyError(cls)
+
+
+def _reduce_proxy(proxy: Any) -> tuple[Any, ...]:
+    rebuild, (cls, token, serializer, options) = proxy.__reduce__()
+    return rebuild, (cls, token, serializer, {**options, "authkey": bytes(proxy._authkey)})
 
 
 def _dumps(value: Any, parts: list[Any] | None) -> bytes:
     """The pickle of `value`; with `parts`, large arrays go there."""
     dump = _Dump(parts)
     pickler = pickle.Pickler(dump.file, 5, buffer_callback=None if parts is None else dump.keep)
-    pickler.dispatch_table = {**copyreg.dispatch_table, np.ndarray: dump.reduce_array}
+    pickler.dispatch_table = _rules({**copyreg.dispatch_table, np.ndarray: dump.reduce_array})
     try:
         pickler.dump(value)
         blob = dump.file.getvalue()
-        if b"__main__" not in blob and not _names_by_value_module(blob):
+        if b"__main__" not in blob and b"__mp_main__" not in blob and not _names_by_value_module(blob):
             return blob
     except Exception:  # cloudpickle may know better; if not, its own error is raised below
         pass
     if parts is not None:
         parts.clear()
+    main = sys.modules.get("__mp_main__")
+    if main is not None and main.__name__ == "__mp_main__":  # the script, in a child of multiprocessing
+        cloudpickle.register_pickle_by_value(main)
     dump = _Dump(parts)
     _CloudPickler(dump, None if parts is None else dump.keep).dump(value)
     return dump.file.getvalue()
@@ -248,7 +280,7 @@ def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
                 break
         else:
             break
-    raise InvalidArgumentError(
+    raise NotPicklableError(
         None, None, f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
     ) from error
 
@@ -370,10 +402,14 @@ def global_names(code: CodeType) -> tuple[str, ...]:
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 
 
+_MAINS = frozenset({"__main__", "__mp_main__"})
+"""The script, also as children of multiprocessing know it."""
+
+
 def goes_by_name(value: Any) -> bool:
     """Whether a function or class is found under its name in an importable module, so that its pickle is the name."""
     name, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if name is None or path is None or name == "__main__":
+    if name is None or path is None or name in _MAINS:
         return False
     found: Any = sys.modules.get(name)
     if found is None or not is_importable_module(found):
@@ -386,7 +422,7 @@ def goes_by_name(value: Any) -> bool:
 def is_importable_module(module: ModuleType) -> bool:
     """Whether a module goes by its name: it is not `__main__`, not made by hand, not registered to be pickled by value."""
     name = getattr(module, "__name__", None)
-    if name == "__main__" or name is None or sys.modules.get(name) is not module:
+    if name in _MAINS or name is None or sys.modules.get(name) is not module:
         return False
     by_value = cloudpickle.list_registry_pickle_by_value()
     return not by_value or not any(name == other or name.startswith(other + ".") for other in by_value)
@@ -396,29 +432,35 @@ def is_importable_module(module: ModuleType) -> bool:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of another process, as text; it is the `__cause__` of an error that came from there."""
+    """The traceback of another process, as text; it is the `__cause__` of an error that came from there.
+
+    Attributes:
+      unpickling: the function had not begun: it, or its arguments, could not be unpickled there.
+    """
+
+    unpickling = False
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
-def pack_error(error: BaseException) -> bytes:
+def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     """An exception with its traceback, at most a few times ERROR_BYTES_MAX. Never raises.
 
     It keeps its class and attributes where these can be pickled *and* rebuilt, which is tried here; else it arrives as an
     UnknownError with its class's name and its text. A StopIteration, which would end the receiver's own loops, becomes an
-    OutOfRangeError.
+    OutOfRangeError. With `unpickling` it was met before the function began, and its RemoteTraceback says so.
     """
     told = traceback.format_exception(error)
     text = _cut("".join(told))
     if isinstance(error, StopIteration):
         error = OutOfRangeError(None, None, f"StopIteration: {_text(error)}")
-    return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text), 5)
+    return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text, unpickling), 5)
 
 
 def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
     """A fresh copy of the exception, with a `RemoteTraceback` as its `__cause__`."""
-    pickled, type_name, text, remote = pickle.loads(blob)
+    pickled, type_name, text, remote, unpickling = pickle.loads(blob)
     error: BaseException | None = None
     if pickled:
         try:
@@ -427,18 +469,23 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
             error = None
     if not isinstance(error, BaseException):
         error = UnknownError(None, None, f"{type_name}: {text}")
-    error.__cause__ = RemoteTraceback(remote)
+    cause = error.__cause__ = RemoteTraceback(remote)
+    cause.unpickling = unpickling
     return error
 
 
 def tamed(error: BaseException) -> BaseException:
     """An error that a function raised, for whoever asked: SystemExit and KeyboardInterrupt end the one who raises them, and must not end
-    the one who gets the result, so they become an UnknownError."""
+    the one who gets the result, so they become an UnknownError, whose `original_exception` says which it was."""
     if isinstance(error, Exception):
         return error
     mild = UnknownError(None, None, f"the function raised {type(error).__name__}({_text(error)})")
+    if type(error) in _ENDS and ATOMS.issuperset(map(type, error.args)):
+        mild.original_exception = type(error)(*error.args)  # type: ignore[attr-defined]
     return mild.with_traceback(error.__traceback__)
 
+
+_ENDS: Final = (SystemExit, KeyboardInterrupt, GeneratorExit)
 
 _ITS_OWN: Final = (Exception, SystemExit, GeneratorExit)
 """What the methods of an exception may raise. Not KeyboardInterrupt, which may be the user's Ctrl-C."""

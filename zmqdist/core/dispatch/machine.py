@@ -31,6 +31,8 @@ Promises, checked by tests/sim
     P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there
     P16  what was forgotten everywhere is forgotten by all slots, and what a coordinator had made for work apart is, once it has
          left or has been gone for a lease
+    P17  work that is withdrawn unless it has begun is never cut off; the session is told that it was cancelled, that it has begun, or its
+         result
 
 Not here: who is alive (core/membership.py), what a worker does with its leases (core/worker.py), what a payload is.
 """
@@ -52,6 +54,7 @@ from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
     CANCELLED,
+    Begun,
     CutOff,
     Done,
     EndGeneration,
@@ -61,6 +64,7 @@ from zmqdist.messages import (
     GenerationEnded,
     Members,
     Progress,
+    Recall,
     Refused,
     Register,
     Release,
@@ -132,7 +136,7 @@ class Dispatch:
             effects += self.close(other.peer, now)
         self._gone.pop(enlist.coordinator, None)
         session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
-        session.watch = enlist.watch
+        session.watch, session.starts = enlist.watch, enlist.starts
         if enlist.former and enlist.coordinator not in self._former:
             # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
             session.unsettled_until = now + self._lease_s
@@ -182,11 +186,31 @@ class Dispatch:
         for part in session.parts:
             results += [(item[0], item[1], CANCELLED, b"") for item in self._placement.take_out(part, wanted)]
             for (work, _), (hands, number) in part.held.items():
-                if work in wanted:  # it may still be taken; lost before that, it is not made again
+                if (
+                    work in wanted and not withdraw.unbegun
+                ):  # it may still be taken; lost before that, it is not made again
                     hands.held[number].cut = True
         effects = [Send(session.peer, Results(part)) for part in split(results)]
+        if withdraw.unbegun:
+            return effects + self._take_back(session, wanted)
         parts = session.parts
         return effects + self._cut_off(lambda lease: lease.session in parts and lease.work in wanted, withdraw.grace_s)
+
+    def _take_back(self, session: Session, wanted: set[int]) -> list[Send]:
+        """What has begun goes on. Of what a worker that cannot be asked has, it is taken for granted."""
+        effects: list[Send] = []
+        for hands in self.hands.values():
+            asked: list[int] = []
+            begun: list[Lease] = []
+            for number, lease in hands.leases.items():
+                if lease.session is session and lease.work in wanted and not lease.started and not lease.cut:
+                    lease.unwanted = hands.reachable
+                    begun += () if hands.reachable else (lease,)
+                    asked.append(number)
+            if asked and hands.reachable:
+                effects.append(Send(hands.member.peer, Recall(asked)))
+            effects += _tell_begun(begun)
+        return effects
 
     def end_generation(self, session: Session, end: EndGeneration, now: float) -> list[Send]:
         session.generation_ended = session.ending = end.generation
@@ -261,6 +285,9 @@ class Dispatch:
         cut = [lease for lease, record in hands.leases.items() if record.cut]
         if cut:
             effects.append(Send(member.peer, CutOff(cut, 0.0)))
+        unwanted = [lease for lease, record in hands.leases.items() if record.unwanted]
+        if unwanted:
+            effects.append(Send(member.peer, Recall(unwanted)))
         effects += [Send(member.peer, forget) for forget in hands.to_forget]
         hands.to_forget.clear()
         effects += self._give_back(vanished)
@@ -299,7 +326,7 @@ class Dispatch:
 
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
         hands = self.hands[member]
-        self.started(member, done.started)
+        begun = self.started(member, done.started) if done.started else []
         by_session: dict[Session, list[Result]] = {}
         unwanted: list[int] = []
         before, leases = len(hands.leases), hands.leases
@@ -331,14 +358,18 @@ class Dispatch:
         effects = [Send(session.peer, Results(items)) for session, items in by_session.items() if not session.closed]
         if unwanted and member.peer is not None:
             effects.append(Send(member.peer, Release(unwanted)))
-        return effects + self.settle(now)
+        return begun + effects + self.settle(now)
 
-    def started(self, member: Member, numbers: list[int]) -> None:
+    def started(self, member: Member, numbers: list[int]) -> list[Send]:
         leases = self.hands[member].leases
+        begun: list[Lease] = []
         for number in numbers:
             lease = leases.get(number)
             if lease is not None:
-                lease.started = True
+                lease.started, lease.unwanted = True, False
+                if lease.session.starts:
+                    begun.append(lease)
+        return _tell_begun(begun)
 
     def returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
         hands = self.hands[member]
@@ -378,7 +409,7 @@ class Dispatch:
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
             lease.charge()
-            if lease.cut or lease.session.closed:
+            if lease.cut or lease.unwanted or lease.session.closed:
                 cut.append(lease)
                 continue
             final = lease.lost >= self.attempts_max
@@ -404,7 +435,7 @@ class Dispatch:
             session.outstanding -= 1
             if session.closed:
                 continue
-            if lease.cut:
+            if lease.cut or lease.unwanted:
                 cancelled.setdefault(session, []).append((lease.work, lease.attempt, CANCELLED, b""))
                 continue
             self._placement.put_back(lease, careful=careful)
@@ -522,6 +553,13 @@ class Dispatch:
             if session.submitted - session.progress_told < session.queue_max:
                 del self._crowded[session]
         return effects
+
+
+def _tell_begun(leases: Iterable[Lease]) -> list[Send]:
+    by_session: dict[Session, list[int]] = {}
+    for lease in leases:
+        by_session.setdefault(lease.session, []).append(lease.work)
+    return [Send(session.peer, Begun(works)) for session, works in by_session.items() if not session.closed]
 
 
 def _joined(member: Member) -> tuple[str, int, int, str]:

@@ -79,6 +79,8 @@ class Session:
     """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
     watch: bool = False
     """It is told which workers come and go."""
+    starts: bool = False
+    """It is told what has begun."""
     apart: Session | None = None
     """Of the work that is apart, once there is some."""
     outstanding: int = 0
@@ -126,6 +128,8 @@ class Lease:
     started: bool = False
     cut: bool = False
     """Withdrawn: however it ends, it does not run again."""
+    unwanted: bool = False
+    """Withdrawn unless it has begun: it does not run again where it comes back before that is known."""
     kept: bool = False
     """Its bulk result was taken, and stays with the worker until it is taken for good."""
 

@@ -6,6 +6,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
+from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
 from zmqdist.core.closures import (
     LOST,
     UNAVAILABLE,
@@ -13,17 +14,11 @@ from zmqdist.core.closures import (
     Closures,
     DispatcherDown,
     DispatcherUp,
-    Effect,
     EndAsked,
     Event,
-    Fetch,
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
     Scheduled,
     WithdrawAsked,
 )

@@ -1,0 +1,114 @@
+"""What a program has submitted to an Executor is carried out when it ends, however it ends, unless it is interrupted or has no cluster."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dispatch.work import until
+from tests.ports import free_port
+
+pytestmark = pytest.mark.timeout(150)
+
+BEGIN = """
+import sys, time
+from pathlib import Path
+import zmqdist as zd
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+def work(number):
+    time.sleep(0.2)
+    (folder / str(number)).touch()
+    print(f"done {number}", flush=True)
+"""
+
+OWN = """
+cluster = zd.local_cluster(workers=2)
+executor = zd.Executor(cluster)
+futures = [executor.submit(work, number) for number in range(5)]
+"""
+
+ENDS = {
+    "the end of the script": ("", 0),
+    "shutdown(wait=False)": ("executor.shutdown(wait=False)", 0),
+    "nobody refers to the executor": ("del executor, futures", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "an uncaught error": ("raise ValueError('uncaught')", 1),
+}
+
+
+def run(program: str, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", BEGIN + program, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(("end", "code"), ENDS.values(), ids=ENDS.keys())
+def test_submitted_work_is_carried_out_however_the_program_ends(end: str, code: int, tmp_path: Path) -> None:
+    process = run(f"{OWN}\n{end}", str(tmp_path))
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+    if code == 0:
+        assert said == ""
+
+
+def test_nothing_can_be_submitted_any_more_when_the_program_ends(tmp_path: Path) -> None:
+    late = """
+import atexit
+def submits():
+    try:
+        executor.submit(int)
+    except RuntimeError as error:
+        print(error, flush=True)
+executor = zd.Executor("127.0.0.1:1")
+atexit.register(submits)
+"""
+    told, said = run(late, str(tmp_path)).communicate(timeout=60)
+    assert (told, said) == ("cannot schedule new futures after interpreter shutdown\n", "")
+
+
+def test_without_a_dispatcher_the_program_gives_up_and_says_so(tmp_path: Path) -> None:
+    program = f"""
+executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=1.0)
+future = executor.submit(print, "never")
+"""
+    process = run(program, str(tmp_path))
+    told, said = process.communicate(timeout=60)
+    assert (process.returncode, told) == (1, "")
+    assert said.count("\n") == 1, said
+    assert "the program ends without the results of 1 function that it has submitted" in said
+    assert "without a dispatcher for 1 s" in said
+
+
+def test_the_rest_of_the_end_is_done_before_a_program_gives_up(tmp_path: Path) -> None:
+    program = f"""
+import atexit
+atexit.register(print, "the last")
+executor = zd.Executor("127.0.0.1:{free_port()}", cluster_lost_limit_s=0.2)
+future = executor.submit(print, "never")
+"""
+    process = run(program, str(tmp_path))
+    told, _ = process.communicate(timeout=60)
+    assert (process.returncode, told) == (1, "the last\n")
+
+
+@pytest.mark.parametrize("where", ["in the program", "at its end"])
+def test_an_interrupt_ends_the_program_and_its_work(where: str, tmp_path: Path) -> None:
+    program = OWN.replace("range(5)", "range(500)")
+    program += "time.sleep(60)" if where == "in the program" else ""
+    process = run(program, str(tmp_path))
+    try:
+        until(lambda: list(tmp_path.iterdir()))
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGINT, said
+    assert "submitted functions that had not ended were given up" in said
+    assert len(list(tmp_path.iterdir())) < 500
