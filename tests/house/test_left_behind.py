@@ -38,7 +38,7 @@ LEAVERS = [
 @pytest.fixture
 def inner(pytester: pytest.Pytester) -> pytest.Pytester:
     """A pytest of its own with the checks under test, and less patience."""
-    pytester.makeconftest(CONFTEST.read_text().replace("PATIENCE_S = 5.0", "PATIENCE_S = 0.1"))
+    pytester.makeconftest(CONFTEST.read_text().replace("PATIENCE_S = 20.0", "PATIENCE_S = 0.1"))
     return pytester
 
 

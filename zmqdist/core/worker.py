@@ -269,10 +269,9 @@ class Worker:
         held += [lease for lease in self._bulk if lease not in set(held)]
         leftover = [(item[0], item[1]) for slot in self._slots if slot.orphan for _, item in slot.given]
         index = -1 if self._contact.another_has_it else self.index
-        given = index >= 0 and not self._contact.named
         us = (self.incarnation, self.job, index, len(self._slots))
-        register = Register(*us, held, leftover, self.pid, self.host, self.address, self.tags, given)
-        return [Send(DISPATCHER, register)]
+        given = index >= 0 and not self._contact.named
+        return [Send(DISPATCHER, Register(*us, held, leftover, self.pid, self.host, self.address, self.tags, given))]
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact
