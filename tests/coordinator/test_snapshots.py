@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -185,6 +187,22 @@ def test_what_a_run_leaves_in_what_its_function_captures_the_next_run_does_not_s
 def shipped(sent: list[Message]) -> list[int]:
     """How many functions went to the dispatcher, message by message."""
     return [len(message.functions) for message in sent if isinstance(message, Define)]
+
+
+def test_a_reload_of_a_functions_module_is_told_once(
+    in_threads: ClusterCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "often_edited.py").write_text("def one():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    edited = importlib.import_module("often_edited")
+    monkeypatch.setitem(sys.modules, "often_edited", edited)
+    assert in_threads.schedule(edited.one).get(20) == 1
+    importlib.reload(edited)
+    for _ in range(2):
+        assert in_threads.schedule(edited.one).get(20) == 1
+    told = [record.getMessage() for record in caplog.records if "was reloaded" in record.message]
+    assert len(told) == 1
+    assert "module often_edited was reloaded in this program" in told[0]
 
 
 def test_large_arguments_are_freed_when_their_work_has_ended(in_processes: ClusterCoordinator, tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ go of the bytes, since no reference will name them again.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import sys
 import time
 from _thread import get_ident
 from collections import OrderedDict
@@ -28,6 +30,8 @@ from zmqdist.wire.trusted import Packed, describe
 
 if TYPE_CHECKING:
     from zmqdist.coordinator.shell import Shell
+
+log = logging.getLogger("zmqdist.coordinator")
 
 
 class FunctionNumbers:
@@ -47,6 +51,8 @@ class FunctionNumbers:
         """Those with large parts, and one of these."""
         self._defined: list[tuple[int, bytes]] = []
         self._dropped: list[int] = []
+        self._specs: dict[str, Any] = {}
+        """Of the modules of functions: `importlib.reload` gives a module a new one."""
 
     def __len__(self) -> int:
         """Functions that the cluster knows by a number."""
@@ -59,7 +65,7 @@ class FunctionNumbers:
 
     def pickled(self, fn: Callable[..., Any]) -> Packed:
         """The function as it is now; a list is to be held. Raises InvalidArgumentError where it cannot be pickled."""
-        began = time.perf_counter() if metrics.enable_metrics else 0.0
+        began, pickles = time.perf_counter() if metrics.enable_metrics else 0.0, self._cache.pickles
         packed: Packed | None = self._cache.constant(fn)
         if packed is None:
             packed = self._cache.changing(fn)
@@ -67,9 +73,23 @@ class FunctionNumbers:
                 packed = CHANGING + packed if len(packed) < INLINE_BYTES_MAX else [packed]
         elif len(packed) > INLINE_BYTES_MAX:
             packed = [packed]
+        if self._cache.pickles != pickles:
+            self._look_at_module(fn)
         if metrics.enable_metrics:
             self._took_s = time.perf_counter() - began
         return packed
+
+    def _look_at_module(self, fn: Callable[..., Any]) -> None:
+        """A function of a module travels by its name, and a worker process imports a module once."""
+        name = getattr(fn, "__module__", None)
+        spec = getattr(sys.modules.get(name or ""), "__spec__", None)
+        if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
+            self._specs[name] = spec
+            log.warning(
+                "module %s was reloaded in this program: worker processes that have imported it run its functions as they were before;"
+                " start these workers again",
+                name,
+            )
 
     def number(self, fn: Callable[..., Any], blob: bytes, bulks: list[int]) -> tuple[int, str]:
         """The number and the name of a function for a piece of work that is about to be handed in.
