@@ -11,15 +11,17 @@ import pytest
 import zmqdist as zd
 from tests.dispatch.work import until
 from zmqdist.dispatch.config import WorkerConfig
+from zmqdist.wire.hello import PROTOCOL
 
-NEWER = """
-import importlib.util, json, sys
+NEWER = r"""
+import importlib.util, re, sys
 spec = importlib.util.find_spec("zmqdist.wire.hello")
 module = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = module
 text = open(spec.origin).read()
-assert "= (1, 0)" in text
-exec(compile(text.replace("= (1, 0)", "= (9, 0)"), spec.origin, "exec"), module.__dict__)
+newer, count = re.subn(r"(?m)^PROTOCOL(.*) = .*$", r"PROTOCOL\1 = (9, 0)", text)
+assert count == 1
+exec(compile(newer, spec.origin, "exec"), module.__dict__)
 
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.dispatch.config import WorkerConfig
@@ -48,7 +50,8 @@ def test_another_protocol_version_is_refused_and_both_are_named(
             check=False,
         )
         assert done.returncode == code
-        assert re.search(r"protocol 1\.0, this side 9\.0.*install the same zmqdist on both ends", done.stderr)
+        ours = re.escape(".".join(map(str, PROTOCOL)))
+        assert re.search(rf"protocol {ours}, this side 9\.0.*install the same zmqdist on both ends", done.stderr)
         assert dispatcher.num_workers == 0
         until(lambda: "protocol 9.0" in caplog.text)
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):

@@ -53,6 +53,11 @@ def test_thousands_of_schedules_while_a_worker_dies_and_comes_back(two: Program)
     assert two.iterations.numpy() >= 5000
 
 
+def running(program: Program) -> int:
+    """As the dispatcher knows."""
+    return sum(worker.running for worker in program.cluster.dispatcher.snapshot().workers)
+
+
 def test_one_worker_preemption_with_cancellation(program: Program) -> None:
     for _ in range(3):
         program.coordinator.schedule(program.step())
@@ -63,6 +68,8 @@ def test_one_worker_preemption_with_cancellation(program: Program) -> None:
 
     failed = program.coordinator.schedule(failing)
     program.begun(4)
+    if program.size == 1:  # as long as the dispatcher has not heard of it, it goes first again, and what fails waits for it
+        eventually(lambda: running(program) == 1, "the dispatcher knows that the long one has begun", WITHIN_S)
     program.cluster.restart_worker(0)
     with pytest.raises(errors.InvalidArgumentError, match="on purpose"):
         program.coordinator.join(WITHIN_S)
