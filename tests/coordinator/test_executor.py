@@ -173,7 +173,7 @@ def test_a_future_that_runs_says_so_and_cannot_be_cancelled(
     with zd.Executor(request.getfixturevalue(kind)) as executor:
         future = executor.submit(waits, tmp_path)
         until(future.running)
-        assert begun(tmp_path)
+        until(lambda: begun(tmp_path))
         assert not future.cancel()
         assert not future.cancelled()
         go(tmp_path)
