@@ -51,6 +51,7 @@ from zmqdist.messages import (
     Forget,
     Leave,
     Release,
+    SlotsLost,
 )
 
 # -- contact lost ----------------------------------------------------------------------------------------------------
@@ -111,6 +112,27 @@ def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: Wor
     hear(threads, WELCOME)
     assert assign(threads, 5) == [], "the thread is not free"
     assert finish(threads, 1) == [returned(1), give((2, 5)), started(5)]
+
+
+def test_p2_a_thread_that_ends_before_its_registration_is_answered_is_told_of_then(threads: Worker) -> None:
+    assign(threads, 1)
+    do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
+    assert finish(threads, 1) == []
+    assert hear(threads, WELCOME) == [returned(1)]
+
+
+def test_p2_a_slot_that_dies_before_the_registration_is_answered_is_told_of_then(worker: Worker) -> None:
+    assign(worker, 1)
+    assert do(worker, DispatcherDown(), DispatcherUp(LIFE)) == [registration(1)]
+    assert do(worker, SlotDied(0, 1, -11, "log")) == [Spawn(0)]
+    assert hear(worker, WELCOME) == [say(SlotsLost([(1, -11, "log")])), started(1)]
+
+
+def test_what_ended_before_the_registration_is_told_by_it_alone(worker: Worker) -> None:
+    assign(worker, 1)
+    assert do(worker, DispatcherDown(), SlotDied(0, 1, -11, "log")) == [Spawn(0)], "no other message may be the first"
+    assert do(worker, DispatcherUp(LIFE)) == [registration()]
+    assert hear(worker, WELCOME) == [started(1)]
 
 
 def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:

@@ -36,6 +36,7 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.batches import split
+from zmqdist.core.contact import DISPATCHER as DISPATCHER
 from zmqdist.core.contact import Contact, earliest
 from zmqdist.core.credit import BusyTime
 from zmqdist.core.events import Heard, Send, Ticked
@@ -83,9 +84,6 @@ from zmqdist.messages import (
     Returned,
     SlotsLost,
 )
-
-DISPATCHER: Final = "dispatcher"
-"""The one peer of this machine."""
 
 STUCK_S: Final = 0.02
 """A slot that reported nothing for this long gives up what it has not begun, if another slot could run it, or other work goes first."""
@@ -230,9 +228,9 @@ class Worker:
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s):
                 self.index = index
-                self._contact.welcomed(beat_s, lease_s, now)
+                untold = self._contact.welcomed(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
-                return self._say_leaving()
+                return [*self._say_leaving(), *untold]
             case Beat():
                 self._contact.echoed(now)
                 return []
@@ -357,11 +355,11 @@ class Worker:
         return self._returned(self._queue.empty())
 
     def _returned(self, leases: list[int]) -> list[Effect]:
-        return [Send(DISPATCHER, Returned(leases))] if leases and self.registered else []
+        return [*self._contact.tell(Returned(leases))] if leases else []
 
     def _take_back(self, wanted: set[int]) -> list[Effect]:
         back = self._queue.take_out(wanted)
-        effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
+        effects: list[Effect] = [*self._contact.tell(Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
@@ -524,7 +522,7 @@ class Worker:
             elif position == event.position:
                 self._started.append(lease)
                 effects += self._report()
-                effects.append(Send(DISPATCHER, SlotsLost([(lease, event.exit_code, event.log)])))
+                effects += self._contact.tell(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
                 back.append(lease)  # it ended, and its outcome is lost with the slot
             else:
