@@ -46,6 +46,7 @@ from zmqdist.core.worker_events import (
 )
 from zmqdist.messages import (
     BULK,
+    CANCELLED,
     Beat,
     CutOff,
     Forget,
@@ -165,6 +166,12 @@ def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
     assert do(worker, event)[-1:] == ([returned()] if len(freed) == 2 else []), "it is freed once"
     do(worker, DispatcherDown())
     assert do(worker, DispatcherUp(LIFE)) == [registration()]
+
+
+def test_a_bulk_result_of_what_was_cut_off_meanwhile_is_freed_at_once(worker: Worker) -> None:
+    assign(worker, 1)
+    hear(worker, CutOff([1], 5.0))
+    assert finish(worker, 1, kind=BULK) == [FreeBulk(1), outcome(1, kind=CANCELLED)]
 
 
 def test_bulk_results_are_freed_for_another_dispatcher(worker: Worker) -> None:

@@ -457,14 +457,15 @@ class Worker:
                 effects += self._unbegun(slot, item)
                 continue
             count += 1
-            if asked_back:
-                slot.cut.pop(lease, None)
-                slot.wanted_back.discard(lease)
+            cut = asked_back and slot.ends(lease)
             if slot.orphan:
                 slot.orphan = False
                 leftover.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
+            if cut and kind == BULK and not self.leaving:  # a dispatcher that does not know it would not let go of it
+                effects.append(FreeBulk(lease))
+                kind, payload = CANCELLED, b""
             ended.append((lease, kind, payload))
             if own:
                 own.discard(lease)
@@ -485,10 +486,8 @@ class Worker:
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
         """Whether what a slot did not begin goes back to the dispatcher, and not to our own queue."""
-        cut = slot.cut.pop(lease, None) is not None
         wanted = lease in slot.wanted_back
-        slot.wanted_back.discard(lease)
-        return cut or wanted or self.leaving
+        return slot.ends(lease) or wanted or self.leaving
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
