@@ -46,11 +46,13 @@ from zmqdist.core.worker_events import (
 )
 from zmqdist.messages import (
     BULK,
+    CANCELLED,
     Beat,
     CutOff,
     Forget,
     Leave,
     Release,
+    SlotsLost,
 )
 
 # -- contact lost ----------------------------------------------------------------------------------------------------
@@ -113,6 +115,27 @@ def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: Wor
     assert finish(threads, 1) == [returned(1), give((2, 5)), started(5)]
 
 
+def test_p2_a_thread_that_ends_before_its_registration_is_answered_is_told_of_then(threads: Worker) -> None:
+    assign(threads, 1)
+    do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
+    assert finish(threads, 1) == []
+    assert hear(threads, WELCOME) == [returned(1)]
+
+
+def test_p2_a_slot_that_dies_before_the_registration_is_answered_is_told_of_then(worker: Worker) -> None:
+    assign(worker, 1)
+    assert do(worker, DispatcherDown(), DispatcherUp(LIFE)) == [registration(1)]
+    assert do(worker, SlotDied(0, 1, -11, "log")) == [Spawn(0)]
+    assert hear(worker, WELCOME) == [say(SlotsLost([(1, -11, "log")])), started(1)]
+
+
+def test_what_ended_before_the_registration_is_told_by_it_alone(worker: Worker) -> None:
+    assign(worker, 1)
+    assert do(worker, DispatcherDown(), SlotDied(0, 1, -11, "log")) == [Spawn(0)], "no other message may be the first"
+    assert do(worker, DispatcherUp(LIFE)) == [registration()]
+    assert hear(worker, WELCOME) == [started(1)]
+
+
 def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
     assign(threads, 1)
     do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
@@ -143,6 +166,12 @@ def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
     assert do(worker, event)[-1:] == ([returned()] if len(freed) == 2 else []), "it is freed once"
     do(worker, DispatcherDown())
     assert do(worker, DispatcherUp(LIFE)) == [registration()]
+
+
+def test_a_bulk_result_of_what_was_cut_off_meanwhile_is_freed_at_once(worker: Worker) -> None:
+    assign(worker, 1)
+    hear(worker, CutOff([1], 5.0))
+    assert finish(worker, 1, kind=BULK) == [FreeBulk(1), outcome(1, kind=CANCELLED)]
 
 
 def test_bulk_results_are_freed_for_another_dispatcher(worker: Worker) -> None:

@@ -6,6 +6,8 @@ Theory of operation
     sooner: the dispatcher counts its lease from when it heard the worker last. Without any contact for the orphan limit the worker
     ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago. A worker that named no
     index does not insist on the one that a dispatcher gave it: while it was away, or at another dispatcher, that may have become another's.
+    What ends while a registration is on its way is told when that is answered: it names what was there when it was sent, and a dispatcher
+    refuses whatever comes before one.
     A registration and each beat are answered at once, so the time until then is the round trip to the dispatcher.
 
 Not here: what is stopped, and what a registration says (worker.py).
@@ -15,10 +17,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from zmqdist import errors
+from zmqdist.core.events import Send
 from zmqdist.limits import LEASE_S
+from zmqdist.messages import Message
 
+DISPATCHER: Final = "dispatcher"
+"""The one peer of a worker."""
 REGISTER_AGAIN_S = 0.25
 TRIPS_KEPT = 4
 """The round trip is the shortest of the last ones: what lies above it was waiting, at one of the two ends."""
@@ -63,6 +70,8 @@ class Contact:
     _refusals: int = 0
     _timed: tuple[int, float] | None = None
     """The beat whose echo is timed, 0 for a registration, and when it was sent."""
+    _untold: list[Send] = field(default_factory=list)
+    """What is to be said once the registration is answered."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
 
     @property
@@ -86,7 +95,8 @@ class Contact:
         return stranger
 
     def registers(self, now: float) -> None:
-        """A registration is sent."""
+        """A registration is sent, which names all that the worker has now."""
+        self._untold.clear()
         self._timed = (0, now)
 
     def beats(self, now: float) -> None:
@@ -112,7 +122,15 @@ class Contact:
         self.orphan_at = now + self.orphan_limit_s
         self.stop_at = min(now + self.lease_s / 2, max(now, self.heard_at + 0.75 * self.lease_s))
 
-    def welcomed(self, beat_s: float, lease_s: float, now: float) -> None:
+    def tell(self, message: Message) -> list[Send]:
+        """Say that leases have ended: now, or once we are welcomed. The next registration, which does not name them, says as much."""
+        if self.registered:
+            return [Send(DISPATCHER, message)]
+        self._untold.append(Send(DISPATCHER, message))
+        return []
+
+    def welcomed(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
+        """The dispatcher has taken the worker. Returns what is to be said now, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
         self._trip_ends(now)
         self.registered = True
@@ -120,6 +138,8 @@ class Contact:
         self._refusals = 0
         self.orphan_at = self.stop_at = None
         self._beat_at = now + beat_s
+        untold, self._untold = self._untold, []
+        return untold
 
     def refused(self, code: int, now: float) -> bool:
         """True when the registration is to be repeated, which `register_due` will say."""

@@ -102,6 +102,11 @@ class Slot:
         self.batch = max(1, min(fits, self.batch * 2, SLOT_BATCH_MAX)) if several else 1
         self._restart(now)
 
+    def ends(self, lease: int) -> bool:
+        """It has this no more, and nothing is asked about it any more: whether it was to be cut off."""
+        self.wanted_back.discard(lease)
+        return self.cut.pop(lease, None) is not None
+
     def begun(self, position: int | None = None) -> list[int]:
         """Leases that have begun and were not told of yet: up to a position that was seen, else the first."""
         if position is None:

@@ -36,6 +36,7 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.core.batches import split
+from zmqdist.core.contact import DISPATCHER as DISPATCHER
 from zmqdist.core.contact import Contact, earliest
 from zmqdist.core.credit import BusyTime
 from zmqdist.core.events import Heard, Send, Ticked
@@ -83,9 +84,6 @@ from zmqdist.messages import (
     Returned,
     SlotsLost,
 )
-
-DISPATCHER: Final = "dispatcher"
-"""The one peer of this machine."""
 
 STUCK_S: Final = 0.02
 """A slot that reported nothing for this long gives up what it has not begun, if another slot could run it, or other work goes first."""
@@ -230,9 +228,9 @@ class Worker:
                 return self._return_queue() if self.leaving else []
             case Registered(index, beat_s, lease_s):
                 self.index = index
-                self._contact.welcomed(beat_s, lease_s, now)
+                untold = self._contact.welcomed(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
-                return self._say_leaving()
+                return [*self._say_leaving(), *untold]
             case Beat():
                 self._contact.echoed(now)
                 return []
@@ -357,11 +355,11 @@ class Worker:
         return self._returned(self._queue.empty())
 
     def _returned(self, leases: list[int]) -> list[Effect]:
-        return [Send(DISPATCHER, Returned(leases))] if leases and self.registered else []
+        return [*self._contact.tell(Returned(leases))] if leases else []
 
     def _take_back(self, wanted: set[int]) -> list[Effect]:
         back = self._queue.take_out(wanted)
-        effects: list[Effect] = [Send(DISPATCHER, Returned(back))]  # also when empty: a recall wants one answer
+        effects: list[Effect] = [*self._contact.tell(Returned(back))]  # also when empty: a recall wants one answer
         for slot in self._slots:
             unbegun = wanted & slot.unbegun()
             if unbegun:
@@ -459,14 +457,15 @@ class Worker:
                 effects += self._unbegun(slot, item)
                 continue
             count += 1
-            if asked_back:
-                slot.cut.pop(lease, None)
-                slot.wanted_back.discard(lease)
+            cut = asked_back and slot.ends(lease)
             if slot.orphan:
                 slot.orphan = False
                 leftover.append(lease)
                 effects += [FreeBulk(lease)] if kind == BULK else []
                 continue
+            if cut and kind == BULK and not self.leaving:  # a dispatcher that does not know it would not let go of it
+                effects.append(FreeBulk(lease))
+                kind, payload = CANCELLED, b""
             ended.append((lease, kind, payload))
             if own:
                 own.discard(lease)
@@ -487,10 +486,8 @@ class Worker:
 
     def _goes_back(self, slot: Slot, lease: int) -> bool:
         """Whether what a slot did not begin goes back to the dispatcher, and not to our own queue."""
-        cut = slot.cut.pop(lease, None) is not None
         wanted = lease in slot.wanted_back
-        slot.wanted_back.discard(lease)
-        return cut or wanted or self.leaving
+        return slot.ends(lease) or wanted or self.leaving
 
     def _reclaimed(self, slot: Slot, position: int, now: float) -> list[Effect]:
         unbegun = slot.take_unbegun(position, now)
@@ -524,7 +521,7 @@ class Worker:
             elif position == event.position:
                 self._started.append(lease)
                 effects += self._report()
-                effects.append(Send(DISPATCHER, SlotsLost([(lease, event.exit_code, event.log)])))
+                effects += self._contact.tell(SlotsLost([(lease, event.exit_code, event.log)]))
             elif position < event.position:
                 back.append(lease)  # it ended, and its outcome is lost with the slot
             else:

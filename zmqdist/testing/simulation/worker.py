@@ -51,6 +51,8 @@ DURATIONS_S = {
     "keep": 0.01,
 }
 LOOK_S = 0.02
+PIPE_S = 0.0001
+"""How long anything is on its way to a slot."""
 
 
 @dataclass
@@ -270,9 +272,7 @@ class SimWorker:
                     if slot_ is not None and slot_.alive:
                         self._kill(slot_, -9)
                 case ForgetFunctions(index, functions):
-                    known = self._slots[index]
-                    if known is not None:
-                        known.known.difference_update(functions)
+                    self._forget(index, functions)
                 case FreeBulk(lease):
                     self.held.pop(lease, None)
                 case Exit():
@@ -316,11 +316,19 @@ class SimWorker:
             if not slot.alive:
                 return
             slot.known.update((coordinator, fn) for coordinator, fn, _ in give.functions)
+            unknown = {(coordinator, fn) for _, coordinator, fn, _ in give.items} - slot.known
+            assert not unknown, "dispatch P8: a function is sent before the first work that uses it"
             slot.items.extend(give.items)
             if slot.running is None:
                 self._next(slot)
 
-        self.cluster.clock.after(0.0001, arrive)
+        self.cluster.clock.after(PIPE_S, arrive)
+
+    def _forget(self, index: int, functions: list[tuple[int, int]]) -> None:
+        """It goes the way that work goes: what the slot was given before still has them."""
+        slot = self._slots[index]
+        if slot is not None:
+            self.cluster.clock.after(PIPE_S, lambda: slot.known.difference_update(functions))
 
     def _next(self, slot: SimSlot) -> None:
         """A slot begins its next item, if it has one and is not frozen."""
@@ -328,12 +336,11 @@ class SimWorker:
             if self.slots_frozen:
                 self.cluster.clock.after(0.05, lambda: self._next(slot))
                 return
-            position, coordinator, fn, payload = slot.items.popleft()
+            position, coordinator, _, payload = slot.items.popleft()
             assert position > slot.position, "worker P1: a slot works in the order of positions"
             if slot.given_up[0] < position <= slot.given_up[1]:
                 self._report(slot, position, NOT_RUN, b"")
                 continue
-            assert (coordinator, fn) in slot.known, "dispatch P8: a function is sent before the first work that uses it"
             self._begin(slot, position, coordinator, payload)
 
     def _begin(self, slot: SimSlot, position: int, coordinator: int, payload: bytes) -> None:
