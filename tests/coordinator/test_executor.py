@@ -211,6 +211,7 @@ def test_ending_the_workers_cuts_off_what_runs_and_cancels_the_rest(
     done, missing = futures.wait(queued, 20)
     assert not missing
     assert all(future.cancelled() for future in done)
+    until(lambda: not processes.dispatcher.snapshot().coordinators)
     executor.shutdown()
     with zd.Executor(processes) as other:
         assert list(other.map(int, range(10))) == list(range(10))

@@ -163,7 +163,7 @@ def test_a_coordinator_that_asked_for_it_is_told_what_has_begun(broker: Broker) 
 def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_have_begun(broker: Broker) -> None:
     submit(broker, *range(3, 51))
     hear(broker, "w", Done([], [2]))
-    assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", Recall([1]))]
+    assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", Recall([1])), begun(2)]
     assert cancelled(1) in hear(broker, "w", Returned([1]))
     assert Send("c", Results([(2, 0, VALUE, b"r")])) in hear(broker, "w", Done([(2, VALUE, b"r")], []))
 
@@ -205,6 +205,6 @@ def test_p17_a_worker_that_comes_back_is_asked_again(broker: Broker) -> None:
     assert Send("w2", Recall([1])) in hear(broker, "w2", again)
 
 
-def test_p17_it_is_never_cut_off(broker: Broker) -> None:
+def test_p17_it_is_never_cut_off_and_whoever_asks_too_late_is_told_once_more(broker: Broker) -> None:
     hear(broker, "w", Done([], [1, 2]))
-    assert take_back(broker, 1, 2) == []
+    assert take_back(broker, 1, 2) == [begun(1, 2)]

@@ -83,6 +83,17 @@ def test_a_call_that_is_too_large_for_a_client_comes_alone_and_holds_up_nobody_e
     assert entered(machine) == ["large"]
 
 
+def test_smaller_calls_of_others_are_not_let_in_for_ever_before_a_large_one() -> None:
+    machine = Turns(100, UNASKED, 100, CLIENT_UNASKED)
+    machine.announced("a", 0, 25, "a0")
+    machine.announced("b", 0, 90, "large")
+    for number in range(1, 9):
+        machine.announced("a", number, 25, f"a{number}")
+    assert entered(machine) == ["a0"]
+    machine.dropped("a", 0)
+    assert entered(machine) == ["large"]
+
+
 def test_what_is_too_large_for_all_waits_until_nothing_else_counts() -> None:
     machine = turns()
     machine.announced("a", 1, 10, "small")

@@ -125,12 +125,14 @@ class Executor(futures.Executor):
         return _results([self.submit(taken, *args) for args in zip(*iterables, strict=False)], until)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more; idempotent.
+        """Take nothing more; idempotent. Does nothing in a child that was forked.
 
         Args:
           wait: return when everything has ended; else it ends in the background.
           cancel_futures: cancel what no worker has begun.
         """
+        if self._coordinator._shell.pid != os.getpid():
+            return
         with self._idle:
             first, self._shut = not self._shut, True
         if cancel_futures:
@@ -143,12 +145,10 @@ class Executor(futures.Executor):
     def terminate_workers(self) -> None:
         """End everything: what waits is cancelled, what runs is told to end (`zmqdist.cancelled`), and cut off after `cancel_grace_s`. Does
         not wait. The Futures of what ran have an error, a BrokenProcessPool. The workers go on with the work of others."""
-        with self._idle:
-            self._shut = True
+        self.shutdown(wait=False)
         for future in list(self._futures.values()):
             if (value := future.value) is not None:
                 value.cancel()
-        self.shutdown(wait=False)
 
     def kill_workers(self) -> None:
         """As `terminate_workers`, at once: what runs is cut off without having been told."""

@@ -155,7 +155,7 @@ class Shell:
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
         self._cancels = Gathered(self.in_loop, self._cancel)
-        self._take_backs = Gathered(self.in_loop, lambda works: self._handle(TakeBackAsked(works)))
+        self._take_backs = Gathered(self.in_loop, self._take_back)
         self._dropped = Gathered(self.in_loop, self._let_go)
         self._forgotten = Gathered(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
@@ -431,6 +431,10 @@ class Shell:
         if self.plans:
             self.decide(graph.CancelAsked(works))
         self._handle(WithdrawAsked(works))
+
+    def _take_back(self, works: list[int]) -> None:
+        self._drain()  # some may have been handed in just now
+        self._handle(TakeBackAsked(works))
 
     def _end_round(self) -> None:
         self.decide(graph.RoundEnding())

@@ -111,10 +111,10 @@ class Turns:
         """The item of the next call whose arguments may come, which count from now on; None: nobody's may (P3, P4)."""
         for client, its in self.outside.items():
             key, (nbytes, item) = next(iter(its.outside.items()))
-            if (its.pulled and its.pulled + nbytes > self._client_bytes_max) or (
-                self.pulled and self.pulled + nbytes > self._all_bytes_max
-            ):
+            if its.pulled and its.pulled + nbytes > self._client_bytes_max:
                 continue
+            if self.pulled and self.pulled + nbytes > self._all_bytes_max:
+                return None  # smaller ones of others would be let in before it for ever
             del its.outside[key]
             its.held[key] = -nbytes
             its.pulled += nbytes

@@ -55,7 +55,7 @@ def is_large(sources: Sequence[Source]) -> bool:
 
 def nbytes_told(parts: Sequence[Part]) -> int:
     """What the parts of a message that has arrived have together, by what their sender says."""
-    return sum(part[0] if len(part) == 1 else part[4] for part in parts if len(part) in (1, _HANDLE_NUMBERS))
+    return sum(max(0, part[0] if len(part) == 1 else part[4]) for part in parts if len(part) in (1, _HANDLE_NUMBERS))
 
 
 def fresh(sizes: list[int]) -> list[Any]:

@@ -203,11 +203,14 @@ class Dispatch:
             asked: list[int] = []
             begun: list[Lease] = []
             for number, lease in hands.leases.items():
-                if lease.session is session and lease.work in wanted and not lease.started and not lease.cut:
-                    lease.unwanted = hands.reachable
-                    begun += () if hands.reachable else (lease,)
-                    asked.append(number)
-            if asked and hands.reachable:
+                if lease.session is not session or lease.work not in wanted or lease.cut:
+                    continue
+                if lease.started or not hands.reachable:
+                    begun.append(lease)  # whoever asks may have asked before it heard so
+                    continue
+                lease.unwanted = True
+                asked.append(number)
+            if asked:
                 effects.append(Send(hands.member.peer, Recall(asked)))
             effects += _tell_begun(begun)
         return effects
