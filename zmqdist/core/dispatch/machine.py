@@ -185,15 +185,14 @@ class Dispatch:
         results: list[Result] = []
         for part in session.parts:
             results += [(item[0], item[1], CANCELLED, b"") for item in self._placement.take_out(part, wanted)]
-            for (work, _), (hands, number) in part.held.items():
-                if (
-                    work in wanted and not withdraw.unbegun
-                ):  # it may still be taken; lost before that, it is not made again
-                    hands.held[number].cut = True
         effects = [Send(session.peer, Results(part)) for part in split(results)]
         if withdraw.unbegun:
             return effects + self._take_back(session, wanted)
         parts = session.parts
+        for part in parts:
+            for (work, _), (hands, number) in part.held.items():
+                if work in wanted:
+                    hands.held[number].cut = True  # it may still be taken; lost before that, it is not made again
         return effects + self._cut_off(lambda lease: lease.session in parts and lease.work in wanted, withdraw.grace_s)
 
     def _take_back(self, session: Session, wanted: set[int]) -> list[Send]:
