@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rpc.large import address_of
 from tests.rpc.polled import until
 from zmqdist import errors
 from zmqdist.limits import CHUNK_BYTES
@@ -33,11 +34,6 @@ server.start()
 print(server.address, flush=True)
 sys.stdin.read()
 """
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 # -- the server goes -------------------------------------------------------------------------------------------------
