@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -64,6 +65,21 @@ def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(child: Ch
     child(SERVER, address)
     assert [outcome.get_value() for outcome in outcomes] == list(range(5))
     assert client.echo_blocking("again") == "again"
+
+
+def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(child: Child, connect: Connect) -> None:
+    process = child(SERVER, "127.0.0.1:0")
+    client = connect(address := address_of(process), timeout_in_ms=30_000)
+    process.send_signal(signal.SIGSTOP)
+    found: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: found.append(client.methods()), daemon=True)
+    asking.start()
+    until(lambda: client.snapshot().calls_in_flight == 1)
+    process.kill()
+    process.wait()
+    child(SERVER, address)
+    asking.join(30)
+    assert "echo" in found[0]
 
 
 def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, connect: Connect) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from zmqdist.core.calls import ClientCall
-from zmqdist.errors import InvalidArgumentError
+from zmqdist.errors import InvalidArgumentError, UnavailableError
 from zmqdist.net.address import plain
 from zmqdist.net.channel import Channel
 from zmqdist.net.figures import ClientSnapshot
@@ -186,11 +186,20 @@ class ZmqClient(Client):
     def methods(self) -> dict[str, MethodInfo]:
         """Ask the server for its methods, and wait: what it has now, by name.
 
+        Where the connection goes meanwhile it asks once more, since a server that was started anew may be there.
+
         Raises:
           OpError: what the call ended with.
         """
+        due = due_after(0, self._timeout_in_ms)
+        try:
+            return self._methods(due)
+        except UnavailableError:
+            return self._methods(due)
+
+    def _methods(self, due: float) -> dict[str, MethodInfo]:
         body, _ = payload.pack([])
-        call = ClientCall(METHODS, body, (), due_after(0, self._timeout_in_ms))
+        call = ClientCall(METHODS, body, (), due)
         self._channel.ask(call)
         return heard(outcome(call, self.address, as_returned), self.address)
 
