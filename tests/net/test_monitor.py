@@ -130,7 +130,14 @@ def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: boo
 @pytest.mark.parametrize(
     ("mechanism", "status", "told"),
     [
-        (PLAIN, 400, "it belongs to another user, or was started with another ZMQDIST_TOKEN_FILE"),
+        (
+            PLAIN,
+            400,
+            (
+                "it belongs to another user or to a cluster with a token of its own (local_cluster, launch), "
+                "or was started with another ZMQDIST_TOKEN_FILE"
+            ),
+        ),
         (CURVE, 400, "that public key is not in the server's `authorized` file"),
         (NONE, 400, "it wants a token or a key"),
         (PLAIN, 500, "its authentication failed with status 500"),

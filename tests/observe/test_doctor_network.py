@@ -247,7 +247,7 @@ REFUSED = [
     (
         "the token",
         "another token",
-        "it belongs to another user, or was started with another ZMQDIST_TOKEN_FILE",
+        "it belongs to another user or to a cluster with a token of its own .local_cluster, launch., or was started",
         "--token",
     ),
     ("keys", "other keys", "does not have the key that this side expects", "--keys"),

@@ -202,7 +202,10 @@ class ConnectionWatch:
         if status != 400:
             why = f"its authentication failed with status {status}"
         elif self.security.mechanism == PLAIN:
-            why = "it belongs to another user, or was started with another ZMQDIST_TOKEN_FILE"
+            why = (
+                "it belongs to another user or to a cluster with a token of its own (local_cluster, launch), "
+                "or was started with another ZMQDIST_TOKEN_FILE"
+            )
         elif self.security.mechanism == CURVE:
             why = "that public key is not in the server's `authorized` file"
         else:
