@@ -19,7 +19,7 @@ LAUNCH = """
 import sys
 from zmqdist.cluster import ClusterConfig
 from zmqdist.launch.launcher import launch
-sys.exit(launch(ClusterConfig.load(sys.argv[1]), sys.argv[2:], grace_s=1.0))
+sys.exit(launch(ClusterConfig.load(sys.argv[1]), sys.argv[3:], grace_s=float(sys.argv[2])))
 """
 
 FILE = """
@@ -82,6 +82,7 @@ class Launched:
       program: text of program.py, which the file of `FILE` runs; None: there is none.
       file: text of the cluster file, or the path of one.
       run: Python text of the launcher.
+      grace_s: what program and workers have to end in. Also on a busy machine no test gets near the default.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Launched:
         file: str | Path = FILE,
         arguments: tuple[str, ...] = (),
         run: str = LAUNCH,
+        grace_s: float = PATIENCE_S,
     ) -> None:
         self.process_folder = folder
         self.temporary = folder / "temporary"
@@ -104,7 +106,7 @@ class Launched:
         name, value = self._mark.split("=")
         environment = {**os.environ, name: value, "TMPDIR": str(self.temporary), "PYTHONWARNINGS": "error"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", run, str(file), *arguments],
+            [sys.executable, "-c", run, str(file), str(grace_s), *arguments],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -74,7 +74,7 @@ def test_an_evaluator_that_does_not_end_is_told_to_after_the_grace(launch: Launc
         while not pathlib.Path("evaluates").exists():
             threading.Event().wait(0.02)
     """
-    job = launch(program, file=EVALUATOR)
+    job = launch(program, file=EVALUATOR, grace_s=0.5)
     assert job.ends() == 0, job.text
     assert job.lines == []
     job.left_nothing()

@@ -95,7 +95,7 @@ def test_a_program_that_does_not_listen_to_a_signal_is_killed_after_the_grace(la
         while True:
             signal.pause()
     """
-    job = launch(program)
+    job = launch(program, grace_s=0.5)
     job.saw("deaf")
     job.process.terminate()
     assert job.ends() == 128 + signal.SIGKILL, job.text
