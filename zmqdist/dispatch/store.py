@@ -171,6 +171,11 @@ class BulkStore:
     def holds(self, bulk: int) -> bool:
         return bulk in self._entries
 
+    def size_of(self, bulk: int) -> int:
+        """Bytes of a part; 0 when it is not held any more."""
+        entry = self._entries.get(bulk)
+        return 0 if entry is None else entry.nbytes
+
     def close(self) -> None:
         """Free everything. Who has mapped something keeps it."""
         with self._lock:
