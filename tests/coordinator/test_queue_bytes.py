@@ -15,7 +15,7 @@ from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.coordinator.bounds import SMALL_BYTES_MAX, QueueBytes
-from zmqdist.net.memory import usable_bytes
+from zmqdist.net.shortage import usable_bytes
 
 MIB = 2**20
 BOUND = 3 * MIB
