@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from zmqdist import errors
+from zmqdist.background import logged
 from zmqdist.coordinator import program_end
 from zmqdist.coordinator.coordinator import ClusterCoordinator
 from zmqdist.coordinator.per_worker import PerWorkerValues
@@ -164,7 +165,8 @@ class Executor(futures.Executor):
         if wait:
             self._close_when_idle()
         elif first:
-            threading.Thread(target=self._close_when_idle, name="zmqdist-executor-shutdown", daemon=True).start()
+            name = "zmqdist-executor-shutdown"
+            threading.Thread(target=logged, args=(self._close_when_idle,), name=name, daemon=True).start()
 
     def terminate_workers(self) -> None:
         """End everything: what waits is cancelled, what runs is told to end (`zmqdist.cancelled`), and cut off after `cancel_grace_s`. Does
