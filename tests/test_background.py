@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from zmqdist.background import in_background, wait_finished
+import pytest
+
+from zmqdist.background import in_background, logged, wait_finished
 
 
 def test_the_caller_does_not_wait_and_the_thread_has_its_name() -> None:
@@ -30,3 +32,22 @@ def test_a_wait_for_what_was_left_to_threads_says_whether_there_was_anything() -
     in_background("zmqdist-test-end", leave.wait, 30)
     threading.Timer(0.02, leave.set).start()
     assert wait_finished(30)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), MemoryError()])
+def test_what_a_thread_of_ours_raises_is_logged_with_its_name(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    thread = threading.Thread(target=logged, args=(fail,), name="zmqdist-test-fails")
+    thread.start()
+    thread.join(30)
+    in_background("zmqdist-test-finalizer", fail)
+    assert wait_finished(30)
+    assert [record.getMessage() for record in caplog.records] == [
+        "zmqdist-test-fails failed",
+        "zmqdist-test-finalizer failed",
+    ]
+    assert all(record.exc_info is not None and record.exc_info[1] is error for record in caplog.records)

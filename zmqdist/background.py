@@ -1,4 +1,4 @@
-"""What a finalizer leaves to a thread.
+"""What a finalizer leaves to a thread, and the root of threads that do one thing.
 
 The garbage collector runs finalizers in whatever thread it has borrowed, between any two lines of it and under any lock that it holds;
 and as long as one of them runs, it collects nothing else in the whole process. So a finalizer waits for nothing: for no answer, for no
@@ -7,6 +7,7 @@ lock, and not even for the beginning of a thread, as `threading.Thread.start` do
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -14,6 +15,8 @@ import time
 from _thread import start_new_thread
 from collections.abc import Callable
 from typing import Any, Final
+
+log = logging.getLogger("zmqdist")
 
 _unfinished: Final[set[threading.Event]] = set()
 os.register_at_fork(after_in_child=_unfinished.clear)
@@ -29,6 +32,14 @@ def in_background(name: str, fn: Callable[..., object], *args: Any) -> None:
         except BaseException:
             _unfinished.discard(ended)
             raise
+
+
+def logged(fn: Callable[..., object], *args: Any) -> None:
+    """Call `fn(*args)`, as the root of a thread of ours: nobody else would hear of what it raises, a SystemExit included."""
+    try:
+        fn(*args)
+    except BaseException:
+        log.exception("%s failed", threading.current_thread().name)
 
 
 def wait_finished(within_s: float) -> bool:
@@ -49,7 +60,7 @@ def _begin(name: str, fn: Callable[..., object], args: tuple[Any, ...], ended: t
 
 def _run(fn: Callable[..., object], args: tuple[Any, ...], ended: threading.Event) -> None:
     try:
-        fn(*args)
+        logged(fn, *args)
     finally:
         _unfinished.discard(ended)
         ended.set()

@@ -307,6 +307,8 @@ class WorkerLost(UnavailableError, _FromData):
         text = f"{what} was started {len(self.starts)} times, and each time its process died: " + ", ".join(
             map(str, self.starts)
         )
+        if any(start.exit_code == -9 for start in self.starts):
+            text += ". SIGKILL that nobody sent is the kernel's, because memory ran out: `dmesg` tells, and a control group's memory.events"
         log = next((start.log for start in reversed(self.starts) if start.log), "")
         if log:
             text += f"\nlast lines of the last one that wrote any:\n{log}"

@@ -127,6 +127,11 @@ BATCH_BYTES_MAX: Final = 4 * 2**20
 QUEUE_MAX: Final = 2**20
 """Pieces of work of one coordinator that wait for a start; then `schedule` blocks. At about 300 bytes each, 300 MB."""
 
+QUEUE_MEMORY_SHARE: Final = 4
+"""The arguments of a coordinator's unfinished work take at most a quarter of the memory that its process may use; then `schedule` blocks.
+As much as shared memory takes by default, so what waits stays where workers map it; and small arguments, of which a dispatcher on the same
+machine has a copy, leave half of the memory to the workers and the rest."""
+
 QUEUE_UNBOUNDED: Final = 2**60
 """The same for a program that wants no bound: twice as much is still a number of 64 bits."""
 

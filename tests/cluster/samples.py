@@ -28,6 +28,7 @@ jobs:
     reconnect_grace_s: 0.5
     attempts_max: 1
     queue_max: 10
+    queue_bytes_max: 5000000000
   worker:
     tasks: {0: "node-a:5051", 7: "node-b:5051"}
     slots: auto

@@ -75,6 +75,7 @@ def test_what_is_not_written_has_its_default() -> None:
     assert (dispatcher.address, dispatcher.work_dir) == ("127.0.0.1:0", None)
     assert (dispatcher.lease_s, dispatcher.reconnect_grace_s) == (limits.LEASE_S, limits.RECONNECT_GRACE_S)
     assert (dispatcher.attempts_max, dispatcher.queue_max) == (limits.ATTEMPTS_MAX, limits.QUEUE_MAX)
+    assert dispatcher.queue_bytes_max is None
     assert (worker.slots, worker.env, worker.tasks) == (1, {}, None)
     assert (worker.orphan_limit_s, worker.cancel_grace_s) == (limits.ORPHAN_LIMIT_S, limits.CANCEL_GRACE_S)
     assert (loaded.security.curve, loaded.security.keys, loaded.runtime) == ("auto", None, None)
@@ -88,6 +89,7 @@ def test_every_key_of_the_file_arrives() -> None:
     assert worker is not None
     assert (dispatcher.address, dispatcher.work_dir, dispatcher.lease_s) == ("[::1]:5050", "journal", 5.0)
     assert (dispatcher.reconnect_grace_s, dispatcher.attempts_max, dispatcher.queue_max) == (0.5, 1, 10)
+    assert dispatcher.queue_bytes_max == 5_000_000_000
     assert (worker.addresses(), worker.indices()) == ({0: "node-a:5051", 7: "node-b:5051"}, [0, 7])
     assert (worker.slots, worker.orphan_limit_s, worker.cancel_grace_s) == ("auto", 1.5, 0.0)
     assert worker.env == {"A": "1", "B": ""}

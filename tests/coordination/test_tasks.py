@@ -229,6 +229,26 @@ def test_an_error_that_a_task_reports_reaches_the_others_until_it_is_reset(keep:
     assert waiting.ended() is None
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
+    keep: Keep, join: Join, error: type[BaseException]
+) -> None:
+    keeper = keep(2)
+    clients = [join(keeper, f"worker:{index}") for index in range(2)]
+    heard: list[str] = []
+
+    def hear(task: str, told: errors.OpError) -> None:
+        heard.append(told.message)
+        raise error
+
+    clients[0].on_error(hear)
+    clients[0].register(30)
+    for text in ("first", "second"):
+        clients[1].report_error(errors.DATA_LOSS, text)
+        until(lambda: heard and text in heard[-1])  # noqa: B023  it is waited for in this turn
+        clients[1].reset()
+
+
 def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(keep: Keep, join: Join) -> None:
     keeper = keep(2, heartbeat_timeout_s=0.5)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures as futures
+import itertools
 import os
 import pickle
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,33 @@ def test_submit_gives_a_future_of_the_standard_library(processes: zd.local_clust
 def test_arguments_named_like_ours_are_the_functions(threads: zd.local_cluster) -> None:
     with zd.Executor(threads) as executor:
         assert executor.submit(dict, fn=1, args=2, self=3).result(20) == {"fn": 1, "args": 2, "self": 3}
+
+
+def test_map_with_a_buffersize_submits_as_results_are_taken(threads: zd.local_cluster) -> None:
+    """The items may be endless, and the order is theirs."""
+    taken: list[int] = []
+
+    def endless() -> Iterator[int]:
+        for number in itertools.count():
+            taken.append(number)
+            yield number
+
+    with zd.Executor(threads) as executor:
+        results = executor.map(abs, endless(), buffersize=3)
+        assert taken == [0, 1, 2]
+        assert [next(results) for _ in range(10)] == list(range(10))
+        assert taken == list(range(13))
+        results.close()  # type: ignore[attr-defined]
+        assert list(executor.map(abs, [-1, -2, -3], buffersize=7)) == [1, 2, 3]
+        assert list(executor.map(abs, [], buffersize=1)) == []
+
+
+@pytest.mark.parametrize(("buffersize", "error"), [(0, ValueError), (-1, ValueError), (1.0, TypeError)])
+def test_a_buffersize_that_is_none_is_refused(
+    threads: zd.local_cluster, buffersize: Any, error: type[Exception]
+) -> None:
+    with zd.Executor(threads) as executor, pytest.raises(error, match="buffersize must be"):
+        executor.map(abs, [1], buffersize=buffersize)
 
 
 def test_map_is_ordered_takes_several_iterables_and_has_a_time_out(threads: zd.local_cluster, tmp_path: Path) -> None:

@@ -148,6 +148,26 @@ def test_what_functions_print_reaches_the_workers_output(start_worker: Callable[
         until(lambda: {"to standard output", "to standard error"} <= set(lines))
 
 
+def test_a_reader_of_lines_that_fails_does_not_hold_up_who_writes_them(start_worker: Callable[..., Child]) -> None:
+    """A pipe has room for 64 KiB: whoever writes more waits until somebody reads."""
+    lines = 0
+
+    def refuses(line: str) -> None:
+        nonlocal lines
+        lines += 1
+        raise SystemExit("the terminal is closed")
+
+    def speaks() -> int:
+        for _ in range(4000):
+            print("x" * 100)
+        return 1
+
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        start_worker(dispatcher.address, on_line=refuses)
+        assert coordinator.schedule(speaks).get(20) == 1
+        until(lambda: lines >= 4000)
+
+
 def test_a_slot_that_dies_is_a_warning_of_its_worker(start_worker: Callable[..., Child]) -> None:
     def killed() -> None:
         import signal

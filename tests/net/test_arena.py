@@ -21,6 +21,7 @@ from zmqdist.net import arena as arena_module
 from zmqdist.net import memory
 from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
+from zmqdist.net.shortage import usable_bytes
 from zmqdist.wire.arrays import is_frozen
 
 MIB = 2**20
@@ -641,7 +642,7 @@ def test_a_system_without_memory_left_costs_one_line(
     def refused(nbytes: int) -> int:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(arena_module, "make_memfd", refused)
+    monkeypatch.setattr(memory, "make_memfd", refused)
     assert owner.snapshot(ramp(MIB)) is None
     assert owner.snapshot(ramp(MIB)) is None
     assert caplog.text.count("Cannot allocate memory") == 1
@@ -662,7 +663,7 @@ def test_a_bound_that_is_none_is_told_once_and_the_default_is_used(
     for _ in range(2):
         pool = this_arena()
         assert pool is not None
-        assert pool.bytes_max == memory.usable_bytes() // 4
+        assert pool.bytes_max == usable_bytes() // 4
     (record,) = caplog.records
     assert record.getMessage() == f'ZMQDIST_ARENA is {junk!r}, wants "off" or a number of MiB: the default is used'
 

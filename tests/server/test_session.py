@@ -125,6 +125,19 @@ def test_large_constant(opened: Opened) -> None:
     assert opened().run(lambda: (constant.shape, constant.min(), constant.max())) == (LARGE, 0.5, 0.5)
 
 
+def test_a_captured_array_is_the_runs_own_and_as_it_is_at_each_run(opened: Opened) -> None:
+    session, constant = opened(), np.zeros(2**20)
+
+    def write() -> float:
+        constant[:] += 1
+        return float(constant.sum())
+
+    assert [session.run(write), session.run(write)] == [2**20, 2**20]
+    constant[:] = 1
+    assert session.run(write) == 2**21
+    assert constant.sum() == 2**20
+
+
 def test_large_fetch(opened: Opened) -> None:
     """testLargeFetch"""
     fetched = opened().run(lambda: np.full(LARGE, 0.5, np.float32))

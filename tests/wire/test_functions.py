@@ -18,6 +18,13 @@ from zmqdist.specs import TensorSpec, function
 from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import unpack, unpack_parts
 
+
+def lookup(cache: FunctionCache, fn: Callable[..., Any]) -> tuple[Any, bool]:
+    """The pickle of a function, and whether it captures nothing that can change."""
+    constant = cache.constant(fn)
+    return (cache.changing(fn), False) if constant is None else (constant, True)
+
+
 STABLE = {
     "nothing captured": "def f(x): return x",
     "a number": "N = 5\ndef f(x): return x + N",
@@ -68,9 +75,9 @@ MUTABLE = {
 @pytest.mark.parametrize("source", STABLE.values(), ids=list(STABLE))
 def test_a_function_that_captures_nothing_mutable_is_pickled_once(source: str) -> None:
     cache, names = FunctionCache(), in_main(source)
-    blob, stable = cache.lookup(names["f"])
+    blob, stable = lookup(cache, names["f"])
     assert stable
-    assert cache.lookup(names["f"])[0] is blob
+    assert lookup(cache, names["f"])[0] is blob
     assert cache.pickles == 1
     assert callable(unpack(blob))
 
@@ -78,8 +85,8 @@ def test_a_function_that_captures_nothing_mutable_is_pickled_once(source: str) -
 @pytest.mark.parametrize("source", MUTABLE.values(), ids=list(MUTABLE))
 def test_a_function_that_captures_something_mutable_is_pickled_at_every_lookup(source: str) -> None:
     cache, names = FunctionCache(), in_main(source)
-    assert not cache.lookup(names["f"])[1]
-    assert not cache.lookup(names["f"])[1]
+    assert not lookup(cache, names["f"])[1]
+    assert not lookup(cache, names["f"])[1]
     assert cache.pickles == 2
 
 
@@ -106,9 +113,9 @@ REBOUND = {
 @pytest.mark.parametrize(("source", "change", "value"), REBOUND.values(), ids=list(REBOUND))
 def test_a_function_is_pickled_again_when_something_captured_was_rebound(source: str, change: str, value: Any) -> None:
     cache, names = FunctionCache(), in_main(source)
-    before = cache.lookup(names["f"])[0]
+    before = lookup(cache, names["f"])[0]
     exec(change, names)
-    after = cache.lookup(names["f"])[0]
+    after = lookup(cache, names["f"])[0]
     assert after is not before
     assert cache.pickles == 2
     assert unpack(after)() == value
@@ -127,9 +134,9 @@ def test_a_function_that_captures_something_mutable_is_no_constant_and_is_counte
 def test_what_is_captured_is_as_it_was_at_the_lookup() -> None:
     array = np.zeros(3)
     cache, work = FunctionCache(), lambda: array
-    before = cache.lookup(work)[0]
+    before = lookup(cache, work)[0]
     array[:] = 1
-    after = cache.lookup(work)[0]
+    after = lookup(cache, work)[0]
     assert unpack(before)().sum() == 0
     assert unpack(after)().sum() == 3
 
@@ -139,7 +146,7 @@ def test_functions_of_one_factory_differ_by_what_they_captured() -> None:
         return lambda: n
 
     cache = FunctionCache()
-    blobs = [cache.lookup(make(n))[0] for n in (1, 2, 1)]
+    blobs = [lookup(cache, make(n))[0] for n in (1, 2, 1)]
     assert [unpack(blob)() for blob in blobs] == [1, 2, 1]
     assert blobs[0] is blobs[2]  # the same code and the same captured object
     assert cache.pickles == 2
@@ -153,30 +160,30 @@ def test_two_functions_with_the_same_captured_objects_in_other_roles_are_two() -
         "def h(*, x=1): return x\ndef h2(*, x): return h2.x\nh2.__code__ = h.__code__\nh2.__kwdefaults__ = None\nh2.x = 1\n"
     )
     cache = FunctionCache()
-    assert unpack(cache.lookup(names["f1"])[0])() == (((None,), {}), None)
-    assert unpack(cache.lookup(names["f2"])[0])() == (((), {}), None)
-    assert cache.lookup(names["h"])[0] is not cache.lookup(names["h2"])[0]
+    assert unpack(lookup(cache, names["f1"])[0])() == (((None,), {}), None)
+    assert unpack(lookup(cache, names["f2"])[0])() == (((), {}), None)
+    assert lookup(cache, names["h"])[0] is not lookup(cache, names["h2"])[0]
 
 
 def test_importable_functions_go_by_name_and_are_pickled_once() -> None:
     decorated = function(time.monotonic, [TensorSpec(())])  # the name leads to another object: not by name
     cache = FunctionCache()
     for fn in (np.linalg.norm, np.sum, len, time.sleep, functools.reduce, int):
-        blob, stable = cache.lookup(fn)
+        blob, stable = lookup(cache, fn)
         assert stable
         assert unpack(blob) is fn
     assert cache.pickles == 6
-    assert cache.lookup(decorated)[1]
+    assert lookup(cache, decorated)[1]
 
 
 def test_a_function_of_a_module_that_goes_by_value_is_looked_into() -> None:
     from tests.wire import wire_values
 
     cache = FunctionCache()
-    assert cache.lookup(wire_values.same)[1]
+    assert lookup(cache, wire_values.same)[1]
     cloudpickle.register_pickle_by_value(wire_values)
     try:
-        blob, _ = cache.lookup(wire_values.same)
+        blob, _ = lookup(cache, wire_values.same)
     finally:
         cloudpickle.unregister_pickle_by_value(wire_values)
     assert cache.pickles == 2
@@ -190,9 +197,9 @@ def test_the_longest_unused_function_is_forgotten_first() -> None:
     cache = FunctionCache(kept_max=2)
     one, two, three = make(1), make(2), make(3)
     for fn in (one, two, one, three, one):
-        cache.lookup(fn)
+        lookup(cache, fn)
     assert cache.pickles == 3
-    cache.lookup(two)
+    lookup(cache, two)
     assert cache.pickles == 4
 
 
@@ -200,5 +207,5 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_not_counted() -> None:
     lock = threading.Lock()
     cache = FunctionCache()
     with pytest.raises(InvalidArgumentError, match="captures 'lock'"):
-        cache.lookup(lambda: lock)
+        lookup(cache, lambda: lock)
     assert cache.pickles == 0

@@ -26,6 +26,7 @@ def told(about: str, expected: str, *, secret: bool = False, schema: dict[str, A
 Seconds = Annotated[float, Meta(gt=0, le=_SECONDS_MAX)]
 SecondsFromZero = Annotated[float, Meta(ge=0, le=_SECONDS_MAX)]
 Amount = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Bytes = Annotated[int, Meta(ge=1, le=2**62)]
 TaskCount = Annotated[int, Meta(ge=1, le=limits.WORKERS_MAX)]
 SlotCount = Annotated[int, Meta(ge=1, le=limits.SLOTS_MAX)]
 Index = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -86,6 +87,13 @@ class DispatcherJob(Section, frozen=True):
     queue_max: Annotated[
         Amount, told("Pieces of work of one coordinator that wait for a start.", "a whole number above 0")
     ] = limits.QUEUE_MAX
+    queue_bytes_max: Annotated[
+        Bytes | None,
+        told(
+            "Bytes of arguments that one coordinator holds for unfinished work; null: a quarter of its machine's memory.",
+            "a whole number of bytes above 0, or null",
+        ),
+    ] = None
 
     def data_service(self) -> dict[str, Any]:
         """The fields of a DispatcherConfig that the data service has."""

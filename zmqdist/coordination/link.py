@@ -35,6 +35,7 @@ from zmqdist.errors import (
     CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
+    InternalError,
     OpError,
     UnavailableError,
     from_code,
@@ -334,6 +335,9 @@ class Link:
                     self._changed.wait_for(lambda: self._state not in _AT_WORK, AGAIN_S)
             except OpError as error:
                 self._become(REFUSED, error)
+            except BaseException as error:  # a MemoryError, say: who waits must hear of it
+                log.exception("%s cannot go on", self.name)
+                self._become(REFUSED, InternalError(None, None, f"{type(error).__name__}: {error}"))
 
     def _hear(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _AT_WORK) -> Any:
         pending = asking.start(self._life, PREFIX + method, *args, due=due)
@@ -373,7 +377,7 @@ class Link:
             for fn in list(self.callbacks):
                 try:
                     fn(*told)
-                except Exception:
+                except BaseException:
                     log.exception("on_error of %s failed", self.name)
 
     def _log_waits(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from zmqdist import errors, limits, nest
 from zmqdist.coordinator import metrics
+from zmqdist.coordinator.bounds import check_seconds, checked_bytes_max, checked_queue_max
 from zmqdist.coordinator.figures import CoordinatorSnapshot, snapshot_of
 from zmqdist.coordinator.functions import FunctionSnapshot
 from zmqdist.coordinator.per_worker import PerWorkerDataset, PerWorkerValues, per_worker_dataset, per_worker_resource
@@ -50,6 +51,9 @@ class ClusterCoordinator:
         "zmq://host:port"; None takes the cluster that `zmqdist launch` has put into the environment.
       queue_max: pieces of work that may wait for a worker; then `schedule` blocks; 0 for no bound. None: what the cluster's
         file says, or 2**20.
+      queue_bytes_max: bytes of arguments that may be held for work that has not ended; then `schedule` blocks; 0 for no bound. What
+        pieces of work share counts once, and one that is larger than the whole bound waits until it is the only one. None: what the
+        cluster's file says, or a quarter of the memory that this process may use.
       cancel_grace_s: how long a running function has to end after it was cancelled, before its slot is cut off. None: what the
         cluster's file says, or 5.
       cluster_lost_limit_s: how long the cluster may be without a dispatcher, or without any worker, before what is unfinished fails.
@@ -82,33 +86,27 @@ class ClusterCoordinator:
         target: Any = None,
         *,
         queue_max: int | None = None,
+        queue_bytes_max: int | None = None,
         cancel_grace_s: float | None = None,
         cluster_lost_limit_s: float = limits.CLUSTER_LOST_LIMIT_S,
         worker_recovery_timeout_s: float = limits.WORKER_RECOVERY_TIMEOUT_S,
     ) -> None:
         found = resolve(target)
         queue_max = found.queue_max if queue_max is None else queue_max
-        if queue_max < 0:
-            raise ValueError(f"queue_max is {queue_max}, wants 1 or more, or 0 for no bound")
-        if queue_max == 0:
-            log.warning(
-                "queue_max is 0: schedule() never waits, and what it is given ahead of the workers takes memory without a bound"
-            )
-            queue_max = limits.QUEUE_UNBOUNDED
+        queue_bytes_max = found.queue_bytes_max if queue_bytes_max is None else queue_bytes_max
         cancel_grace_s = found.cancel_grace_s if cancel_grace_s is None else cancel_grace_s
-        for name, seconds in (
-            ("cancel_grace_s", cancel_grace_s),
-            ("cluster_lost_limit_s", cluster_lost_limit_s),
-            ("worker_recovery_timeout_s", worker_recovery_timeout_s),
-        ):
-            if not seconds >= 0:  # so that NaN is refused, too
-                raise errors.InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
+        check_seconds(
+            cancel_grace_s=cancel_grace_s,
+            cluster_lost_limit_s=cluster_lost_limit_s,
+            worker_recovery_timeout_s=worker_recovery_timeout_s,
+        )
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
         self._failed: list[Callable[[], BaseException]] = []
         self._shell = Shell(
             found,
-            queue_max=queue_max,
+            queue_max=checked_queue_max(queue_max),
+            queue_bytes_max=checked_bytes_max(queue_bytes_max),
             cancel_grace_s=cancel_grace_s,
             lost_limit_s=cluster_lost_limit_s,
             recovery_limit_s=worker_recovery_timeout_s,
@@ -222,8 +220,9 @@ class ClusterCoordinator:
                 elif keep:
                     payload = KEEP + payload
                 with shell.lock:
-                    if shell.room <= 0 or shell.closed:  # which is also so after a fork
-                        self._wait_for_room()
+                    # After a fork there is no room.
+                    if shell.room <= 0 or shell.closed or not shell.queue_bytes.fits(len(payload), bulks):
+                        self._wait_for_room(len(payload), bulks)
                     work = next(self._works)
                     number, name = shell.functions.number(fn, function, held)
                     if plan is not None:
@@ -459,14 +458,16 @@ class ClusterCoordinator:
 
     # -- waiting --------------------------------------------------------------------------------------------------
 
-    def _wait_for_room(self) -> None:
-        """With the lock held: until the queue has room, or there is an error to raise instead."""
+    def _wait_for_room(self, nbytes: int, bulks: list[int]) -> None:
+        """With the lock held: until the queue has room for arguments of this size, or there is an error to raise instead."""
         shell = self._shell
         self._check_open()
-        while not shell.has_room():
+        while not shell.has_room(nbytes, bulks):
+            idle = shell.machine.workers - (shell.scheduled - shell.resolved)
+            shell.queue_bytes.tell_idle(idle, nbytes, bulks)
             shell.crowded += 1
             try:
-                self._wait_until(lambda: shell.closed or bool(shell.failures.unseen) or shell.has_room(), None, None)
+                self._wait_until(lambda: shell.closed or bool(shell.failures.unseen) or shell.has_room(nbytes, bulks))
             finally:
                 shell.crowded -= 1
             self._check_open()
@@ -480,7 +481,7 @@ class ClusterCoordinator:
     def _has_ended(self) -> bool:
         return self._shell.resolved == self._shell.scheduled or bool(self._shell.failures)
 
-    def _wait_until(self, ready: Callable[[], bool], until: float | None, timeout: float | None) -> None:
+    def _wait_until(self, ready: Callable[[], bool], until: float | None = None, timeout: float | None = None) -> None:
         """With the lock held. The machine fails what waits when the cluster is lost, so this ends."""
         shell = self._shell
         shell.waiting += 1

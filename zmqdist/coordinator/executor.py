@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import concurrent.futures as futures
 import contextlib
+import itertools
 import logging
 import os
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from zmqdist import errors
+from zmqdist.background import logged
 from zmqdist.coordinator import program_end
 from zmqdist.coordinator.coordinator import ClusterCoordinator
 from zmqdist.coordinator.per_worker import PerWorkerValues
@@ -110,19 +113,41 @@ class Executor(futures.Executor):
                 self._idle.notify_all()
 
     def map(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        buffersize: int | None = None,
     ) -> Iterator[T]:
         """As of the standard library. What the function captures is for all items as it is when this is called. `chunksize` is checked and
-        has no effect: the cluster itself hands out quick functions in batches."""
+        has no effect: the cluster itself hands out quick functions in batches.
+
+        With a `buffersize`, which the standard library has since Python 3.14, so many items at most have been submitted whose results
+        were not taken: there are neither more arguments nor more results, and `iterables` may be endless. None: all are submitted at once.
+        """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and not isinstance(buffersize, int):
+            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or > 0")
         until = None if timeout is None else time.monotonic() + timeout
         with self._idle:
             self._check_open()
         taken: Callable[..., T] = fn
         with contextlib.suppress(trusted.NotPicklableError):  # which is the error of each Future
             taken = self._coordinator._taken(fn)
-        return _results([self.submit(taken, *args) for args in zip(*iterables, strict=False)], until)
+        items = zip(*iterables, strict=False)
+        submitted = [self.submit(taken, *args) for args in itertools.islice(items, buffersize)]
+        this = weakref.ref(self)  # who has only the iterator does not keep the executor
+
+        def submit_next() -> futures.Future[T] | None:
+            executor = this()
+            found = None if executor is None else next(items, None)
+            return None if executor is None or found is None else executor.submit(taken, *found)
+
+        return _results(deque(submitted), None if buffersize is None else submit_next, until)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take nothing more; idempotent. Does nothing in a child that was forked.
@@ -140,7 +165,8 @@ class Executor(futures.Executor):
         if wait:
             self._close_when_idle()
         elif first:
-            threading.Thread(target=self._close_when_idle, name="zmqdist-executor-shutdown", daemon=True).start()
+            name = "zmqdist-executor-shutdown"
+            threading.Thread(target=logged, args=(self._close_when_idle,), name=name, daemon=True).start()
 
     def terminate_workers(self) -> None:
         """End everything: what waits is cancelled, what runs is told to end (`zmqdist.cancelled`), and cut off after `cancel_grace_s`. Does
@@ -401,26 +427,34 @@ class _Answer(threading.Event):
     release = threading.Event.set
 
 
-def _cancel_all(wanted: list[Any]) -> None:
+def _cancel_all(wanted: Iterable[Any]) -> None:
     """Cancel these Futures: one question for all of them."""
     for future, answer in [(future, future._ask()) for future in wanted if isinstance(future, _Future)]:
         future._cancelled(answer)
 
 
-def _results(submitted: list[futures.Future[T]], until: float | None) -> Iterator[T]:
-    """Their results in order; what is left is cancelled when the caller gives up, or one of them fails."""
-    submitted.reverse()
+def _results(
+    submitted: deque[futures.Future[T]], submit_next: Callable[[], futures.Future[T] | None] | None, until: float | None
+) -> Iterator[T]:
+    """Their results in order; what is left is cancelled when the caller gives up, or one of them fails.
+
+    Args:
+      submit_next: submits one more for each result that is taken; gives None when there is none.
+    """
     try:
         while submitted:
-            yield _taken(submitted, until)
+            taken = [_taken(submitted, until)]
+            if submit_next is not None and (future := submit_next()) is not None:
+                submitted.append(future)
+            yield taken.pop()
     finally:
         _cancel_all(submitted)
 
 
-def _taken(submitted: list[futures.Future[T]], until: float | None) -> T:
-    """Of the last one, which nothing refers to afterwards."""
-    result = submitted[-1].result(None if until is None else until - time.monotonic())
-    del submitted[-1]
+def _taken(submitted: deque[futures.Future[T]], until: float | None) -> T:
+    """Of the first one, which nothing refers to afterwards."""
+    result = submitted[0].result(None if until is None else until - time.monotonic())
+    del submitted[0]
     return result
 
 

@@ -23,6 +23,7 @@ class CoordinatorSnapshot:
       scheduled: pieces of work since the coordinator was made; without what it schedules for resources.
       unfinished: of these, the ones that have not ended.
       queued: of these, the ones that have not left the queue for a worker, as far as the dispatcher has told; never too few.
+      queue_bytes: of the arguments of unfinished work, shared ones once: what `queue_bytes_max` bounds.
       busy: a thread is in `schedule` or `join`; another one that calls these waits for it.
       waiting_for_room: threads in `schedule` that wait for room in the queue.
       waiting_for_end: threads in `join` or `done` that wait for work to end, or for the end of a round.
@@ -50,6 +51,7 @@ class CoordinatorSnapshot:
     scheduled: int
     unfinished: int
     queued: int
+    queue_bytes: int
     busy: bool
     waiting_for_room: int
     waiting_for_end: int
@@ -81,6 +83,7 @@ def snapshot_of(shell: Shell, resources: int) -> CoordinatorSnapshot:
             scheduled=shell.scheduled,
             unfinished=shell.scheduled - shell.resolved,
             queued=_queued(shell),
+            queue_bytes=shell.queue_bytes.held,
             busy=shell.turn.locked(),
             waiting_for_room=shell.crowded,
             waiting_for_end=shell.waiting - shell.crowded,

@@ -156,6 +156,7 @@ class Plans:
         """As `Shell.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
         value = RemoteValue(self._shell, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._shell.outbox), ref(value)
+        self._shell.queue_bytes.begin(work, len(plan.packed), plan.bulks)
         self.planned.append(plan)
         self._shell.expect(work, value)
         return value

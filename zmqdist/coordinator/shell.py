@@ -16,6 +16,7 @@ from weakref import WeakSet, ref
 
 from zmqdist import errors
 from zmqdist.coordinator import metrics
+from zmqdist.coordinator.bounds import QueueBytes
 from zmqdist.coordinator.callbacks import Callbacks
 from zmqdist.coordinator.failures import ROUND, Failure, Failures
 from zmqdist.coordinator.fetching import Fetching
@@ -109,6 +110,7 @@ class Shell:
       callbacks: the thread of the users' callbacks.
       rounds_ended: how often a round has been ended.
       room: so much can be handed in before `has_room` must be asked again, which counts.
+      queue_bytes: what the arguments of unfinished work take.
       packing: the thread that packs the arguments of a `schedule`; None for none.
       given: what it has met there that must stay until the work has ended: resources, kept values.
       inputs: results that it has met there, by the number of their work.
@@ -122,6 +124,7 @@ class Shell:
         target: Target,
         *,
         queue_max: int,
+        queue_bytes_max: int,
         cancel_grace_s: float,
         lost_limit_s: float,
         recovery_limit_s: float,
@@ -162,6 +165,7 @@ class Shell:
         self.held_by_work: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}
         self.plans = Plans(self)
+        self.queue_bytes = QueueBytes(queue_bytes_max, lambda bulk: self.store.size_of(bulk))
         self._draining = False
         self._due: float | None = None
         self._memory, self._executions = MemoryKeeper(), metrics.Executions()
@@ -209,6 +213,8 @@ class Shell:
             error is only its RemoteValue's, and the end of a round leaves it alone.
           alive: lives until somebody gives up this connection.
         """
+        if options is PLAIN or not options.apart:
+            self.queue_bytes.begin(work, len(payload), bulks)
         if bulks:
             self.held_by_work[work] = list(bulks)
             bulks.clear()  # they are not the caller's to drop any more
@@ -244,13 +250,6 @@ class Shell:
             self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
             self._draining = True
 
-    def fetch_kept(self, encoded: bytes, name: str) -> Any:
-        """Raises as `dispatch.kept.fetch`, and FailedPreconditionError after a fork."""
-        if self.pid != os.getpid():
-            problem = f"the value of {name} was kept before a fork: fetch() it in the process that scheduled {name}"
-            raise errors.FailedPreconditionError(None, None, problem)
-        return self.fetching.kept(encoded, name)
-
     def let_go(self, work: int) -> None:
         """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
         if self.pid == os.getpid():
@@ -275,11 +274,11 @@ class Shell:
         """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
         return self.machine.pins.members if self.machine.pins.told else None
 
-    def has_room(self) -> bool:
-        """Whether the queue takes one more. What waits for its inputs is in a queue of its own, of the same length. With the lock held."""
+    def has_room(self, nbytes: int, bulks: list[int]) -> bool:
+        """Whether the queue takes one more; what waits for its inputs has another of the same length. With the lock held."""
         queued = self.machine.queued + len(self.outbox)
         self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
-        return self.room > 0
+        return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come."""
@@ -319,6 +318,7 @@ class Shell:
                 value._settle(CANCELLED, b"")
                 calls += [(fn, value) for fn in value._callbacks or ()]
             self.resolved = self.scheduled
+            self.queue_bytes.clear()
             self.plans.close()
             self.changed.notify_all()
         self.failures.report()
@@ -513,13 +513,15 @@ class Shell:
         given: list[list[Any]] = []
         with self.lock:
             values, before = self.values, len(self.values)
-            apart, aside = self._apart, 0
+            apart, aside, counted = self._apart, 0, self.queue_bytes.works
             for work, kind, payload in items:
                 if kind and kind == KEPT and type(payload) is bytes:
                     payload = Kept(self, work, payload)
                 reference = values.pop(work, None)
                 if reference is None:
                     continue
+                if counted and work in counted:
+                    self.queue_bytes.end(work)
                 if self.held_by_work and work in self.held_by_work:
                     self.store.free(self.held_by_work.pop(work))
                 if self._given and work in self._given:

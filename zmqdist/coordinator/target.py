@@ -25,6 +25,7 @@ class Target:
     credentials: Credentials
     queue_max: int = limits.QUEUE_MAX
     cancel_grace_s: float = limits.CANCEL_GRACE_S
+    queue_bytes_max: int | None = None
 
 
 def resolve(target: Any) -> Target:
@@ -58,4 +59,5 @@ def _of_environment() -> Target:
         Credentials(runtime.token_file, runtime.keys_dir),
         limits.QUEUE_MAX if dispatcher is None else dispatcher.queue_max,
         limits.CANCEL_GRACE_S if workers is None else workers.cancel_grace_s,
+        None if dispatcher is None else dispatcher.queue_bytes_max,
     )

@@ -141,9 +141,14 @@ class RemoteValue:
             held = self._payload
             if not isinstance(held, Kept):
                 raise self._error()
+            if self._owner.pid != os.getpid():
+                problem = (
+                    f"the value of {self._name} was kept before a fork: fetch() it in the process that scheduled it"
+                )
+                raise errors.FailedPreconditionError(None, None, problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
-                    value = self._owner.fetch_kept(held.encoded, self._name)
+                    value = self._owner.fetching.kept(held.encoded, self._name)
             except errors.UnavailableError:
                 if not held.lineage or not self._remade(held, until, timeout):
                     raise

@@ -451,7 +451,7 @@ class Tasks:
     def _hand_back(self, dealer: Dealer) -> None:
         try:
             dealer.drain()
-        except OpError as error:
+        except BaseException as error:
             log.warning("%s leaves, and could not hand back what it has not begun: %s", self.address, error)
 
     def figures(self) -> dict[int, tuple[Any, ...]]:

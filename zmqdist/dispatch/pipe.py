@@ -17,8 +17,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from zmqdist.messages import ERROR
 from zmqdist.net.arena import Handle, Offer
 from zmqdist.net.loop import Loop
+from zmqdist.net.shortage import exhausted
+from zmqdist.wire.trusted import pack_error
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -133,6 +136,8 @@ class LoopPipe:
         self._parts: list[bytearray] = []
         self._filled = 0
         self._offset = 0
+        self._skip = 0
+        """Bytes of parts for which there was no memory here, that are still to come."""
         self._closed = self._clogged = False
         loop.add_fd(sock.fileno(), self._read, self._write)
 
@@ -203,6 +208,7 @@ class LoopPipe:
     def _read_heads(self) -> int:
         count = self._socket.recv_into(self._room)
         self._in += self._room[:count]
+        self._skip_parts()
         self._parse()
         return count
 
@@ -219,10 +225,24 @@ class LoopPipe:
             else:
                 self._on_message(message, [])
 
+    def _skip_parts(self) -> None:
+        skipped = min(self._skip, len(self._in))
+        if skipped:
+            self._skip -= skipped
+            del self._in[:skipped]
+
     def _begin_parts(self, report: Report) -> None:
         """Parts are read straight into their own memory; what came with the head already is taken over."""
+        sizes = [part for part in report.parts if isinstance(part, int)]
+        try:
+            self._parts = [bytearray(size) for size in sizes]
+        except MemoryError:
+            self._skip = sum(sizes)
+            self._skip_parts()
+            error = exhausted(sum(sizes), "the result of a function at its worker")
+            self._on_message(Report([(report.outcomes[0][0], ERROR, pack_error(error))]), [])
+            return
         self._report = report
-        self._parts = [bytearray(part) for part in report.parts if isinstance(part, int)]
         self._filled = 0
         early = self._in
         self._in = bytearray()

@@ -15,6 +15,7 @@ Outcomes are reported when the batch ends, or after FLUSH_S; a second thread see
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import socket
@@ -34,6 +35,8 @@ from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
 from zmqdist.net.arena import Arena, Handle, this_arena
 from zmqdist.net.credentials import Credentials
+
+log = logging.getLogger("zmqdist.dispatch")
 
 POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL, INDEX, WORKERS = range(6)
 PAGE_BYTES = 4096
@@ -65,8 +68,8 @@ class _Reporter:
         with self._lock:
             outcomes = self.outcomes[:]
             if outcomes:
-                del self.outcomes[: len(outcomes)]
                 self._pipe.send(Report(outcomes))
+                del self.outcomes[: len(outcomes)]  # only now: there may be no memory for the message
 
     @property
     def arena(self) -> Arena | None:
@@ -110,6 +113,8 @@ class _Reporter:
                 self.flush()
             except OSError:
                 return
+            except BaseException:  # a MemoryError, say: what is unreported goes with the next flush
+                log.exception("outcomes could not be reported, it is tried again")
 
 
 def main(pipe_fd: int, page_fd: int) -> None:

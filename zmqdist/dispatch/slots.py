@@ -39,6 +39,7 @@ from zmqdist.net.arena import FROZEN, Block, Handle, this_arena
 from zmqdist.net.lent import PeerArena, open_peer
 from zmqdist.net.loop import Loop
 from zmqdist.net.processes import is_alive
+from zmqdist.net.shortage import oom_kills
 from zmqdist.running import Worker
 from zmqdist.wire import trusted
 
@@ -154,16 +155,22 @@ class ProcessSlots:
         position = process.cells[POSITION] if running else 0
         process.close()
         code = -int(signal.SIGKILL) if code == SILENT else code
+        tail = process.fork.tail()
         if not process.killed:
-            self._note_death(process, code, running)
-        self._feed(SlotDied(process.slot, position, code, process.fork.tail()))
+            kills = oom_kills() - process.oom_kills
+            if code == -int(signal.SIGKILL) and kills > 0:
+                tail += (
+                    f"\n(while it lived the kernel of this machine has ended {kills} processes because memory ran out)"
+                )
+            self._note_death(process.slot, code, running, tail)
+        self._feed(SlotDied(process.slot, position, code, tail))
 
-    def _note_death(self, process: _SlotProcess, code: int, running: bool) -> None:
+    def _note_death(self, slot: int, code: int, running: bool, tail: str) -> None:
         self.deaths += 1
-        said = process.fork.tail().strip().rpartition("\n")[2]
+        said = tail.strip().rpartition("\n")[2]
         log.warning(
             "the process of slot %d died %s: %s%s",
-            process.slot,
+            slot,
             "while it ran a function" if running else "without work",
             describe_exit(code),
             f"; it last wrote: {said[:LINE_CHARS_MAX]}" if said else "",
@@ -239,6 +246,7 @@ class _SlotProcess:
         self._closed = False
         self.killed = False
         """It was told to end."""
+        self.oom_kills = oom_kills()
         self.pipe = LoopPipe(owner._loop, ours, lambda message, parts: owner.finished(self, message, parts))
         self.pipe.send(Welcome(owner.address, owner.key))
 

@@ -26,7 +26,7 @@ from zmqdist.dispatch.references import Held, Memory, Reference
 from zmqdist.errors import NOT_FOUND, NotFoundError
 from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
-from zmqdist.net import memory
+from zmqdist.net import memory, shortage
 from zmqdist.net.arena import Block, Handle, this_arena
 from zmqdist.rpc.service import RpcService
 
@@ -119,16 +119,23 @@ class BulkStore:
             blocks, which nobody writes to any more.
           shared: any number of processes may map them, each privately; else one, which then has them for itself.
           inline_max: so many bytes may travel in the reference.
+
+        Raises:
+          ResourceExhaustedError: there is no memory for a copy; nothing is held.
         """
         told: list[bytes | Held] = []
         room = inline_max
-        for part in parts:
-            size = part.nbytes if isinstance(part, Block) else memoryview(part).nbytes  # type: ignore[arg-type]
-            if size <= room and not isinstance(part, Block):
-                told.append(bytes(part))
-                room -= size
-            else:
-                told.append(self._hold(part, size, shared))
+        try:
+            for part in parts:
+                size = part.nbytes if isinstance(part, Block) else memoryview(part).nbytes  # type: ignore[arg-type]
+                if size <= room and not isinstance(part, Block):
+                    told.append(bytes(part))
+                    room -= size
+                else:
+                    told.append(self._hold(part, size, shared))
+        except BaseException:
+            self.free([part.bulk for part in told if isinstance(part, Held)])
+            raise
         return Reference(self.number, self.address, self.memory, tuple(told), self.holder, self.key)
 
     def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
@@ -170,6 +177,11 @@ class BulkStore:
 
     def holds(self, bulk: int) -> bool:
         return bulk in self._entries
+
+    def size_of(self, bulk: int) -> int:
+        """Bytes of a part; 0 when it is not held any more."""
+        entry = self._entries.get(bulk)
+        return 0 if entry is None else entry.nbytes
 
     def close(self) -> None:
         """Free everything. Who has mapped something keeps it."""
@@ -234,7 +246,15 @@ class BulkStore:
         self.copies += 1
         if block is not None:
             return block
-        return source if isinstance(part, bytes) else source.copy()
+        if isinstance(part, bytes):
+            return source
+        what = "a copy of a large array, and no shared memory"
+        shortage.check_room(source.nbytes, what)
+        try:
+            copy: NDArray[np.uint8] = source.copy()
+        except MemoryError:
+            raise shortage.exhausted(source.nbytes, what) from None
+        return copy
 
     def _read(self, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
         return self.view(bulk)[max(0, offset) : max(0, offset) + min(max(0, length), CHUNK_BYTES)]

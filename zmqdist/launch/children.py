@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import dataclasses
 import json
+import logging
 import os
 import select
 import signal
@@ -29,6 +30,8 @@ from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 if TYPE_CHECKING:
     from zmqdist.dispatch.config import WorkerConfig
     from zmqdist.launch.roles import TaskConfig
+
+log = logging.getLogger("zmqdist.launch")
 
 Line = Callable[[str], object]
 
@@ -107,7 +110,12 @@ class Child:
         for raw in self.process.stdout:
             line = raw.decode(errors="replace").rstrip("\n")
             self._tail.append(line)
-            on_line(line)
+            try:
+                on_line(line)
+            except (
+                BaseException
+            ):  # a closed terminal, say: nobody else reads, and the process would wait in its next write
+                log.exception("a line of %s could not be passed on", self.name)
 
     def finish(self) -> None:
         """It has ended: let its number go, and collect its last lines."""
@@ -244,14 +252,19 @@ class Children:
                     continue
                 poll.unregister(fd)
                 os.close(fd)
-                self._ended(watched.pop(fd))
+                try:
+                    self._ended(watched.pop(fd))
+                except BaseException:  # the others have to be watched all the same
+                    log.exception("the end of a process could not be dealt with")
 
     def _ended(self, child: Child) -> None:
         if self._whole_groups:
             child.signal(signal.SIGKILL, group=True)
-        child.finish()
-        child.ended.set()
-        self._on_exit(child)
+        try:
+            child.finish()
+        finally:
+            child.ended.set()
+            self._on_exit(child)
 
 
 def _fork(

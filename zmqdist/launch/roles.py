@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from zmqdist import errors
+from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
 from zmqdist.launch.zygote import name_process
 from zmqdist.limits import GRACE_S
@@ -195,14 +196,16 @@ def _serve(server: _Server, signals: _Signals, lifeline: int, grace_s: float, st
     """Until the server ends by itself, or a signal or the end of the lifeline asks for it; `stop` gets the grace."""
 
     def wake_when_ended() -> None:
-        server.join()
-        signals.wake()
+        try:
+            server.join()
+        finally:
+            signals.wake()
 
-    threading.Thread(target=wake_when_ended, name="zmqdist-joined", daemon=True).start()
+    threading.Thread(target=logged, args=(wake_when_ended,), name="zmqdist-joined", daemon=True).start()
     while not server.join(0):
         if signals.wait(lifeline):
             grace_s = 0.0 if _broken(lifeline) else grace_s
-            stopping = threading.Thread(target=stop, args=(grace_s,), name="zmqdist-stop", daemon=True)
+            stopping = threading.Thread(target=logged, args=(stop, grace_s), name="zmqdist-stop", daemon=True)
             stopping.start()
             while stopping.is_alive():
                 if signals.wait(-1, 0.1):

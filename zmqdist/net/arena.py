@@ -50,7 +50,8 @@ from numpy.typing import NDArray
 
 from zmqdist.limits import ARENA_BLOCK_BYTES_MIN, ARENA_CELLS, ARENA_IDLE_BYTES_MAX, ARENA_SLAB_BYTES
 from zmqdist.net import memory
-from zmqdist.net.memory import Exporter, Mapping, make_memfd
+from zmqdist.net.memory import Exporter, Mapping, make_mapped, make_memfd
+from zmqdist.net.shortage import usable_bytes
 from zmqdist.wire.arrays import FrozenMemory
 
 log = logging.getLogger("zmqdist.net")
@@ -455,15 +456,11 @@ class Arena:
             )
             return None
         try:
-            fd = make_memfd(nbytes)
-            try:
-                segment = Segment(fd, nbytes, capacity, Mapping(fd, nbytes))
-            except BaseException:
-                os.close(fd)
-                raise
+            fd, mapping = make_mapped(nbytes)
         except OSError as error:
             self._complain(f"the system refuses {nbytes} bytes: {error.strerror}")
             return None
+        segment = Segment(fd, nbytes, capacity, mapping)
         self._segments[segment] = None
         return segment
 
@@ -502,11 +499,12 @@ class Arena:
         """The same for any other bytes, by one copy. None as `place`."""
         size = -(-source.nbytes // memory.PAGE) * memory.PAGE
         try:
-            fd = make_memfd(size)
+            fd, mapping = make_mapped(size)
         except OSError as error:
             self._complain(f"the system refuses {size} bytes: {error.strerror}")
             return None
-        np.copyto(Mapping(fd, size).array()[: source.nbytes], source)
+        np.copyto(mapping.array()[: source.nbytes], source)
+        del mapping  # else it could not be sealed
         return self._sealed(fd, size)
 
     def _sealed(self, fd: int, nbytes: int) -> Frozen | None:
@@ -563,7 +561,7 @@ def _make() -> None:
         log.warning('%s is %r, wants "off" or a number of MiB: the default is used', VARIABLE, told)
     if told != "off":
         try:
-            _arena = Arena(int(told) << 20 if is_number else memory.usable_bytes() // 4)
+            _arena = Arena(int(told) << 20 if is_number else usable_bytes() // 4)
         except (OSError, AttributeError) as error:
             log.warning("no shared memory here (%s): large arrays travel by sockets, which is slower", error)
     _tried = True

@@ -6,6 +6,7 @@ ROUTER and DEALER over tcp as a careful user would write them: no codec, no secu
 
 from __future__ import annotations
 
+import logging
 import threading
 from time import perf_counter
 from typing import Final
@@ -13,6 +14,8 @@ from typing import Final
 import zmq
 
 from zmqdist.net.address import endpoint, is_ipv6, split
+
+log = logging.getLogger("zmqdist.net")
 
 ASK: Final = b"bytes "
 REQUEST_BYTES_MAX: Final = 4096
@@ -65,8 +68,11 @@ class BareServer:
                             kept = bytearray(b"x" * count)
                         socket.send(frames[0], zmq.SNDMORE)
                         socket.send(kept, copy=False)
-                except zmq.ContextTerminated:
+                except zmq.ZMQError:  # terminated
                     return
+                except BaseException:  # no memory for an answer: this one stays without
+                    kept = bytearray()
+                    log.exception("the bare echo server could not answer")
 
 
 def _asked(request: bytes) -> int | None:

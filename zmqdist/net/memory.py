@@ -10,7 +10,6 @@ Not here: who owns what and who may write (arena.py, lent.py).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -22,6 +21,9 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from zmqdist.errors import ResourceExhaustedError
+from zmqdist.net.shortage import check_room
 
 NAME: Final = "zmqdist-arena"
 
@@ -104,6 +106,24 @@ def make_memfd(nbytes: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def make_mapped(nbytes: int) -> tuple[int, Mapping]:
+    """A new memfd of fixed size, and all of it as memory.
+
+    Raises:
+      OSError: the kernel refuses; or it would lend what it does not have, and end a process when it is used: ENOMEM.
+    """
+    try:
+        check_room(nbytes, "it")
+    except ResourceExhaustedError as error:
+        raise OSError(errno.ENOMEM, error.message) from None
+    fd = make_memfd(nbytes)
+    try:
+        return fd, Mapping(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def open_memfd(pid: int, fd: int, inode: int, *, nbytes: int, writable: bool = True) -> int:
@@ -203,12 +223,3 @@ class _Mapped(Exporter):
     def __init__(self, mapping: Mapping) -> None:
         super().__init__(mapping.address, mapping.nbytes, writable=True)
         self.mapping = mapping
-
-
-def usable_bytes() -> int:
-    """Memory that this process may use: the machine's, or what its control group allows."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError), open(path) as file:
-            total = min(total, int(file.read()))
-    return total

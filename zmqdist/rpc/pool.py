@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist.core.turns import Turns
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX
-from zmqdist.net.memory import usable_bytes
+from zmqdist.net.shortage import usable_bytes
 
 log = logging.getLogger("zmqdist.rpc")
 

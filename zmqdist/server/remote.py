@@ -12,6 +12,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from zmqdist.background import logged
 from zmqdist.core.answers import named
 from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
@@ -40,7 +41,8 @@ class Remote:
         """Answered before it happens."""
         limit_s, server = grace_s(grace), self._server()
         if server is not None:
-            threading.Thread(target=server.stop, args=(limit_s,), name="zmqdist-server-stop", daemon=True).start()
+            name = "zmqdist-server-stop"
+            threading.Thread(target=logged, args=(server.stop, limit_s), name=name, daemon=True).start()
 
     def _shutdown(self, asked: Asked, grace: float) -> None:
         """Answered with the names of those that end."""

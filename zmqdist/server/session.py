@@ -172,9 +172,11 @@ class Session:
           AbortedError: the target was reset, or the task was started again.
         """
         with self._pickling:
-            blob, is_constant = self._functions.lookup(fn)
+            constant = self._functions.constant(fn)
+            function = sendable(self._functions.changing(fn) if constant is None else constant)
         parts = sendable(trusted.pack_call(args, {}))
-        answer = self._ask(trusted.describe(fn), task, timeout_in_ms, "session.run", blob, is_constant, *parts)
+        what, is_constant = trusted.describe(fn), constant is not None
+        answer = self._ask(what, task, timeout_in_ms, "session.run", function, is_constant, *parts)
         if answer[0] == RAISED:
             raise trusted.unpack_error(answer[1])
         return unpacked(answer[1:])

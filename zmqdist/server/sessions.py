@@ -287,7 +287,7 @@ class Sessions:
 
     # -- functions ---------------------------------------------------------------------------------------------------------
 
-    def _run(self, asked: Asked, session: int, function: bytes, is_constant: bool, *parts: Any) -> None:
+    def _run(self, asked: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
         known = self._use(session, asked.peer)
         box = list(
             parts
@@ -310,7 +310,7 @@ class Sessions:
         finally:
             session.running.discard(asked)
 
-    def _call(self, session: _Session, asked: Asked, function: bytes, is_constant: bool, parts: list[Any]) -> None:
+    def _call(self, session: _Session, asked: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
         _here.sessions, _here.variables = self, session.variables
         running.enter(lambda: self._over or bool(session.ended) or not asked.wanted())
         try:
@@ -326,10 +326,11 @@ class Sessions:
             _here.sessions = _here.variables = None
         asked.answer(answer)
 
-    def _load(self, pickled: bytes, is_constant: bool) -> Callable[..., Any]:
-        """A function; the same object again where it captures nothing that can change."""
+    def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
+        """A function, with the large arrays that it captures; the same object again where it captures nothing that can change."""
+        pickled = function[0]
         if not is_constant or len(pickled) > INLINE_BYTES_MAX:
-            return trusted.unpack(pickled)  # type: ignore[no-any-return]
+            return unpacked(function)  # type: ignore[no-any-return]
         with self._functions_lock:
             known = self._functions.get(pickled)
             if known is not None:

@@ -56,18 +56,6 @@ class FunctionCache:
         # The captured objects are kept with the blob: while they live, nothing else has their ids.
         self._kept: OrderedDict[tuple[int, ...], tuple[bytes, list[Any]]] = OrderedDict()
 
-    def lookup(self, fn: Callable[..., Any]) -> tuple[bytes, bool]:
-        """The pickle of `fn` as it is now, and whether it captures nothing mutable.
-
-        With True, the same blob object comes back until something that `fn` captures is rebound. With False it was
-        pickled just now, and will be next time.
-
-        Raises:
-          InvalidArgumentError: as `pack_function`; nothing is kept.
-        """
-        constant = self.constant(fn)
-        return (self._counted(pack_function, fn), False) if constant is None else (constant, True)
-
     def changing(self, fn: Callable[..., Any]) -> Packed:
         """A function that is not constant, pickled now, with the large arrays that it captures beside the pickle.
 

@@ -33,7 +33,13 @@ from typing import Any, Final, NoReturn, TypeAlias
 import cloudpickle
 import numpy as np
 
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OutOfRangeError, UnknownError
+from zmqdist.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    ResourceExhaustedError,
+    UnknownError,
+)
 from zmqdist.limits import DEPTH_MAX, ERROR_BYTES_MAX, FRAMES_MAX, FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
 from zmqdist.specs import Function
 from zmqdist.wire.arrays import (
@@ -123,6 +129,8 @@ def _pack(value: Any, roots: Sequence[tuple[str, Any]]) -> Packed:
     parts: list[Any] = []
     try:
         return _joined(_dumps(value, parts), parts)
+    except MemoryError as error:
+        _fail_for_want_of_memory(roots[0][0], error)
     except Exception as error:
         _blame(roots, error)
 
@@ -265,6 +273,13 @@ def _here() -> str:
 # -- who is to blame ------------------------------------------------------------------------------------------------
 
 
+def _fail_for_want_of_memory(what: str, error: MemoryError) -> NoReturn:
+    """What is pickled is not to blame, and is not pickled again to look at its parts."""
+    said = f": {error}" if str(error) else ""
+    text = f"no memory to pickle {what}{said}. Give less at a time; arrays of NumPy are not copied into the pickle, lists and text are"
+    raise ResourceExhaustedError(None, None, text) from error
+
+
 def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
     """Go down to the smallest part that cannot be pickled on its own, and say where it is."""
     path, culprit = roots[0]
@@ -362,6 +377,8 @@ def pack_function_apart(fn: Callable[..., Any]) -> Packed:
     parts: list[Any] = []
     try:
         return _joined(_dumps(fn, parts), parts)
+    except MemoryError as error:
+        _fail_for_want_of_memory(describe(fn), error)
     except Exception as error:
         _blame(((describe(fn), fn),), error)
 

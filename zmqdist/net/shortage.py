@@ -1,0 +1,99 @@
+"""How much memory this process may still take, and the error where that is not enough.
+
+The kernel lends memory that it does not have, and ends a process with SIGKILL when it runs out. So before a large copy it is looked whether
+there is room, and where there is none the caller gets an error with the figures and the remedies. The size of /dev/shm does not matter:
+memfds are not there; they count as memory of the machine and of the control group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from zmqdist.errors import ResourceExhaustedError
+
+LOOKED_BYTES_MIN: Final = 32 * 2**20
+"""What is smaller is taken without a look: to touch so much fresh memory takes a hundred times as long as the look."""
+
+_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_REMEDY: Final = (
+    "schedule or keep less at a time (queue_bytes_max, RemoteValues that are not used any more), end other programs, or raise the limit of"
+    " the control group or of `ulimit -v`; ZMQDIST_ARENA bounds shared memory, in MiB"
+)
+
+
+def usable_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int:
+    """Memory that this process may use: the machine's, or what its control group allows."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([total, *(limit for limit, _ in _limits(proc, groups))])
+
+
+def available_bytes(proc: Path = _PROC, groups: Path = _GROUPS) -> int | None:
+    """What it may still take before the kernel has to end somebody. None where the system does not tell."""
+    found = [max(0, limit - used) for limit, used in _limits(proc, groups)]
+    available = _field(proc / "meminfo", "MemAvailable:")
+    if available is not None:
+        found.append(available * 1024)
+    return min(found, default=None)
+
+
+def oom_kills(proc: Path = _PROC) -> int:
+    """How many processes the kernel has ended on this machine because memory ran out; 0 where it does not count them."""
+    return _field(proc / "vmstat", "oom_kill") or 0
+
+
+def check_room(nbytes: int, what: str) -> None:
+    """Raises ResourceExhaustedError where so much memory is not there; `what` says for what it is wanted."""
+    if nbytes >= LOOKED_BYTES_MIN:
+        available = available_bytes()
+        if available is not None and nbytes > available:
+            raise exhausted(nbytes, what)
+
+
+def exhausted(nbytes: int, what: str) -> ResourceExhaustedError:
+    """The error: so much memory was asked for, and is not there."""
+    available = available_bytes()
+    there = "" if available is None else f" ({available / 2**20:.0f} MiB are available to this process)"
+    return ResourceExhaustedError(None, None, f"no memory for {what}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
+
+
+def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) of this process's control group and of those that it is in. What can be written back to files is not used."""
+    for folder, limit_name, used_name, stat_name in _folders(proc, groups):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            limit, used = int((folder / limit_name).read_text()), int((folder / used_name).read_text())
+            yield limit, used - (_field(folder / "memory.stat", stat_name) or 0)
+
+
+def _folders(proc: Path, groups: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """Of control groups, from the own one up; both versions of them, as a container and as the machine itself sees them."""
+    new = ("memory.max", "memory.current", "inactive_file")
+    old = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    own = []
+    with contextlib.suppress(OSError):
+        own = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+    for _, controllers, path in (line for line in own if len(line) == 3):
+        if controllers == "":
+            top, names = groups, new
+        elif "memory" in controllers.split(","):
+            top, names = groups / "memory", old
+        else:
+            continue
+        inner = top / path.lstrip("/")
+        while inner != top and top in inner.parents:
+            yield (inner, *names)
+            inner = inner.parent
+        yield (top, *names)
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number after a name, in a file of lines of names and numbers."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if words[:1] == [name]:
+                return int(words[1])
+    return None
