@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import results, servers, systems, variables
-from benchmarks.measuring import Answers, Case, Figure, Question, Side, measure
-from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
+from benchmarks.measuring import Answers, Case, Figure, Question, measure
+from benchmarks.systems import SYSTEMS, Session, Unusable
 from tests.benchmarks.tiny import FIELDS, TALKING, TINY, asked, systems_of
 
 
@@ -193,14 +193,3 @@ def test_a_failure_of_our_own_is_not_blamed_on_the_other() -> None:
     question = Question("fanout", "", "tasks/s", cases=lambda _: [Case("", {"wrong": 1})], count=1)
     with pytest.raises(RuntimeError, match="zmqdist itself: TypeError"):
         measure([question], [SYSTEMS["pool"]], TINY, {}, lambda _: None)
-
-
-class Told(Side):
-    """A system whose blocks answer what they were told."""
-
-    def __init__(self, *values: float) -> None:
-        super().__init__(OURS, {})
-        self._values = iter(values)
-
-    def block(self, question: Question, case: Case, count: int) -> list[float]:
-        return [next(self._values)]
