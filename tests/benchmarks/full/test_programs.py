@@ -112,6 +112,12 @@ def test_a_cluster_of_servers_in_one_process_is_measured(
     assert all(figure["median"] > 0 for figure in figures)
 
 
+def test_what_a_greedy_client_costs_another_one_and_the_server_is_measured(tiny: None, tmp_path: Path) -> None:
+    figures = asked(tmp_path, "greedy", "--against", "none")["greedy"]["figures"]
+    assert [figure["unit"] for figure in figures] == ["ms", "ms", "MB"]
+    assert all(figure["median"] > 0 for figure in figures)
+
+
 def test_variables_are_measured_beside_calls_and_memcpy(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
