@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -103,3 +104,6 @@ def pytest_configure(config: pytest.Config) -> None:
     state = tempfile.TemporaryDirectory(prefix="zmqdist-tests-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        # This process runs no test. Ended by a time-out of its caller it would leave its folder behind.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -47,6 +47,7 @@ class Plan:
       ring_bytes: of the array of `collectives`.
       element_bytes: of the arrays of `data_arrays`.
       model_bytes: of the model of `ps_model`.
+      greedy_bytes: that one client sends at once in `greedy`.
       workers, tasks: the axes of `scale`.
     """
 
@@ -61,13 +62,20 @@ class Plan:
     ring_bytes: int = 2**26
     element_bytes: int = 2**22
     model_bytes: int = 2**28
+    greedy_bytes: int = 10 * 2**30
     workers: tuple[int, ...] = (2, 10, 100, 1000, 10_000)
     tasks: tuple[int, ...] = (1000, 10_000, 100_000, 1_000_000)
 
 
 FULL: Final = Plan()
 QUICK: Final = Plan(
-    blocks=3, starts=2, block_s=0.3, sizes=(2**16, 2**20, 2**24, 2**28), queued=200_000, queued_each=2000
+    blocks=3,
+    starts=2,
+    block_s=0.3,
+    sizes=(2**16, 2**20, 2**24, 2**28),
+    queued=200_000,
+    queued_each=2000,
+    greedy_bytes=2**30,
 )
 
 

@@ -276,7 +276,8 @@ CLIENT_UNASKED_BYTES_MAX: Final = 2 * UNASKED_BYTES_MAX
 RESOURCE_EXHAUSTED. Twice what a client sends: calls that it has given up count a little longer here."""
 
 UNCOUNTED_BYTES_MAX: Final = CLIENT_UNASKED_BYTES_MAX // CALLS_PENDING_MAX
-"""Bytes of arguments that are not counted there: as many calls as a client may have are within its bound."""
+"""Bytes of arguments that neither end counts among those that were sent unasked: as many calls as a client may have are within the
+server's bound. They pass what a client holds back."""
 
 CLIENT_PULLED_BYTES_MAX: Final = 256 * 2**20
 """Bytes of one client's arguments that a server has pulled, for calls that have not begun: enough that each of its threads finds the next

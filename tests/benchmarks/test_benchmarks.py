@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,15 +14,6 @@ from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
 from tests.benchmarks.tiny import FIELDS, TINY
 
 # -- who cannot answer --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lonely(tmp_path: Path) -> str:
-    """An interpreter that finds the standard library and nothing else."""
-    path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    path.chmod(0o755)
-    return str(path)
 
 
 def test_an_interpreter_that_is_not_there_is_told() -> None:

@@ -19,6 +19,7 @@ TINY = Plan(
     ring_bytes=2**21,
     element_bytes=2**12,
     model_bytes=2**20,
+    greedy_bytes=2**25,
     queued=50,
     queued_each=40,
     workers=(2, 5, 10),

@@ -153,21 +153,53 @@ def test_functions_that_use_a_lost_variable_wait_on_the_worker_until_it_is_back(
         assert [value.fetch() for value in values] == [None] * 10
 
 
-def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
-    cluster: zd.local_cluster, make: Make, tmp_path: Path
-) -> None:
-    strategy = make()
+def _counter(strategy: zd.ParameterServerStrategy, folder: Path) -> tuple[zd.Variable, CheckpointManager]:
     with strategy.scope():
         count = zd.Variable(np.int64(0), name="count")
-    manager = CheckpointManager({"count": count}, str(tmp_path))
+    return count, CheckpointManager({"count": count}, str(folder))
+
+
+@pytest.mark.parametrize("saved_by", ["this program", "another program"])
+def test_updates_that_are_lost_are_counted_as_far_as_they_were_seen(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path, saved_by: str
+) -> None:
+    """The versions of a checkpoint that another program saved say nothing of those here, also where they are higher."""
+    strategy = make()
+    if saved_by == "this program":
+        count, manager = _counter(strategy, tmp_path)
+        saved = 0
+    else:
+        count, manager = _counter(make(), tmp_path)
+        saved = 50
+        for _ in range(saved):
+            count.assign_add(1)
     manager.save()
+    if saved:
+        count, manager = _counter(strategy, tmp_path)
     for _ in range(7):
         count.assign_add(1)
     with Recovery(strategy, manager):
         restarted(cluster, 0)  # before any look: the program knows what it has done itself
-        assert count.numpy() == 0
+        assert count.numpy() == saved
     assert strategy.recoveries[0].updates_lost == 7
     assert str(strategy.recoveries[0]).endswith("; at least 7 updates since are lost")
+
+
+def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_seen(
+    cluster: zd.local_cluster, make: Make, tmp_path: Path
+) -> None:
+    strategy = make()
+    count, manager = _counter(strategy, tmp_path)
+    manager.save()
+    coordinator = ClusterCoordinator(strategy)
+    for _ in range(7):
+        coordinator.schedule(lambda: count.assign_add(1) and None)
+    coordinator.join(PATIENCE_S)
+    with Recovery(strategy, manager) as recovery:
+        eventually(lambda: recovery.snapshot().versions == {"count": 8}, "the last version is seen", PATIENCE_S)
+        restarted(cluster, 0)
+        assert count.numpy() == 0
+    assert strategy.recoveries[0].updates_lost == 7
 
 
 def test_a_version_that_was_seen_before_a_recovery_never_comes_again(
@@ -192,45 +224,6 @@ def test_a_version_that_was_seen_before_a_recovery_never_comes_again(
                 assert variable.numpy() == 0
                 assert variable.version > max(versions)
                 assert not any(variable.compare_and_set(77, version=version) for version in versions)
-
-
-def test_updates_that_are_lost_are_counted_where_another_program_has_saved_the_checkpoint(
-    cluster: zd.local_cluster, make: Make, tmp_path: Path
-) -> None:
-    """Its versions say nothing of those here, also where they are higher."""
-    former, strategy = make(), make()
-    with former.scope():
-        count = zd.Variable(np.int64(0), name="count")
-    for _ in range(50):
-        count.assign_add(1)
-    CheckpointManager({"count": count}, str(tmp_path)).save()
-    with strategy.scope():
-        count = zd.Variable(np.int64(0), name="count")
-    for _ in range(5):
-        count.assign_add(1)
-    with Recovery(strategy, CheckpointManager({"count": count}, str(tmp_path))):
-        restarted(cluster, 0)
-        assert count.numpy() == 50
-    assert strategy.recoveries[0].updates_lost == 5
-
-
-def test_updates_of_workers_that_are_lost_are_counted_by_the_versions_that_were_seen(
-    cluster: zd.local_cluster, make: Make, tmp_path: Path
-) -> None:
-    strategy = make()
-    with strategy.scope():
-        count = zd.Variable(np.int64(0), name="count")
-    manager = CheckpointManager({"count": count}, str(tmp_path))
-    manager.save()
-    coordinator = ClusterCoordinator(strategy)
-    for _ in range(7):
-        coordinator.schedule(lambda: count.assign_add(1) and None)
-    coordinator.join(PATIENCE_S)
-    with Recovery(strategy, manager) as recovery:
-        eventually(lambda: recovery.snapshot().versions == {"count": 8}, "the last version is seen", PATIENCE_S)
-        restarted(cluster, 0)
-        assert count.numpy() == 0
-    assert strategy.recoveries[0].updates_lost == 7
 
 
 def test_what_counts_once_counts_once_also_where_a_recovery_was_in_between(

@@ -44,5 +44,5 @@ def test_outside_the_main_thread_it_does_nothing() -> None:
 
     thread = threading.Thread(target=enter)
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert entered.is_set()

@@ -160,3 +160,12 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it does not become true"
         pause.wait(0.005)
+
+
+def assert_waited_for(keeper: str, error: Exception, timeout_s: float) -> None:
+    """The error says who did not come, and for how long that was waited: the whole time-out."""
+    head, tail = f"{keeper}, which keeps barriers and keys, did not appear within ", " s"
+    message = str(getattr(error, "message", error))
+    assert message.startswith(head)
+    assert message.endswith(tail)
+    assert float(message.removeprefix(head).removesuffix(tail)) >= timeout_s

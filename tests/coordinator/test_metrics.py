@@ -23,16 +23,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     metrics.reset()
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[zd.local_cluster]:
-    with zd.local_cluster(workers=2) as made:
-        yield made
-
-
 @pytest.fixture
-def coordinator(cluster: zd.local_cluster) -> Iterator[ClusterCoordinator]:
-    with ClusterCoordinator(cluster) as made:
-        yield made
+def coordinator(in_processes: ClusterCoordinator) -> ClusterCoordinator:
+    return in_processes
 
 
 # -- figures ------------------------------------------------------------------------------------------------------------
@@ -130,10 +123,10 @@ def test_without_wanting_them_nothing_is_recorded(coordinator: ClusterCoordinato
     assert {metrics.get_metric_summary(name)["num"] for name in metrics.HISTOGRAMS} == {0}
 
 
-def test_gauges_are_those_of_the_coordinators_that_are_open(cluster: zd.local_cluster, tmp_path: Any) -> None:
+def test_gauges_are_those_of_the_coordinators_that_are_open(processes: zd.local_cluster, tmp_path: Any) -> None:
     from tests.dispatch.work import begun, go, waits
 
-    with ClusterCoordinator(cluster) as coordinator:
+    with ClusterCoordinator(processes) as coordinator:
         for number in range(6):
             coordinator.schedule(waits, (tmp_path, str(number)))
         until(lambda: len(begun(tmp_path)) == 2)

@@ -231,7 +231,7 @@ def test_creating_resources_ends_no_round_and_is_not_waited_for(one: ClusterCoor
 
     values = one.create_per_worker_resource(slow)
     assert one.done()
-    one.join(5)
+    one.join(30)
     assert values[0].status is RemoteValueStatus.NOT_READY
     assert not values[0].done()
     with pytest.raises(TimeoutError):

@@ -9,7 +9,7 @@ import pytest
 
 from zmqdist import errors
 from zmqdist.core.calls import ClientCall, ClientCalls, ServedCall, ServerCalls
-from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CHUNK_BYTES
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from zmqdist.messages import Call, CancelCall, Reply
 
 HOME = "host:1"
@@ -428,93 +428,3 @@ def test_a_call_whose_arguments_will_not_arrive_leaves_the_table() -> None:
     table.withdrawn("peer", 1)
     table.withdrawn("other", 1)
     assert len(table) == 0
-
-
-# -- how much leaves unasked -------------------------------------------------------------------------------------------
-
-
-def bounded(pulls: bool = True) -> ClientCalls:
-    table = ClientCalls(HOME, unasked_max=100)
-    table.server_up(LIFE, pulls)
-    return table
-
-
-def sized(table: ClientCalls, body: int, *frames: int) -> ClientCall:
-    call = ClientCall("m", bytes(body), [bytes(nbytes) for nbytes in frames])
-    table.asked(call)
-    return call
-
-
-def test_what_does_not_fit_into_the_window_waits_in_order_until_answers_have_come() -> None:
-    table = bounded()
-    sent = [sized(table, 40), sized(table, 10, 40)]
-    held, small = sized(table, 20), sized(table, 1)
-    assert [table.next_message() for _ in range(3)] == [sent[:1], sent[1:], []]
-    assert (table.unasked, table.held_back, table.sendable) == (90, True, False)
-    table.answered(Reply(1, 0, "", b""), ())
-    assert table.next_message() == [held, small]
-    assert (table.unasked, table.held_back) == (71, False)
-
-
-def test_a_message_of_several_calls_closes_where_the_window_is_full() -> None:
-    table = bounded()
-    first, second, third = (sized(table, 40) for _ in range(3))
-    assert [table.next_message() for _ in range(2)] == [[first, second], []]
-    table.cancelled(third)
-    assert not table.held_back
-
-
-def test_a_call_that_is_larger_than_the_window_leaves_when_nothing_else_is_unanswered() -> None:
-    table = bounded()
-    small, huge = sized(table, 1), sized(table, 1000)
-    assert table.next_message() == [small]
-    assert table.next_message() == []
-    table.answered(Reply(1, 0, "", b""), ())
-    assert table.next_message() == [huge]
-
-
-@pytest.mark.parametrize("pulls", [True, False], ids=["a server that pulls", "one that does not"])
-def test_large_parts_that_do_not_fit_are_held_where_the_server_pulls_them(pulls: bool) -> None:
-    table = bounded(pulls)
-    calls = [sized(table, 1, CHUNK_BYTES + 1), sized(table, 50), sized(table, 1, CHUNK_BYTES + 1)]
-    held = [table.request(call, 0.0).held for _ in range(3) for call in table.next_message()]
-    assert held == ([True, False, True] if pulls else [False])
-    assert list(table.in_flight.values()) == (calls if pulls else calls[:1])
-
-
-def test_large_parts_that_fit_are_not_held() -> None:
-    table = ClientCalls(HOME, unasked_max=CHUNK_BYTES + 100)
-    table.server_up(LIFE)
-    sized(table, 50, CHUNK_BYTES + 1)
-    assert not requests(table)[0].held
-    assert table.unasked == CHUNK_BYTES + 51
-
-
-def test_a_call_that_has_bounds_of_its_own_counts_nothing() -> None:
-    table = bounded()
-    call = ClientCall("m", bytes(1000))
-    call.bounded = False
-    table.asked(call)
-    assert table.next_message() == [call]
-    assert (call.nbytes, table.unasked) == (0, 0)
-
-
-@pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"])
-def test_a_call_that_is_not_in_flight_any_more_counts_nothing(how: str) -> None:
-    table = bounded()
-    call = fly(table, due=5.0)
-    assert table.unasked == 4
-    match how:
-        case "answered":
-            table.answered(Reply(1, 0, "", b""), ())
-        case "cancelled":
-            table.cancelled(call)
-        case "expired":
-            table.ticked(6.0)
-        case "lost":
-            table.connection_lost()
-        case "failed":
-            table.failed(errors.CANCELLED, "closed")
-        case "undelivered":
-            table.undelivered([call])
-    assert table.unasked == 0

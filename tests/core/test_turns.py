@@ -160,6 +160,23 @@ def test_of_a_client_that_has_gone_nothing_is_left() -> None:
     assert not machine.dropped("a", 2)
 
 
+def test_what_is_cut_off_never_begins_and_what_is_ready_still_does_unless_that_is_cut_off_too() -> None:
+    machine = turns()
+    machine.announced("a", 1, 90, "let in")
+    assert entered(machine) == ["let in"]
+    machine.announced("a", 2, 90, "outside")
+    machine.arrived("b", 1, 30)
+    machine.arrived("b", 2, 10)
+    machine.ready("b", 2, "ready")
+    machine.ready(None, 3, "small")
+    assert machine.cut_off(False) == [("a", 2, "outside"), ("a", 1, None), ("b", 1, None)]
+    assert (machine.pulled, machine.unasked, machine.let_in()) == (0, 10, None)
+    assert machine.next() == "ready"
+    assert machine.cut_off(True) == [(None, 3, "small")]
+    assert machine.next() is None
+    assert (len(machine), machine.count, machine.pulled, machine.unasked) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_at_random_the_bounds_hold_all_ends_and_no_client_waits_for_two_calls_of_another(seed: int) -> None:
     rng = random.Random(seed)

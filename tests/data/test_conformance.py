@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import EXAMPLES, Example
+from tests.data.reading import SOME, read
 from tests.dispatch.work import until
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import save_elements
@@ -21,9 +22,6 @@ from zmqdist.data.ops import OPERATORS
 from zmqdist.data.ops.base import ELSEWHERE
 from zmqdist.data.structure import is_dataset, problem_of
 from zmqdist.data.tree import deserialize
-
-SOME = 12
-"""Enough elements of a dataset that has no end."""
 
 Rule = Callable[[str, Example, Path], None]
 RULES: list[Rule] = []
@@ -33,30 +31,6 @@ RULES: list[Rule] = []
 def rule(function: Rule) -> Rule:
     RULES.append(function)
     return function
-
-
-def plain(value: Any) -> Any:
-    """An element as something that == compares."""
-    if is_dataset(value):
-        return ["dataset", *map(plain, value)]
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(map(plain, value))
-    return str(np.asarray(value).dtype), np.asarray(value).tolist()
-
-
-def read(elements: Iterator[Any], count: int = SOME) -> list[Any]:
-    """The next elements; an error stands in the place of its element."""
-    found: list[Any] = []
-    while len(found) < count:
-        try:
-            found.append(plain(next(elements)))
-        except StopIteration:
-            break
-        except Exception:
-            found.append("an error")
-    return found
 
 
 def spoil(value: Any) -> None:

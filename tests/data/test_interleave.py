@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.data.reading import read
 from tests.dispatch.work import until
 from zmqdist.data import AUTOTUNE, Dataset
 
@@ -154,20 +155,9 @@ def test_what_cannot_be_opened_costs_itself_at_its_turn(calls: int) -> None:
 
 @pytest.mark.parametrize("calls", [1, 3])
 def test_a_state_with_what_could_not_be_opened_goes_on_the_same(calls: int) -> None:
-    def outcome(iterator: Any) -> list[Any]:
-        found: list[Any] = []
-        while len(found) < 20:
-            try:
-                found.append(int(next(iterator)))
-            except StopIteration:
-                break
-            except Exception:
-                found.append("an error")
-        return found
-
     below = Dataset.range(5).map(lambda x: x if x != 2 else 1 // int(x - 2))
     dataset = below.interleave(failing, 3, num_parallel_calls=calls)
-    wanted = outcome(iter(dataset))
+    wanted = read(iter(dataset), 20)
     for place in range(len(wanted) + 1):
         iterator = iter(dataset)
         for _ in range(place):
@@ -178,7 +168,7 @@ def test_a_state_with_what_could_not_be_opened_goes_on_the_same(calls: int) -> N
         state = json.loads(json.dumps(iterator.state_dict()))
         other = iter(dataset)
         other.load_state_dict(state)
-        assert outcome(other) == wanted[place:]
+        assert read(other, 20) == wanted[place:]
         iterator.close()
 
 

@@ -593,7 +593,7 @@ def test_a_child_can_freeze_although_a_thread_of_its_parent_was_freezing() -> No
         if pid == 0:
             freezing = threading.Thread(target=lambda: zd.freeze(np.ones(MIB)), daemon=True)
             freezing.start()
-            freezing.join(5)
+            freezing.join(30)
             os._exit(freezing.is_alive())
         assert os.waitpid(pid, 0)[1] == 0
     finally:

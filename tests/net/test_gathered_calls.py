@@ -73,7 +73,7 @@ def test_a_call_that_nobody_asks_about_leaves_although_others_wait_for_a_slow_on
     start(channel)
     until(lambda: len(held.calls) == 2)
     held.answer(0)
-    leader.join(5)
+    leader.join(30)
 
 
 def test_a_call_that_nobody_asks_about_leaves_although_the_reader_waits_for_a_slow_one(
@@ -141,7 +141,7 @@ def test_what_has_gathered_leaves_when_an_answer_arrives(serve: Serve, open_chan
     until(lambda: len(held.calls) == 3)
     assert first.ended
     held.answer(1)
-    leader.join(5)
+    leader.join(30)
 
 
 @pytest.mark.usefixtures("no_naps")

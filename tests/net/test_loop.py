@@ -52,7 +52,7 @@ def test_nothing_handed_in_by_many_threads_is_lost_or_left_lying(loop: Loop) -> 
             done = threading.Event()
             loop.call_soon(seen.append, 1)
             loop.call_soon(done.set)
-            assert done.wait(5.0), "the loop slept although something was in its inbox"
+            assert done.wait(30), "the loop slept although something was in its inbox"
 
     threads = [threading.Thread(target=hand_in) for _ in range(4)]
     for thread in threads:
@@ -119,7 +119,7 @@ def test_a_callback_that_raises_is_logged_and_counted_and_the_loop_goes_on(
     loop.call_soon(broken)
     loop.run(loop.set_timer, "broken", 0.0, broken)
     os.write(write, b"x")
-    assert served.wait(5.0)
+    assert served.wait(30)
     assert loop.run(lambda: "still here") == "still here"
     loop.run(loop.remove_fd, read)
     assert loop.faults == 3
@@ -142,7 +142,7 @@ def test_input_comes_before_the_inbox_and_that_before_timers_and_hooks_last(loop
     loop.at_end_of_turn(lambda: (order.append("hook"), done.set()))
     other.send(b"input")
     loop.start()
-    assert done.wait(5.0)
+    assert done.wait(30)
     assert order[:4] == ["input", "inbox", "timer", "hook"]
 
 
@@ -170,7 +170,7 @@ def test_timers_wait_for_a_backlog_of_input(loop: Loop) -> None:
     for number in range(20):
         other.send(str(number).encode())
     loop.start()
-    assert done.wait(5.0)
+    assert done.wait(30)
     assert order == [*map(str, range(20)), "tick"]
 
 
@@ -187,7 +187,7 @@ def test_an_endless_backlog_does_not_hold_timers_back_for_ever(loop: Loop) -> No
     loop.set_timer("tick", 0.0, ticked.set)
     other.send(b"first")
     loop.start()
-    assert ticked.wait(5.0)
+    assert ticked.wait(30)
 
 
 @pytest.mark.parametrize("moves", [1, 1000])
@@ -203,7 +203,7 @@ def test_a_timer_that_is_moved_fires_once_and_a_cancelled_one_never(loop: Loop, 
     loop.set_timer("moved", now + 0.02, lambda: fired.append("moved"))
     loop.set_timer("last", now + 0.04, lambda: (fired.append("last"), done.set()))
     loop.start()
-    assert done.wait(5.0)
+    assert done.wait(30)
     assert fired == ["moved", "last"]
     assert loop.now() >= now + 0.04
 
@@ -231,7 +231,7 @@ def test_a_level_that_is_not_drained_is_served_again(loop: Loop) -> None:
     loop.start()
     for number in range(50):
         other.send(b"%d" % number)
-    assert done.wait(5.0)
+    assert done.wait(30)
     assert got == [b"%d" % number for number in range(50)]
 
 
@@ -250,7 +250,7 @@ def test_on_writable_is_called_only_while_it_is_wanted(loop: Loop) -> None:
     loop.run(lambda: None)
     assert calls == []
     loop.run(loop.watch_writable, write, True)
-    assert done.wait(5.0)
+    assert done.wait(30)
     loop.run(lambda: None)
     assert calls == ["writable"]
     loop.run(loop.remove_fd, write)
@@ -297,7 +297,7 @@ def test_a_loop_can_stop_itself() -> None:
     loop.on_stop(ended.set)
     loop.start()
     loop.call_soon(loop.stop)
-    assert ended.wait(5.0)
+    assert ended.wait(30)
     loop.stop()
     assert loop.context.closed
 

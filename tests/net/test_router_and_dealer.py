@@ -379,8 +379,8 @@ def test_what_a_server_said_before_it_died_is_read_before_the_end_is_reported(se
     dialled.expect("up")
     until(lambda: served.shown)
     entered, hold = threading.Event(), threading.Event()
-    dialled.loop.call_soon(lambda: (entered.set(), hold.wait(10.0)))
-    assert entered.wait(5.0)  # from here on the client is late
+    dialled.loop.call_soon(lambda: (entered.set(), hold.wait(30)))
+    assert entered.wait(30)  # from here on the client is late
     served.loop.run(lambda: [served.router.send(served.shown[0], Reply(n, 0, "", b"")) for n in range(3000)])
     served.loop.stop()
     hold.set()
@@ -393,8 +393,8 @@ class Held:
 
     def __init__(self, loop: Loop, then: Callable[[], object] = lambda: None) -> None:
         entered, self._hold = threading.Event(), threading.Event()
-        loop.call_soon(lambda: (entered.set(), self._hold.wait(10.0), then()))
-        assert entered.wait(5.0)
+        loop.call_soon(lambda: (entered.set(), self._hold.wait(30), then()))
+        assert entered.wait(30)
 
     def release(self) -> None:
         self._hold.set()

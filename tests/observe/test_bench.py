@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import signal
+from multiprocessing import resource_tracker
+from pathlib import Path
+
 import pytest
 
 from zmqdist.launch.local_cluster import local_cluster
@@ -49,6 +54,24 @@ def test_tasks_round_trips_and_results_are_measured_on_a_cluster() -> None:
         "result of 2 MiB",
     ]
     assert all(figure.ours > 0 and figure.theirs and figure.ratio for figure in figures)
+
+
+def test_ctrl_c_while_the_process_pool_is_made_leaves_no_semaphore_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked = resource_tracker.register
+    made: list[str] = []
+
+    def interrupted(name: str, kind: str) -> None:
+        made.append(name)
+        if len(made) == 1:
+            signal.raise_signal(signal.SIGINT)
+        tracked(name, kind)
+
+    monkeypatch.setattr(resource_tracker, "register", interrupted)
+    with local_cluster(workers=1, processes=False) as cluster, pytest.raises(KeyboardInterrupt):
+        bench.measure_tasks(cluster, TINY)
+    gc.collect()
+    assert len(made) > 1
+    assert [name for name in made if Path(f"/dev/shm/sem.{name.removeprefix('/')}").exists()] == []
 
 
 def test_a_server_that_is_no_peer_is_told_from_one() -> None:

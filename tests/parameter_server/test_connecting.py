@@ -245,7 +245,7 @@ def test_another_program_is_told_who_is_here_and_comes_when_that_one_has_died(
     told = f"worker:0 at {servers.spec['worker'][0]} works for another program, whose dispatcher is at 127.0.0.1:"
     assert told in caught.value.message
     first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    first.wait(30)
     found = connected(servers.spec)
     assert run(found) == [servers.pid("worker", 0)]
     there(found, 2)
@@ -261,7 +261,7 @@ def test_a_program_at_the_address_of_one_that_has_died_takes_over_what_came_by_i
     assert first.stdout is not None
     assert first.stdout.readline() == "connected\n"
     first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    first.wait(30)
     port = int(spec["chief"][0].rpartition(":")[2])
     with zd.DispatchServer(zd.data.service.DispatcherConfig(port=port)) as there:
         assert there.wait_for(lambda present: ("worker", 0) in present, 20), "it comes by itself"

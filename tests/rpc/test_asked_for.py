@@ -46,7 +46,7 @@ def test_what_is_awaited_raises_as_get_value_does(serve: Serve, connect: Connect
         raise KeyError("k")
 
     hold = threading.Event()
-    client = connect(serve(fail=fail, hold=lambda: hold.wait(10)).address)
+    client = connect(serve(fail=fail, hold=lambda: hold.wait(30)).address)
 
     async def use() -> None:
         with pytest.raises(errors.UnknownError, match="KeyError: 'k'"):
@@ -60,7 +60,7 @@ def test_what_is_awaited_raises_as_get_value_does(serve: Serve, connect: Connect
 
 def test_other_tasks_run_while_one_awaits(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
-    client = connect(serve(hold=lambda: release.wait(10), echo=lambda value: value).address)
+    client = connect(serve(hold=lambda: release.wait(30), echo=lambda value: value).address)
 
     async def use() -> list[int]:
         held = asyncio.ensure_future(awaited(client.hold()))
@@ -97,14 +97,14 @@ def test_cancelling_the_task_that_awaits_cancels_the_call(serve: Serve, connect:
         assert outcome.get_error()[0] == errors.CANCELLED
 
     asyncio.run(use())
-    assert ended.wait(5)
+    assert ended.wait(30)
 
 
 def test_a_call_that_ends_after_its_event_loop_harms_nobody(
     serve: Serve, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     release = threading.Event()
-    client = connect(serve(hold=lambda: release.wait(10)).address)
+    client = connect(serve(hold=lambda: release.wait(30)).address)
     outcome = client.hold()
     loop = asyncio.new_event_loop()
     coroutine = awaited(outcome)
@@ -117,7 +117,7 @@ def test_a_call_that_ends_after_its_event_loop_harms_nobody(
     outcome.add_done_callback(lambda outcome: told.set())  # after the other one
     release.set()
     assert outcome.get_value() is True
-    assert told.wait(5)
+    assert told.wait(30)
     coroutine.close()
     assert not caplog.records
 
@@ -138,12 +138,12 @@ def test_a_handler_can_ask_whether_somebody_still_waits(serve: Serve, connect: C
 
     client = connect(serve(work=work).address)
     outcome = client.work(timeout_in_ms=500 if way == "deadline" else 0)
-    assert running.wait(5)
+    assert running.wait(30)
     if way == "cancel":
         outcome.cancel()
     elif way == "close":
         client.close()
-    assert ended.wait(5)
+    assert ended.wait(30)
     assert before == [False]
     assert not cancelled(), "outside a handler nobody asks for anything"
 
@@ -164,10 +164,10 @@ def test_a_thread_that_runs_no_call_is_asked_for_by_nobody(connect: Connect, bat
     with server:
         client = connect(server.address)
         outcome = client.work(np.zeros(1))
-        assert running.wait(5)
+        assert running.wait(30)
         outcome.cancel()
         server.service.submit(lambda: (after.append(cancelled()), left.set()))
-        assert left.wait(5)
+        assert left.wait(30)
     assert after == [False]
 
 
@@ -190,7 +190,7 @@ def test_the_next_call_of_the_same_thread_is_asked_for_again(serve: Serve, conne
     with server:
         client = connect(server.address)
         outcome = client.work()
-        assert running.wait(5)
+        assert running.wait(30)
         outcome.cancel()
         assert client.ask_blocking() is False
         assert threads[0] == threads[1]

@@ -103,12 +103,12 @@ def test_while_one_batch_runs_others_gather(batched: Any, connect: Connect) -> N
     def slow(array: Any) -> Any:
         sizes.append(len(array))
         running.set()
-        assert release.wait(10)
+        assert release.wait(30)
         return array
 
     client = connect(batched(slow, max_batch=64, max_delay_ms=0).address)
     outcomes = [client.m(np.zeros(1))]
-    assert running.wait(5)
+    assert running.wait(30)
     outcomes += [client.m(np.zeros(1)) for _ in range(10)]
     assert client.methods()  # so the server has seen all of them
     release.set()
@@ -157,13 +157,13 @@ def test_cancelled_calls_are_left_out(batched: Any, connect: Connect) -> None:
     def note(array: Any) -> Any:
         seen.append(array.tolist())
         running.set()
-        assert release.wait(10)
+        assert release.wait(30)
         return array
 
     server = batched(note, max_batch=1, max_delay_ms=0)
     client, leaver = connect(server.address), connect(server.address)
     first = client.m(np.array([0.0]))
-    assert running.wait(5)
+    assert running.wait(30)
     cancelled_one, gone, late = (
         client.m(np.array([1.0])),
         leaver.m(np.array([2.0])),
@@ -189,13 +189,13 @@ def test_nothing_is_kept_of_cancelled_calls_while_a_batch_runs(batched: Any, con
 
     def slow(array: Any) -> Any:
         running.set()
-        assert release.wait(10)
+        assert release.wait(30)
         return array
 
     server = batched(slow, max_batch=2, max_delay_ms=0)
     client = connect(server.address)
     first = client.m(np.zeros(2))
-    assert running.wait(5)
+    assert running.wait(30)
     for _ in range(5):
         late = client.m(np.zeros(1))
         assert client.methods()  # it has arrived
@@ -216,11 +216,11 @@ def test_a_batch_is_cancelled_when_none_of_its_callers_waits(batched: Any, conne
 
     client = connect(batched(work, max_batch=2, max_delay_ms=LATE_MS).address)
     one, two = client.m(np.zeros(1)), client.m(np.zeros(1))
-    assert running.wait(5)
+    assert running.wait(30)
     one.cancel()
     assert not ended.wait(0.02)
     two.cancel()
-    assert ended.wait(5)
+    assert ended.wait(30)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_server_that_stops_still_runs_one_batch_at_a_time(batched: Any, connec
     def work(array: Any) -> Any:
         together.append(not guard.acquire(blocking=False))
         running.set()
-        assert release.wait(10)
+        assert release.wait(30)
         if not together[-1]:
             guard.release()
         return array
@@ -290,7 +290,7 @@ def test_a_server_that_stops_still_runs_one_batch_at_a_time(batched: Any, connec
     server = batched(work, max_batch=100, max_delay_ms=0)
     client = connect(server.address)
     outcomes = [client.m(np.zeros(1))]
-    assert running.wait(5)
+    assert running.wait(30)
     outcomes += [client.m(np.zeros((1, 2))), client.m(np.zeros((1, 3)))]
     assert client.methods()
     stopping = threading.Thread(target=server.stop)

@@ -36,7 +36,7 @@ def test_a_thousand_calls_that_nobody_waits_for_one_by_one_are_few_messages_each
 def test_calls_that_nobody_ever_asks_about_are_carried_out(serve: Serve, connect: Connect) -> None:
     hold = threading.Event()
     ran: list[int] = []
-    client = connect(serve(hold=lambda: hold.wait(10), note=ran.append).address)
+    client = connect(serve(hold=lambda: hold.wait(30), note=ran.append).address)
     client.hold()
     for number in range(100):
         client.note(number)
@@ -49,7 +49,7 @@ def test_calls_made_right_before_the_client_is_closed_or_dropped_are_carried_out
 ) -> None:
     hold = threading.Event()
     ran: list[int] = []
-    server = serve(inline=frozenset({"note"}), hold=lambda: hold.wait(10), note=ran.append)
+    server = serve(inline=frozenset({"note"}), hold=lambda: hold.wait(30), note=ran.append)
     client = connect(server.address)
     client.hold()
     client.note(1)

@@ -193,7 +193,7 @@ def test_the_structures_of_a_signature_reach_the_function(serve: Serve, connect:
     signature = [Pair(INT, [INT]), TensorSpec((None,), np.float32)]
     client = connect(serve(m=(lambda *args: seen.put(args), signature)).address)
     client.m_blocking(Pair(1, [2]), [1, 2.5])
-    (pair, vector) = seen.get(timeout=5)
+    (pair, vector) = seen.get(timeout=30)
     assert (pair.x, pair.y, vector.tolist(), vector.dtype) == (1, [2], [1.0, 2.5], np.float32)
     with pytest.raises(TypeError, match="unexpected keyword"):
         client.m(a=1)
@@ -233,7 +233,7 @@ def test_client_timeout(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
 
     def slow(value: Any) -> None:
-        release.wait(10)
+        release.wait(30)
         cell.add(value)
 
     server = serve(add=(slow, [INT]), read_var=cell.read)
@@ -382,7 +382,7 @@ def test_a_server_that_is_dropped_answers_what_runs_and_frees_its_port(connect: 
 
     def slow() -> str:
         running.set()
-        release.wait(10)
+        release.wait(30)
         return "answered"
 
     server = Server.create("zmq", "127.0.0.1:0")
@@ -391,7 +391,7 @@ def test_a_server_that_is_dropped_answers_what_runs_and_frees_its_port(connect: 
     address = server.address
     client = connect(address)
     outcome = client.slow()
-    assert running.wait(5)
+    assert running.wait(30)
     del server
     release.set()
     assert outcome.get_value() == "answered"
@@ -451,7 +451,7 @@ def test_clients_of_one_name_live_side_by_side_also_after_one_could_not_be_made(
 
 def test_a_time_of_0_or_less_stands_for_the_clients_own(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
-    client = connect(serve(slow=lambda: release.wait(10)).address, timeout_in_ms=500)  # to connect is part of it
+    client = connect(serve(slow=lambda: release.wait(30)).address, timeout_in_ms=500)  # to connect is part of it
     for timeout_in_ms in (0, -1):
         assert client.call("slow", timeout_in_ms=timeout_in_ms).get_error()[0] == errors.DEADLINE_EXCEEDED
     kept = client.call("slow", timeout_in_ms=20_000)
@@ -493,7 +493,7 @@ def test_a_time_that_is_no_number_is_told_and_nothing_is_sent(serve: Serve, conn
 @pytest.mark.parametrize("name", ["\ud800", "m\udcff"])
 def test_a_name_that_cannot_be_sent_is_told_and_harms_no_other_call(serve: Serve, connect: Connect, name: str) -> None:
     release = threading.Event()
-    client = connect(serve(hold=lambda: release.wait(10), m=lambda: 1).address)
+    client = connect(serve(hold=lambda: release.wait(30), m=lambda: 1).address)
     held, gathering = client.hold(), client.m()
     for ask in (client.call, client.stream):
         with pytest.raises(errors.InvalidArgumentError, match="is no method's name: it is no text in UTF-8"):

@@ -15,9 +15,9 @@ from zmqdist import errors
 from zmqdist.errors import OpError
 from zmqdist.limits import DEPTH_MAX, ERROR_CHARS_MAX, HANDLER_THREADS_MAX
 from zmqdist.rpc import ZmqClient, ZmqServer
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.failures import told
 from zmqdist.rpc.pool import Pool
-from zmqdist.rpc.service import Asked
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]

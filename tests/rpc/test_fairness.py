@@ -167,6 +167,75 @@ def test_nothing_is_left_of_held_calls_that_nobody_waits_for(
         assert connect(held.server.address).size_blocking("after") == 5
 
 
+def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_out(
+    connect: Connect, lane: str, small_bounds: int
+) -> None:
+    with Held() as held:
+        client = connect(held.server.address)
+        many = large(client, UNASKED_BYTES_MAX + small_bounds + 40 * MIB)
+        until(lambda: held.server.snapshot().calls == len(many))
+        until(lambda: held.server.snapshot().bytes_waiting > small_bounds)
+        stopping = threading.Thread(target=held.server.stop)
+        stopping.start()
+        assert many[-1].get_error() == (errors.UNAVAILABLE, "the server is stopping; the call was not carried out")
+        held.go.set()  # what it had let in is carried out, or refused as well
+        stopping.join(60)
+        refused = [number for number, each in enumerate(many) if each.get_error()[0] != errors.OK]
+        assert {many[number].get_error() for number in refused} == {many[-1].get_error()}
+        assert held.seen == [number for number in range(len(many)) if number not in refused]
+        assert held.seen
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["threads", "batches"])
+def test_a_server_whose_grace_is_over_says_that_what_waits_for_a_thread_was_not_carried_out(
+    connect: Connect, batch: bool
+) -> None:
+    go, begun = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def wait(rows: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        seen.append(int(rows[0]))
+        return rows
+
+    server = Server.create("zmq", "127.0.0.1:0", threads_max=1)
+    options: dict[str, Any] = {"batch": True, "max_batch": 1} if batch else {}
+    server.register("wait", wait, **options)
+    server.start()
+    client = connect(server.address)
+    first, *others = (client.wait(np.full(1, number)) for number in range(4))
+    assert not first.done()
+    assert begun.wait(60)
+    until(lambda: server.snapshot().calls == 4)
+    server.stop(0.0)
+    assert {each.get_error() for each in others} == {
+        (errors.UNAVAILABLE, "the server is stopping; the call was not carried out")
+    }
+    code, message = first.get_error()
+    assert code == errors.UNAVAILABLE
+    assert "it may have been carried out" in message
+    go.set()
+    until(lambda: seen == [0])
+
+
+def test_handlers_may_wait_for_a_small_call_of_the_client_whose_large_ones_keep_the_server_busy(
+    connect: Connect,
+) -> None:
+    told = threading.Event()
+    server = Server.create("zmq", "127.0.0.1:0", threads_max=2)
+    server.register("wait", lambda array: told.wait(60))
+    server.register("tell", told.set, inline=True)
+    with server:
+        client = connect(server.address)
+        piece = np.zeros(512 * 2**10, np.uint8)
+        many = [client.wait(piece) for _ in range(UNASKED_BYTES_MAX // piece.nbytes + 8)]
+        until(lambda: server.snapshot().bytes_waiting > UNASKED_BYTES_MAX // 2)
+        assert client.snapshot().calls_waiting
+        client.tell_blocking(timeout_in_ms=60_000)
+        assert {each.get_value() for each in many} == {True}
+
+
 def test_a_batched_method_has_the_same_bounds(connect: Connect, lane: str, small_bounds: int) -> None:
     go = threading.Event()
 

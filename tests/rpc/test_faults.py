@@ -49,7 +49,7 @@ def test_a_server_killed_with_a_call_in_flight_is_unavailable_at_once(child: Chi
     began = time.monotonic()
     process.kill()
     assert outcome.get_error()[0] == errors.UNAVAILABLE
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # and not when the deadline or the function's time was up
     with pytest.raises(errors.UnavailableError, match=r"'sleep' was in flight; it may have been carried out"):
         outcome.get_value()
 
@@ -87,19 +87,19 @@ def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, con
 
     def slow() -> str:
         running.set()
-        release.wait(10)
+        release.wait(30)
         return "answered"
 
     server = serve(slow=slow)
     client = connect(server.address)
     outcome = client.slow()
-    assert running.wait(5)
+    assert running.wait(30)
     stopper = threading.Thread(target=server.stop)
     stopper.start()
     assert client.slow(timeout_in_ms=50).get_error()[0] in (errors.UNAVAILABLE, errors.DEADLINE_EXCEEDED)
     release.set()
     assert outcome.get_value() == "answered"
-    stopper.join(5)
+    stopper.join(30)
     server.stop()
     with pytest.raises(errors.FailedPreconditionError, match="make a new one"):
         server.start()
@@ -107,9 +107,9 @@ def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, con
 
 def test_a_handler_that_outlasts_the_grace_does_not_keep_the_server(serve: Serve, connect: Connect) -> None:
     running, release = threading.Event(), threading.Event()
-    server = serve(slow=lambda: (running.set(), release.wait(10)))
+    server = serve(slow=lambda: (running.set(), release.wait(30)))
     outcome = connect(server.address).slow()
-    assert running.wait(5)
+    assert running.wait(30)
     server.stop(grace_s=0.01)
     assert outcome.get_error()[0] == errors.UNAVAILABLE
     release.set()
@@ -156,7 +156,7 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
                 else:
                     ended = threading.Event()
                     client.late(number, 0.001).add_done_callback(lambda outcome, ended=ended: ended.set())
-                    assert ended.wait(5)
+                    assert ended.wait(30)
         except BaseException as error:
             wrong.append(error)
 
@@ -174,7 +174,7 @@ def test_eight_threads_of_mixed_calls_against_late_answers_never_stall(
 
 def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect) -> None:
     barrier = threading.Barrier(8)
-    client = connect(serve(meet=lambda: barrier.wait(5)).address)
+    client = connect(serve(meet=lambda: barrier.wait(30)).address)
     outcomes = [client.meet() for _ in range(64)]
     assert sorted(outcome.get_value() for outcome in outcomes) == sorted(list(range(8)) * 8)
 
@@ -183,7 +183,9 @@ def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect)
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
+from zmqdist.net import channel
 from zmqdist.rpc import Client, Server
+channel.SLICE_S = 40.0
 release = threading.Event()
 server = Server.create("zmq", "127.0.0.1:0")
 server.register("wait", release.wait)
@@ -213,7 +215,7 @@ for turn in range(3):
     try:
         client.wait_blocking()
     except KeyboardInterrupt:
-        assert time.monotonic() - interrupt.at < 0.5, "it ended with a slice, not with the signal"
+        assert time.monotonic() - interrupt.at < 20, "it ended with a slice, not with the signal"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         assert client.echo_blocking(turn) == turn
 release.set()
@@ -237,7 +239,7 @@ def test_ctrl_c_ends_a_wait_and_leaves_the_client_usable(child: Child, role: str
 
 def test_closing_a_client_cancels_what_is_pending(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
-    client = connect(serve(slow=lambda: release.wait(10)).address)
+    client = connect(serve(slow=lambda: release.wait(30)).address)
     outcomes = [client.slow() for _ in range(3)]
     client.close()
     release.set()
@@ -271,7 +273,7 @@ def test_a_client_without_a_server_that_is_dropped_leaves_no_thread(serve: Serve
 def test_cancel_ends_a_call_and_one_that_has_not_begun_never_runs(serve: Serve, connect: Connect) -> None:
     release = threading.Event()
     ran: list[int] = []
-    server = serve(hold=lambda: release.wait(10), note=ran.append)
+    server = serve(hold=lambda: release.wait(30), note=ran.append)
     client = connect(server.address)
     held = [client.hold() for _ in range(server.snapshot().threads_max)]
     outcome = client.note(1)
@@ -293,13 +295,11 @@ def test_a_wrong_token_is_unauthenticated(serve: Serve, tmp_path: Any) -> None:
     server = serve(m=lambda: 1)
     (tmp_path / "other").write_text("another token, long enough to be one, surely so")
     (tmp_path / "other").chmod(0o600)
-    began = time.monotonic()
     with pytest.raises(errors.UnauthenticatedError, match="refused"):
         Client.create("zmq", server.address, "", 20_000, token_file=tmp_path / "other")
     client = ZmqClient(server.address, token_file=tmp_path / "other")
     assert client.call("m").get_error()[0] == errors.UNAUTHENTICATED
     assert client.call("m").get_error()[0] == errors.UNAUTHENTICATED
-    assert time.monotonic() - began < 3
     client.close()
 
 
@@ -418,12 +418,12 @@ def test_a_call_made_while_the_server_stops_waits_for_the_next_one(serve: Serve,
 
     def hold() -> bool:
         running.set()
-        return release.wait(10)
+        return release.wait(30)
 
     server = serve(hold=hold, m=lambda: 1)
     client, address = connect(server.address), server.address
     held = client.hold()
-    assert running.wait(5)
+    assert running.wait(30)
     stopping = threading.Thread(target=server.stop)
     stopping.start()
     until(lambda: not held.done() and not client.snapshot().connected)  # it has said goodbye

@@ -12,7 +12,7 @@ import pytest
 from tests.rpc.hosted import Hosted
 from zmqdist.errors import CANCELLED, INVALID_ARGUMENT, UNIMPLEMENTED, InvalidArgumentError
 from zmqdist.rpc import ZmqClient
-from zmqdist.rpc.service import Asked
+from zmqdist.rpc.asked import Asked
 
 
 class Desk:
@@ -45,7 +45,7 @@ def test_a_call_is_answered_from_any_thread_and_only_the_first_answer_counts(
 ) -> None:
     client = connect(desk.server.address)
     later = client.call("ask", [1])
-    asked = desk.asked.get(timeout=5)
+    asked = desk.asked.get(timeout=30)
     assert asked.wanted()
     asked.answer(np.arange(3))
     asked.answer("too late")
@@ -62,8 +62,8 @@ def test_what_cannot_travel_what_is_raised_and_what_fails_are_errors_of_the_call
     assert client.call("ask", []).get_error()[0] == INVALID_ARGUMENT
     assert client.call("ask", [1, 2]).get_error()[0] == INVALID_ARGUMENT
     first, second = client.call("ask", [1]), client.call("ask", [2])
-    desk.asked.get(timeout=5).answer(object())
-    desk.asked.get(timeout=5).fail(InvalidArgumentError(None, None, "no"))
+    desk.asked.get(timeout=30).answer(object())
+    desk.asked.get(timeout=30).fail(InvalidArgumentError(None, None, "no"))
     assert first.get_error()[0] == INVALID_ARGUMENT
     assert second.get_error() == (INVALID_ARGUMENT, "no")
 
@@ -73,14 +73,14 @@ def test_whose_caller_cancels_or_goes_is_told_once_and_nothing_is_kept(
 ) -> None:
     client = connect(desk.server.address)
     cancelled = client.call("ask", [1])
-    asked = desk.asked.get(timeout=5)
+    asked = desk.asked.get(timeout=30)
     cancelled.cancel()
     assert cancelled.get_error()[0] == CANCELLED
-    assert desk.dropped.get(timeout=5) is asked
+    assert desk.dropped.get(timeout=30) is asked
     assert not asked.wanted()
     pending = client.call("ask", [2])
-    asked = desk.asked.get(timeout=5)
+    asked = desk.asked.get(timeout=30)
     client.close()
     assert pending.get_error()[0] == CANCELLED
-    assert desk.dropped.get(timeout=5) is asked
+    assert desk.dropped.get(timeout=30) is asked
     assert desk.dropped.empty()

@@ -58,7 +58,7 @@ def test_join_waits_until_it_is_stopped_or_its_time_is_over(made: Made) -> None:
     waiting = threading.Thread(target=lambda: joined.append(server.join()))
     waiting.start()
     server.stop()
-    waiting.join(5)
+    waiting.join(30)
     assert joined == [True]
 
 

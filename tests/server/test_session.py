@@ -170,11 +170,11 @@ def test_close_cancels_blocking_operation(opened: Opened, slot: str) -> None:
     QUEUES["began"] = began  # type: ignore[assignment]
     thread = threading.Thread(target=wait)
     thread.start()
-    assert began.wait(10)
+    assert began.wait(30)
     session.close()
-    thread.join(10)
+    thread.join(30)
     assert "the session was closed (Session.close)" in str(raised[0])
-    assert QUEUES[slot].get(timeout=10) == "gave up"
+    assert QUEUES[slot].get(timeout=30) == "gave up"
     with pytest.raises(FailedPreconditionError, match="closed"):
         session.run(int)
 
@@ -189,7 +189,7 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
     began = QUEUES["began"] = threading.Event()  # type: ignore[assignment]
 
     def interrupt() -> None:
-        assert began.wait(10)  # type: ignore[attr-defined]
+        assert began.wait(30)  # type: ignore[attr-defined]
         until(lambda: session.snapshot().pending)  # the function may begin before its call has come back to who made it
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -197,8 +197,8 @@ def test_ctrl_c_ends_the_wait_and_asks_the_function_to_end(opened: Opened, slot:
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         session.run(_tell_and_dequeue, slot)
-    thread.join(10)
-    assert QUEUES[slot].get(timeout=10) == "gave up"
+    thread.join(30)
+    assert QUEUES[slot].get(timeout=30) == "gave up"
     assert session.run(len, "abc") == 3
 
 
@@ -237,7 +237,7 @@ def test_timeout_raises_exception(opened: Opened, slot: str) -> None:
         assert session.run(int, timeout_in_ms=20_000) == 0  # to connect is part of the time
         with pytest.raises(DeadlineExceededError, match=r"dequeue on localhost:0 did not end in time"):
             session.run(dequeue, slot, timeout_in_ms=timeout_in_ms)
-        assert QUEUES[slot].get(timeout=10) == "gave up"
+        assert QUEUES[slot].get(timeout=30) == "gave up"
 
 
 def test_extend_after_queue_runners(opened: Opened, slot: str) -> None:
@@ -252,7 +252,7 @@ def test_extend_after_queue_runners(opened: Opened, slot: str) -> None:
     for _ in waiting:
         QUEUES[slot].put(None)
     for thread in waiting:
-        thread.join(10)
+        thread.join(30)
 
 
 def test_isolate_session_state(opened: Opened) -> None:
@@ -302,7 +302,7 @@ def test_the_servers_config_is_the_default_of_its_sessions(made: Callable[..., S
         QUEUES["default"] = queue.Queue()
         with pytest.raises(DeadlineExceededError):
             isolated.run(dequeue, "default")
-        assert QUEUES["default"].get(timeout=10) == "gave up"
+        assert QUEUES["default"].get(timeout=30) == "gave up"
         del QUEUES["default"]
 
 
@@ -523,11 +523,11 @@ def test_reset_ends_what_other_sessions_wait_for(opened: Opened, server: Server,
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert began.wait(10)  # type: ignore[attr-defined]
+    assert began.wait(30)  # type: ignore[attr-defined]
     Session.reset(server.target)
-    thread.join(10)
+    thread.join(30)
     assert "Session.reset was called at localhost:0" in str(raised[0])
-    assert QUEUES[slot].get(timeout=10) == "gave up"
+    assert QUEUES[slot].get(timeout=30) == "gave up"
     with pytest.raises(AbortedError, match=r"Session\.reset"):
         session.read("v")
 
@@ -657,8 +657,8 @@ def test_stopping_a_server_asks_functions_to_end_after_the_grace(made: Callable[
 
         thread = threading.Thread(target=wait)
         thread.start()
-        assert began.wait(10)  # type: ignore[attr-defined]
+        assert began.wait(30)  # type: ignore[attr-defined]
         server.stop(0.05)
-        thread.join(10)
+        thread.join(30)
         assert "_tell_and_dequeue on local:0: local:0 was stopped, and this had not ended" in str(raised[0])
-    assert QUEUES[slot].get(timeout=10) == "gave up"
+    assert QUEUES[slot].get(timeout=30) == "gave up"

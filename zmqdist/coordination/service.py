@@ -41,7 +41,8 @@ from zmqdist.limits import KEY_CHARS_MAX
 from zmqdist.net.loop import Loop
 from zmqdist.net.processes import is_alive
 from zmqdist.net.router import Peer, Router
-from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import host_identity
 
 PREFIX: Final = "coordination."

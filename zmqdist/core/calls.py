@@ -12,8 +12,9 @@ Theory of operation
     a message is full. When the connection goes, what is in flight has ended with UNAVAILABLE - it may have happened, so it is
     never sent again - and what waits goes on waiting for a server.
     So that no client fills a server's memory, arguments leave unasked only while those of unanswered calls are within a window.
-    Beyond it a call with large parts is sent without them: the server lets them in when it has room. Any other call, and what was
-    asked after it, waits for answers.
+    Beyond it a call with large parts is sent without them: the server lets them in when it has room. Any other call is held back
+    until answers have come, unless it is so small that it does not count (`counted`, the rule of both ends): those pass, so that
+    a handler can wait for a small call of the very client whose large ones keep the server busy.
     The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
     nobody waits for any more: cancelled, past its time, or of a peer that has gone.
 
@@ -24,11 +25,12 @@ Promises, checked by tests/core/test_calls.py
     P4  nothing is left in a table of a call that has ended, or of a peer that has gone
     P5  no call of another incarnation is ever started
     P6  a peer has at most `pending_max` calls unanswered; the next is answered RESOURCE_EXHAUSTED
-    P7  calls leave in the order of asking; one message has at most BATCH_ITEMS_MAX of them and closes at BATCH_BYTES_MAX;
-        a call with frames has one of its own
+    P7  calls leave in the order of asking, but for those that are held back (P9); one message has at most BATCH_ITEMS_MAX of them
+        and closes at BATCH_BYTES_MAX; a call with frames has one of its own
     P8  a call does not wait for company when nothing is in flight, when a full message waits, or when it has frames
-    P9  arguments of unanswered calls that were sent unasked are at most `unasked_max` bytes, or one call; those of a call with
-        more than CHUNK_BYTES in its frames are held where they do not fit, and never stand in the way of another call
+    P9  arguments of unanswered calls that were sent unasked and count are at most `unasked_max` bytes, or one call; those of a call
+        with more than CHUNK_BYTES in its frames leave later where they do not fit, other calls that count are held back, in the
+        order of asking, and neither stands in the way of a call that counts nothing
 
 Not here: what is in a body (wire/safe.py), who waits for a call and how (net/channel.py), who runs it (rpc/service.py).
 """
@@ -46,7 +48,14 @@ from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
-from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, CALLS_PENDING_MAX, CHUNK_BYTES, UNASKED_BYTES_MAX
+from zmqdist.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_ITEMS_MAX,
+    CALLS_PENDING_MAX,
+    CHUNK_BYTES,
+    UNASKED_BYTES_MAX,
+    UNCOUNTED_BYTES_MAX,
+)
 from zmqdist.messages import Call, CancelCall, Reply
 
 FAR_S: Final = 1e9
@@ -59,6 +68,12 @@ Frames: TypeAlias = Sequence[Any]
 def nbytes_of(frames: Frames) -> int:
     """Bytes of buffers of any kind."""
     return sum(frame.nbytes if hasattr(frame, "nbytes") else len(frame) for frame in frames)
+
+
+def counted(body: bytes, frames: Frames) -> int:
+    """What the arguments of a call count in bytes, among those that were sent unasked: nothing, if they are small. At both ends."""
+    nbytes = len(body) + nbytes_of(frames) if frames else len(body)
+    return nbytes if nbytes > UNCOUNTED_BYTES_MAX else 0
 
 
 class ClientCall:
@@ -125,10 +140,10 @@ class ClientCalls:
 
     Attributes:
       incarnation: of the server that is connected; 0 while none is.
-      in_flight, waiting: the calls by number, in the order of asking.
-      waiting_bytes: of the bodies of those that wait.
+      in_flight, waiting: the calls by number, in the order of asking; those that wait do so for a server, or for company.
+      waiting_bytes: of the bodies of those in `waiting`.
       unasked: bytes of arguments that were sent unasked, of the calls in flight (P9).
-      held_back: what waits, waits for answers.
+      held_back: the calls that wait for answers, in the order of asking: all were asked before those in `waiting`.
       deadline: when `ticked` must be called at the latest: no call is due before. `inf` when none has a deadline.
     """
 
@@ -141,12 +156,12 @@ class ClientCalls:
         self._last_id = 0
         self._pulls = False
         self.unasked = 0
-        self.held_back = False
         self.deadline = inf
         self.waiting_bytes = 0
         self.incarnation = 0
         self.in_flight: dict[int, ClientCall] = {}
         self.waiting: dict[int, ClientCall] = {}
+        self.held_back: dict[int, ClientCall] = {}
 
     def asked(self, call: ClientCall) -> bool:
         """A new call. It waits, or has ended here (then `ended` is set): there are too many, or no server for one that waits for none.
@@ -155,7 +170,7 @@ class ClientCalls:
           Whether what waits should leave now, although nobody wants an answer yet (P8).
         """
         waiting, in_flight = self.waiting, self.in_flight
-        if len(in_flight) + len(waiting) >= self._pending_max:
+        if len(in_flight) + len(waiting) + len(self.held_back) >= self._pending_max:
             call.end(
                 RESOURCE_EXHAUSTED, f"{self._pending_max} calls to {self._address} are unanswered: wait for some first"
             )
@@ -169,7 +184,7 @@ class ClientCalls:
         nbytes = len(call.body)
         self.waiting_bytes += nbytes
         if call.bounded:
-            call.nbytes = nbytes + nbytes_of(call.frames) if call.frames else nbytes
+            call.nbytes = counted(call.body, call.frames)
         waiting[call.id] = call
         return self.incarnation != 0 and (
             not in_flight
@@ -179,56 +194,74 @@ class ClientCalls:
         )
 
     def next_message(self) -> list[ClientCall]:
-        """The calls to be sent as one message, in flight from now on; none when none waits or no server is known."""
-        waiting, in_flight = self.waiting, self.in_flight
-        calls: list[ClientCall] = []
+        """The calls to be sent as one message, in flight from now on; none when none may leave, or no server is known."""
         if not self.incarnation:
-            return calls
-        self.held_back = False
-        room = self._unasked_max - self.unasked
-        if len(waiting) == 1:
-            number, call = waiting.popitem()
-            if call.nbytes > room and self._waits(call, room):
-                waiting[number] = call
+            return []
+        waiting = self.waiting
+        if self.held_back:
+            if calls := self._leave(self.held_back):
                 return calls
-            in_flight[number] = call
-            self.unasked += call.nbytes
+        elif len(waiting) == 1:
+            number, call = waiting.popitem()
             self.waiting_bytes = 0
+            if call.nbytes and not self._may_leave(call):
+                self.held_back[number] = call
+                return []
+            self.in_flight[number] = call
+            self.unasked += call.nbytes
             return [call]
+        return self._leave(waiting) if waiting else []
+
+    def _leave(self, source: dict[int, ClientCall]) -> list[ClientCall]:
+        """The first calls of `held_back` or `waiting`, as many as make a message. Those of `waiting` that may not leave are held back."""
+        held_back = self.held_back
+        resumes = source is held_back
+        calls: list[ClientCall] = []
+        behind: list[ClientCall] = []
         byte_count = 0
-        for call in waiting.values():
+        for call in source.values():
             if call.frames and calls:
                 break
-            if call.nbytes > room and self._waits(call, room):
-                break
+            if call.nbytes:
+                if not self._may_leave(call, resumes or not (held_back or behind)):
+                    if resumes:
+                        break
+                    behind.append(call)
+                    continue
+                self.unasked += call.nbytes
             calls.append(call)
-            room -= call.nbytes
             byte_count += len(call.body)
             if call.frames or len(calls) >= BATCH_ITEMS_MAX or byte_count >= BATCH_BYTES_MAX:
                 break
-        if len(calls) == len(waiting):
-            in_flight.update(waiting)
-            waiting.clear()
+        if not resumes:
+            self.waiting_bytes -= byte_count + sum(len(call.body) for call in behind)
+        if len(calls) == len(source):
+            self.in_flight.update(source)
+            source.clear()
         else:
             for call in calls:
-                in_flight[call.id] = waiting.pop(call.id)
-        self.unasked = self._unasked_max - room
-        self.waiting_bytes -= byte_count
+                self.in_flight[call.id] = source.pop(call.id)
+            for call in behind:
+                held_back[call.id] = source.pop(call.id)
         return calls
 
-    def _waits(self, call: ClientCall, room: int) -> bool:
-        """P9 for a call that does not fit: whether it waits for answers. Else it leaves, perhaps without its large parts."""
+    def _may_leave(self, call: ClientCall, first: bool = True) -> bool:
+        """P9 for a call that counts: whether it may leave now, perhaps without its large parts.
+
+        Args:
+          first: no call is held back that was asked before it.
+        """
+        if first and self.unasked + call.nbytes <= self._unasked_max:
+            return True
         if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
             if self._pulls:
                 call.held, call.nbytes = True, 0
-            return False
-        self.held_back = room < self._unasked_max
-        return self.held_back
+            return True
+        return first and not self.unasked
 
-    @property
-    def sendable(self) -> bool:
-        """Whether what waits can be sent, as far as was seen: a server is known, and has answered enough."""
-        return self.incarnation != 0 and not self.held_back
+    def waits(self, call: ClientCall) -> bool:
+        """Whether it has not been sent: for a server, for company or for answers to others."""
+        return call.id in self.waiting or call.id in self.held_back
 
     def request(self, call: ClientCall, now: float) -> Call:
         """What the server is told of a call."""
@@ -239,8 +272,7 @@ class ClientCalls:
         """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
         unsent = {call.id: call for call in calls if self.in_flight.pop(call.id, None) is not None}
         self.unasked -= sum(call.nbytes for call in unsent.values())
-        self.waiting_bytes += sum(len(call.body) for call in unsent.values())
-        self.waiting = {**unsent, **self.waiting}
+        self._wait_again(unsent)
 
     def server_up(self, incarnation: int, pulls: bool = True) -> None:
         """A server's hello arrived: what waits can be sent.
@@ -250,18 +282,17 @@ class ClientCalls:
         """
         self.incarnation = incarnation
         self._pulls = pulls
-        self.held_back = False
 
     def server_leaving(self) -> None:
         """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""
         self.incarnation = 0
-        self.held_back = False
+        self._wait_again({})
 
     def connection_lost(self) -> list[ClientCall]:
         """The connection has ended, and what it had brought was read: the calls that ended with it."""
         self.incarnation = 0
         self.unasked = 0
-        self.held_back = False
+        self._wait_again({})
         ended = list(self.in_flight.values())
         self.in_flight.clear()
         for call in ended:
@@ -299,37 +330,46 @@ class ClientCalls:
         """The calls whose time has passed. The server is not told: it knows the time that was left."""
         if now < self.deadline:
             return []
-        ended = [call for calls in (self.in_flight, self.waiting) for call in calls.values() if call.due <= now]
+        ended = [call for calls in self._tables() for call in calls.values() if call.due <= now]
         for call in ended:
             sent = self._forget(call)
             waited_for = "an answer" if sent or self.incarnation else f"a server at {self._address}"
             call.end(DEADLINE_EXCEEDED, f"deadline passed while the call of {call.method!r} waited for {waited_for}")
-        self.deadline = min(
-            (call.due for calls in (self.in_flight, self.waiting) for call in calls.values()), default=inf
-        )
+        self.deadline = min((call.due for calls in self._tables() for call in calls.values()), default=inf)
         return ended
 
     def failed(self, code: int, message: str) -> list[ClientCall]:
         """The server refuses this client, or the client is closed: every call has ended with this error."""
         self.incarnation = 0
-        ended = [*self.in_flight.values(), *self.waiting.values()]
-        self.in_flight.clear()
-        self.waiting.clear()
+        ended = [call for calls in self._tables() for call in calls.values()]
+        for calls in self._tables():
+            calls.clear()
         self.waiting_bytes = 0
         self.unasked = 0
-        self.held_back = False
         for call in ended:
             call.end(code, message)
         return ended
 
+    def _tables(self) -> tuple[dict[int, ClientCall], ...]:
+        return self.in_flight, self.held_back, self.waiting
+
+    def _wait_again(self, unsent: dict[int, ClientCall]) -> None:
+        """These, and all that are held back, wait with the others, in the order of asking."""
+        if unsent or self.held_back:
+            again = {**unsent, **self.held_back}
+            self.waiting_bytes += sum(len(call.body) for call in again.values())
+            self.held_back.clear()
+            self.waiting = dict(sorted({**again, **self.waiting}.items()))
+
     def _forget(self, call: ClientCall) -> bool:
-        """Take it out of the table, which may make room for what waits; whether it was in flight."""
-        self.held_back = False
+        """Take it out of the table, which may make room for what is held back; whether it was in flight."""
         if self.in_flight.pop(call.id, None) is not None:
             self.unasked -= call.nbytes
             return True
         if self.waiting.pop(call.id, None) is not None:
             self.waiting_bytes -= len(call.body)
+        else:
+            self.held_back.pop(call.id, None)
         return False
 
 

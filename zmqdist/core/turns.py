@@ -179,6 +179,19 @@ class Turns:
             self.unasked -= its.unasked
             self.pulled -= its.pulled
 
+    def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
+        """No call whose arguments are not all here will begin, nor, if so, one that is ready: they are dropped, each as (client, key,
+        item), without an item while its arguments come."""
+        calls: list[tuple[Any, Any, Any]] = []
+        for client, its in self._clients.items():
+            calls += [(client, key, item) for key, (_, item) in its.outside.items()]
+            calls += [(client, key, None) for key in its.held if key not in its.ready]
+            if ready:
+                calls += [(client, key, item) for key, item in its.ready.items()]
+        for client, key, _ in calls:
+            self.dropped(client, key)
+        return calls
+
     def waiting(self, client: Hashable) -> list[Any]:
         """The items of a client's calls that are ready."""
         its = self._clients.get(client)

@@ -56,7 +56,8 @@ from zmqdist.data_service.store import DatasetStore
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.net.loop import Loop
-from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.service import RpcService
 
 log = logging.getLogger("zmqdist.data")
 

@@ -10,7 +10,7 @@ from zmqdist.data_service.runners.base import Packed
 from zmqdist.data_service.squeezing import squeeze
 from zmqdist.errors import OpError
 from zmqdist.net.loop import Loop
-from zmqdist.rpc.service import Asked
+from zmqdist.rpc.asked import Asked
 
 SOME: Final = 0
 END: Final = 1

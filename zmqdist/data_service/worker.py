@@ -46,9 +46,10 @@ from zmqdist.net.address import with_key
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.looped import LoopCalls
-from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.rpc.service import RpcService
 from zmqdist.wire.hello import host_identity
 
 log = logging.getLogger("zmqdist.data")

@@ -274,7 +274,7 @@ class Channel:
             if self._leader == _NOBODY and (now - self._looked_at > FRESH_S or not table.incarnation):
                 self._look(now)
             line.submit(call, waits)
-            if table.waiting and not table.held_back:
+            if table.waiting:
                 if table.incarnation:
                     self._nap()
                 else:
@@ -502,8 +502,8 @@ class Channel:
 
     def _reader_needed(self) -> bool:
         line, table = self._line, self._line.table
-        waits_for_server = table.waiting and not table.sendable
-        return bool(self._with_callbacks or self._to_call or waits_for_server or line.lanes.sending)
+        waits_for_server = table.waiting and not table.incarnation
+        return bool(self._with_callbacks or self._to_call or waits_for_server or table.held_back or line.lanes.sending)
 
     def _need_reader(self) -> None:
         if self._reader is None:
@@ -569,7 +569,7 @@ class Channel:
     def _end_nap(self) -> None:
         """The reader's: send what has gathered. When nothing has, or no server is there to take it, it may sleep again."""
         table = self._line.table
-        if table.waiting and table.sendable:
+        if table.waiting and table.incarnation:
             if self._leader == _NOBODY:
                 self._look(monotonic())
             self._line.flush()

@@ -17,7 +17,7 @@ class ClientSnapshot:
     Attributes:
       connected: the server's hello has arrived on the present connection, and the server has not said that it stops.
       shared_memory: arrays of more than 512 KiB travel to the server through shared memory; else in chunks.
-      calls_waiting: calls that have not been sent: they wait for a server to appear, or for others to be sent with.
+      calls_waiting: calls that have not been sent: they wait for a server to appear, for others to be sent with, or for answers.
       bytes_waiting: of these, without their arrays that travel in frames.
       calls_in_flight: calls that were sent and not answered.
       threads_waiting: threads of the program that wait in this client for the end of a call.

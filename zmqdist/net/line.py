@@ -147,8 +147,8 @@ class Line:
         return ClientSnapshot(
             connected=table.incarnation != 0,
             shared_memory=lanes.lends,
-            calls_waiting=len(table.waiting),
-            bytes_waiting=table.waiting_bytes,
+            calls_waiting=len(table.waiting) + len(table.held_back),
+            bytes_waiting=table.waiting_bytes + sum(len(call.body) for call in table.held_back.values()),
             calls_in_flight=len(table.in_flight),
             threads_waiting=threads_waiting,
             transfers=len(lanes.tracked),
@@ -181,7 +181,7 @@ class Line:
         """
         if self.table.asked(call) or waits:
             self._send_waiting()
-        if call.frames and call.id in self.table.waiting and not is_large(call.frames):
+        if call.frames and self.table.waits(call) and not is_large(call.frames):
             call.frames = [bytes(frame) for frame in call.frames]  # the caller may change its arrays after this
 
     def flush(self) -> None:
@@ -192,14 +192,13 @@ class Line:
     def cancel(self, call: ClientCall) -> None:
         """The caller gives up; a call that has ended is fine."""
         if not call.ended:
-            held_back = self.table.held_back
             message = self.table.cancelled(call)
             self.ended.append(call)
             self.lanes.over(call.id)
             if message is not None:
                 self._put(headers.encode(message))
                 self.settle()
-            if held_back:
+            if self.table.held_back:
                 self.flush()  # what had no room beside it may have some now
 
     def fail(self, code: int, message: str) -> None:
@@ -209,7 +208,7 @@ class Line:
 
     def _send_waiting(self) -> None:
         table = self.table
-        while table.waiting and (calls := table.next_message()):
+        while (table.waiting or table.held_back) and (calls := table.next_message()):
             now, frames = monotonic(), calls[0].frames
             if len(calls) > 1:
                 sent = self._put(headers.encode(Calls([table.request(call, now) for call in calls])))
@@ -260,7 +259,8 @@ class Line:
             self._drain()
         else:
             return False
-        while self.table.waiting and self.table.incarnation:
+        table = self.table
+        while (table.waiting or table.held_back) and table.incarnation:
             self._send_waiting()
             if not self._has_input():
                 break
@@ -408,12 +408,11 @@ class Line:
     def expire(self, now: float) -> None:
         """End the calls whose time has passed."""
         if now >= self.table.deadline:
-            held_back = self.table.held_back
             ended = self.table.ticked(now)
             self.ended += ended
             if self.lanes.tracked:
                 self._give_up(ended)
-            if held_back:
+            if self.table.held_back:
                 self.flush()
 
     def _give_up(self, calls: list[ClientCall]) -> None:

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -188,12 +189,19 @@ def large(byte_count: int) -> np.ndarray[Any, Any]:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Processes that this thread starts in here do not hear Ctrl-C at a terminal, at which each would print a traceback."""
+    """Ctrl-C waits for the end of this. Processes that this thread starts in here never hear it: each would print a traceback."""
+    heard: list[int] = []
+    main = threading.current_thread() is threading.main_thread()  # any other may hear it for this one
+    handler = signal.signal(signal.SIGINT, lambda number, _: heard.append(number)) if main else None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if main:
+            signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
@@ -204,7 +212,9 @@ def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
     """
     pool_tasks = max(1, plan.tasks // 5)
     # Not forked: this process has threads. Its children import this module, as the workers do.
-    with ClusterCoordinator(cluster) as coordinator, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+    with _interrupts_held():  # one in between would leave a semaphore behind that nothing unlinks
+        pool = ProcessPoolExecutor(2, get_context("spawn"))
+    with ClusterCoordinator(cluster) as coordinator, pool:
 
         def ours() -> float:
             start = perf_counter()

@@ -71,4 +71,4 @@ def start_packed(
 
 def has_left(started: StatusOrResult) -> bool:
     """Whether a call was sent: then it ends by itself when the connection does. Else it waits for a server, or for company."""
-    return started._call.id not in started._channel._line.table.waiting
+    return not started._channel._line.table.waits(started._call)

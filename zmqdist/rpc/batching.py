@@ -28,7 +28,8 @@ from zmqdist.rpc.methods import Method
 from zmqdist.running import enter, leave
 
 if TYPE_CHECKING:
-    from zmqdist.rpc.service import Asked, RpcService
+    from zmqdist.rpc.asked import Asked
+    from zmqdist.rpc.service import RpcService
 
 
 class _Waiting:

@@ -11,7 +11,7 @@ import traceback
 from typing import Final
 
 from zmqdist import errors
-from zmqdist.errors import OpError
+from zmqdist.errors import OpError, UnavailableError
 from zmqdist.limits import ERROR_CHARS_MAX
 from zmqdist.messages import Reply
 
@@ -30,6 +30,17 @@ _HERE: Final = os.path.dirname(__file__)
 def failed(id: int, error: BaseException) -> Reply:
     """The answer to call `id`: an OpError keeps its code and text, anything else has a code by its class, and class and traceback."""
     return Reply(id, *told(error), b"")
+
+
+def no_room(id: int, why: str) -> Reply:
+    """The answer to call `id` whose arguments exceed a bound."""
+    told = f"{why}: send fewer at a time, or wait for answers; the call was not carried out"
+    return Reply(id, errors.RESOURCE_EXHAUSTED, told, b"")
+
+
+def stopping() -> UnavailableError:
+    """The error of a call that a server will not begin any more."""
+    return UnavailableError(None, None, "the server is stopping; the call was not carried out")
 
 
 def told(error: BaseException) -> tuple[int, str]:

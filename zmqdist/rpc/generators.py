@@ -38,7 +38,8 @@ from zmqdist.running import enter, leave
 from zmqdist.wire.items import Items, encode_items
 
 if TYPE_CHECKING:
-    from zmqdist.rpc.service import Asked, RpcService
+    from zmqdist.rpc.asked import Asked
+    from zmqdist.rpc.service import RpcService
 
 log = logging.getLogger("zmqdist.rpc")
 

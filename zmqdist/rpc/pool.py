@@ -114,6 +114,13 @@ class Pool:
             self._turns.gone(owner)
             self._look_idle()
 
+    def cut_off(self, ready: bool) -> list[tuple[Any, Any, Any]]:
+        """As `Turns.cut_off`."""
+        with self._lock:
+            calls = self._turns.cut_off(ready)
+            self._look_idle()
+            return calls
+
     def stop(self) -> None:
         """Let the threads end when they have nothing to do; what was submitted is still done. Nothing may be submitted after."""
         for _ in self._running:

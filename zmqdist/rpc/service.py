@@ -29,24 +29,24 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist import errors
-from zmqdist.core.calls import ServedCall, ServerCalls, nbytes_of
+from zmqdist.core.calls import ServedCall, ServerCalls, counted
 from zmqdist.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
     PermissionDeniedError,
-    UnavailableError,
     WireError,
 )
-from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX, UNCOUNTED_BYTES_MAX
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
 from zmqdist.net.figures import ServerSnapshot
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
 from zmqdist.net.transfers import Source, fresh, nbytes_told
 from zmqdist.rpc.about import ABOUT, about_us
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching import Batched
-from zmqdist.rpc.failures import failed
+from zmqdist.rpc.failures import failed, no_room, stopping
 from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.jam import JamLog
 from zmqdist.rpc.methods import Method, method_for
@@ -64,59 +64,6 @@ UNREAD_S: Final = 0.5
 
 SWEEP_S: Final = 0.1
 """So often at most it is looked whether a client that is about to be refused has calls whose time is up: there may be 65,536."""
-
-
-class Asked:
-    """A call that its method answers later, from any thread. Only the first answer counts; without one its caller waits on.
-
-    Attributes:
-      peer: who asks; `peer.role` is what it was let in as, `peer.hello.incarnation` its life.
-      due: when its caller stops waiting, on `time.monotonic`; `inf` for never.
-    """
-
-    __slots__ = ("_served", "_service", "due", "peer")
-
-    def __init__(self, service: RpcService, served: ServedCall, peer: Peer) -> None:
-        self._service = service
-        self._served = served
-        self.peer = peer
-        self.due = served.due
-        served.on_dropped = partial(service.drop, served)
-
-    def wanted(self) -> bool:
-        """Whether its caller still waits."""
-        return self._served.wanted(time.monotonic())
-
-    def begun(self) -> None:
-        """In the loop: a batched call runs now, and its arguments do not count among those that wait."""
-        self._service.begun(self._served)
-
-    def on_dropped(self, fn: Callable[[], None]) -> None:
-        """Have `fn` called in the loop when the caller cancels, or its connection ends, before the answer. Not at its deadline."""
-        service, served = self._service, self._served
-
-        def dropped() -> None:
-            service.drop(served)
-            fn()
-
-        served.on_dropped = dropped
-
-    def answer(self, value: Any) -> None:
-        """The call has this value. An array in it is a snapshot of this moment."""
-        try:
-            body, sources = pack_result([value], lends=self.peer.lanes is not None and self.peer.lanes.lends)
-        except BaseException as error:
-            self.fail(error)
-        else:
-            self.answer_packed(body, sources)
-
-    def answer_packed(self, body: bytes, sources: Sequence[Source]) -> None:
-        """The same for what was packed before."""
-        self._service.answer_later(self._served, self.peer, Reply(self._served.id, errors.OK, "", body), sources)
-
-    def fail(self, error: BaseException) -> None:
-        """The call has this error, as if its method had raised it."""
-        self._service.answer_later(self._served, self.peer, failed(self._served.id, error), ())
 
 
 class RpcService:
@@ -241,6 +188,8 @@ class RpcService:
     def stop(self, grace_s: float) -> bool:
         """Refuse new calls and wait until the present ones are answered; from any thread but the loop's.
 
+        Calls whose arguments are not all here are refused at once, and after `grace_s` those that still wait for a thread.
+
         Returns:
           False: some were still running or on their way after `grace_s`. Handlers cannot be cut off.
         """
@@ -251,7 +200,10 @@ class RpcService:
         streaming = self._loop.run(self._generators.stop)
         for batched in self._batched:
             self._loop.run(batched.close)
+        self._loop.run(self._refuse, False)
         idle = self._pool.wait_idle(grace_s)
+        if not idle:
+            self._loop.run(self._refuse, True)
         self._pool.stop()
         for thread in streaming:
             thread.join(max(0.0, until - time.monotonic()))
@@ -371,29 +323,27 @@ class RpcService:
         """Run the method when all its arguments are here, and it has its turn."""
         if not call.parts:
             if method.pooled:
-                nbytes = len(call.body) + nbytes_of(frames) if frames else len(call.body)
-                nbytes = nbytes if nbytes > UNCOUNTED_BYTES_MAX else 0
-                self._submit(served, peer, method, call.body, frames, nbytes)
+                self._submit(served, peer, method, call.body, frames, counted(call.body, frames))
                 return
-            if not method.batch or self._count(served, peer, call, nbytes_of(frames)):
+            nbytes = counted(call.body, frames) if method.batch else 0
+            if not nbytes or self._count(served, peer, call, nbytes):
                 self._run(served, peer, method, call.body, frames)
         elif not (method.pooled or method.batch):
             self._receive(served, peer, method, call)
         elif call.held:
             self._pool.announced(peer, served, len(call.body) + nbytes_told(call.parts), (served, peer, method, call))
             self._let_in()
-        elif self._count(served, peer, call, nbytes_told(call.parts)):
+        elif self._count(served, peer, call, len(call.body) + nbytes_told(call.parts)):
             self._receive(served, peer, method, call)
 
     def _count(self, served: ServedCall, peer: Peer, call: Call, nbytes: int) -> bool:
         """Whether there is room for a call that has come unasked; else it is answered here."""
-        nbytes += len(call.body)
         refused = self._pool.arrived(peer, served, nbytes)
         if refused and self._drop_unwanted(peer):
             refused = self._pool.arrived(peer, served, nbytes)
         if refused:
             self._router.lanes(peer).decline(call.parts)
-            self._finished(served, peer, _refusal(served, refused), ())
+            self._finished(served, peer, no_room(served.id, refused), ())
         return not refused
 
     def _submit(
@@ -405,7 +355,7 @@ class RpcService:
         if refused and self._drop_unwanted(peer):
             refused = self._pool.ready(peer, served, work, nbytes)
         if refused:
-            self._finished(served, peer, _refusal(served, refused), ())
+            self._finished(served, peer, no_room(served.id, refused), ())
         elif self._pool.full and self._jam.deadline is None:
             self._look_jam()
 
@@ -504,6 +454,19 @@ class RpcService:
         self._pool.dropped(served.peer, served)
         self._let_in()
 
+    def _refuse(self, ready: bool) -> None:
+        """The server stops: answer calls that have not begun, and will not, also those that are ready. Their clients know then."""
+        for peer, key, item in self._pool.cut_off(ready):
+            if isinstance(key, ServedCall):
+                if not ready and item is not None:
+                    self._router.lanes(peer).decline(item[3].parts)
+                elif peer.lanes is not None:
+                    peer.lanes.over(key.id)
+                self._finished(key, peer, failed(key.id, stopping()), ())
+            else:
+                for waiting in item[1][0]:
+                    waiting.asked.fail(stopping())
+
     def _look_jam(self) -> None:
         deadline = self._jam.look(self._loop.now(), self.where)
         self._loop.set_timer(self._jam, deadline, self._look_jam)
@@ -551,7 +514,7 @@ class RpcService:
             allowed = ", ".join(sorted(method.roles))
             raise PermissionDeniedError(None, None, f"role {peer.role} may not call {name} (allowed: {allowed})")
         if self._stopping:
-            raise UnavailableError(None, None, "the server is stopping; the call was not carried out")
+            raise stopping()
         return method
 
     def _finished(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None:
@@ -578,11 +541,6 @@ class RpcService:
             self._loop.call_soon(self._finished, served, peer, reply, sources)
         except FailedPreconditionError:
             pass
-
-
-def _refusal(served: ServedCall, why: str) -> Reply:
-    told = f"{why}: send fewer at a time, or wait for answers; the call was not carried out"
-    return Reply(served.id, errors.RESOURCE_EXHAUSTED, told, b"")
 
 
 def _unwanted(served: ServedCall) -> bool:

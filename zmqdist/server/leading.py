@@ -26,7 +26,7 @@ from zmqdist.errors import (
     UnavailableError,
     from_code,
 )
-from zmqdist.rpc.service import Asked
+from zmqdist.rpc.asked import Asked
 from zmqdist.server.node import TASKS, Node
 from zmqdist.server.snapshot import GroupRow
 from zmqdist.server.watch import Watches

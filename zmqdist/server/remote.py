@@ -16,7 +16,7 @@ from zmqdist.background import logged
 from zmqdist.core.answers import named
 from zmqdist.errors import FailedPreconditionError, UnavailableError
 from zmqdist.limits import GRACE_S
-from zmqdist.rpc.service import Asked
+from zmqdist.rpc.asked import Asked
 from zmqdist.server.node import TASKS, Node, grace_s
 
 if TYPE_CHECKING:

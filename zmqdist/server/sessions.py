@@ -41,8 +41,8 @@ from zmqdist.limits import (
     SESSIONS_MAX,
 )
 from zmqdist.net.router import Peer
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.pool import Pool
-from zmqdist.rpc.service import Asked
 from zmqdist.server.definition import merged
 from zmqdist.server.node import TASKS, Node
 from zmqdist.server.options import ISOLATE

@@ -17,7 +17,7 @@ from zmqdist.core.answers import Task, named
 from zmqdist.errors import UNAVAILABLE, OpError
 from zmqdist.net.router import Peer
 from zmqdist.rpc import StatusOrResult
-from zmqdist.rpc.service import Asked
+from zmqdist.rpc.asked import Asked
 from zmqdist.server.node import TASKS, Node
 from zmqdist.server.snapshot import WatchRow
 

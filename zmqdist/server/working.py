@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 from zmqdist.core.answers import named
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from zmqdist.limits import SLOTS_MAX
-from zmqdist.rpc.service import Asked
+from zmqdist.rpc.asked import Asked
 from zmqdist.server.node import Node
 from zmqdist.server.options import PROCESSES, SLOTS
 

@@ -33,7 +33,8 @@ from zmqdist.errors import (
 from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_ONCE_MAX, PS_PROGRAM_GONE_S
 from zmqdist.net.loop import Loop
 from zmqdist.net.router import Peer, Router
-from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.service import RpcService
 from zmqdist.specs import TensorSpec
 from zmqdist.variables.carrying import carried_out, carried_out_but, initial_value, is_small, with_values
 from zmqdist.variables.hosted import Sum, Variable

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import results, servers, systems, variables
-from benchmarks.measuring import Answers, Case, Figure, Question, Side, measure
-from benchmarks.systems import OURS, SYSTEMS, Session, Unusable
+from benchmarks.measuring import Answers, Case, Figure, Question, measure
+from benchmarks.systems import SYSTEMS, Session, Unusable
 from tests.benchmarks.tiny import FIELDS, TALKING, TINY, asked, systems_of
 
 
@@ -112,6 +112,12 @@ def test_a_cluster_of_servers_in_one_process_is_measured(
     assert all(figure["median"] > 0 for figure in figures)
 
 
+def test_what_a_greedy_client_costs_another_one_and_the_server_is_measured(tiny: None, tmp_path: Path) -> None:
+    figures = asked(tmp_path, "greedy", "--against", "none")["greedy"]["figures"]
+    assert [figure["unit"] for figure in figures] == ["ms", "ms", "MB"]
+    assert all(figure["median"] > 0 for figure in figures)
+
+
 def test_variables_are_measured_beside_calls_and_memcpy(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,14 +199,3 @@ def test_a_failure_of_our_own_is_not_blamed_on_the_other() -> None:
     question = Question("fanout", "", "tasks/s", cases=lambda _: [Case("", {"wrong": 1})], count=1)
     with pytest.raises(RuntimeError, match="zmqdist itself: TypeError"):
         measure([question], [SYSTEMS["pool"]], TINY, {}, lambda _: None)
-
-
-class Told(Side):
-    """A system whose blocks answer what they were told."""
-
-    def __init__(self, *values: float) -> None:
-        super().__init__(OURS, {})
-        self._values = iter(values)
-
-    def block(self, question: Question, case: Case, count: int) -> list[float]:
-        return [next(self._values)]

@@ -66,6 +66,6 @@ def test_proxies_of_a_manager_may_be_arguments() -> None:
         items, event = manager.list([5]), manager.Event()
         assert executor.submit(appends, items, 6).result(60) == 2
         assert executor.submit(lambda: event.set()).result(60) is None
-        assert event.wait(10)
+        assert event.wait(30)
         assert list(items) == [5, 6]
         assert sorted(executor.map(appends, [items] * 3, range(3))) == [3, 4, 5]

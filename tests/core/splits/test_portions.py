@@ -212,7 +212,8 @@ def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowled
     assert world.answer(token) == [(1, 0, 1, 1, 2)]
 
 
-def test_e3_a_question_that_waits_gets_what_becomes_free() -> None:
+def test_e3_a_question_that_waits_gets_what_becomes_free_and_is_refused_when_its_own_worker_is_lost() -> None:
+    """It came by another connection than the one that broke: without an answer the task would wait for ever when its worker is back."""
     world = World(positions=1)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
@@ -221,38 +222,23 @@ def test_e3_a_question_that_waits_gets_what_becomes_free() -> None:
     assert world.answer(waits) == NONE_YET
     world.handle(q.WorkerLost(one))
     assert [each[0] for each in world.answer(waits)] == [0]
-
-
-def test_e3_a_question_of_a_worker_that_has_gone_is_given_nothing_even_if_it_comes_later() -> None:
-    """It came by another connection than the one that broke; what it was given nobody would compute, or give out again."""
-    world = World(positions=1)
-    one, two = world.worker(1), world.worker(2)
-    client = world.open()
-    world.handle(q.WorkerLost(one))
-    assert world.answer(world.want(one, client))[0] == UNAVAILABLE
-    assert world.given(two, client) == [0]
-
-
-def test_e3_a_worker_whose_connection_broke_goes_on_when_it_is_back() -> None:
-    world = World(positions=1)
-    one = world.worker(1)
-    client = world.open()
-    world.handle(q.WorkerLost(one))
-    assert world.answer(world.want(one, client))[0] == UNAVAILABLE
     world.worker(one)
-    assert world.given(one, client) == [0]
-
-
-def test_e3_a_question_that_waits_when_its_worker_is_lost_is_refused_and_not_forgotten() -> None:
-    """It came by another connection than the one that broke: without an answer the task would wait for ever when its worker is back."""
-    world = World(positions=1)
-    one, two = world.worker(1), world.worker(2)
-    client = world.open()
-    assert world.given(two, client) == [0]
     waits = world.want(one, client)
     assert world.answer(waits) == NONE_YET
     world.handle(q.WorkerLost(one))
     assert world.answer(waits)[0] == UNAVAILABLE
+
+
+def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() -> None:
+    """A question came by another connection than the one that broke; what it was given nobody would compute, or give out again."""
+    world = World(positions=2)
+    one, two = world.worker(1), world.worker(2)
+    client = world.open()
+    world.handle(q.WorkerLost(one))
+    assert world.answer(world.want(one, client))[0] == UNAVAILABLE
+    assert world.given(two, client) == [0]
+    world.worker(one)
+    assert world.given(one, client) == [1]
 
 
 def test_e3_in_order_what_lies_before_a_portion_that_is_computed_alone_is_given_out() -> None:

@@ -40,7 +40,8 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.net.loop import Loop
-from zmqdist.rpc.service import Asked, RpcService
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.service import RpcService
 
 log = logging.getLogger("zmqdist.data.snapshots")
 

@@ -1,0 +1,105 @@
+"""What does one client that sends very much at once cost the others, and the server?
+
+A server with two threads, whose method sleeps for a while with the array that it was given. One client asks for all of it at once, without
+end for practical purposes; another one asks small questions of the same threads, one after the other. Arrays travel by sockets, so
+that they are in the server's own memory.
+
+    python -m benchmarks.greedy    serves until standard input ends; says its address
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+import numpy as np
+
+import zmqdist as zd
+from benchmarks.measuring import Figure, Plan, Question
+from benchmarks.roles import memory
+from zmqdist.observe.bench import p99
+
+THREADS = 2
+WORK_S = 0.05
+PIECE = 8 * 2**20
+ASKS = 100
+"""Questions of the other client while it is alone."""
+MB = 1e6
+
+
+def measure(plan: Plan) -> list[Figure]:
+    """All figures, of zmqdist alone."""
+    pieces = plan.greedy_bytes // PIECE
+    with (
+        _served() as (pid, address),
+        zd.rpc.Client.create("zmq", address) as greedy,
+        zd.rpc.Client.create("zmq", address) as modest,
+    ):
+        before = memory(pid, "VmRSS")
+        alone = [_asked(modest) for _ in range(ASKS)]
+        array = zd.freeze(np.zeros(PIECE, np.uint8))
+        calls = [greedy.work(array) for _ in range(pieces)]
+        behind = [_asked(modest)]
+        while not calls[-1].done():
+            behind.append(_asked(modest))
+        for call in calls:
+            call.get_value()
+        peak = memory(pid, "VmHWM")
+    sent = f"{plan.greedy_bytes // 2**20:,} MiB at once"
+    return [
+        Figure(
+            "greedy", "the other one's wait: nobody else asks", "zmqdist", "ms", median(alone) * 1e3, p99(alone) * 1e3
+        ),
+        Figure("greedy", f"the other one's wait: {sent}", "zmqdist", "ms", median(behind) * 1e3, p99(behind) * 1e3),
+        Figure("greedy", f"the server's memory: {sent}", "zmqdist", "MB", (peak - before) / MB),
+    ]
+
+
+def _asked(client: zd.rpc.Client) -> float:
+    began = time.perf_counter()
+    client.call("small").get_value()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def _served() -> Iterator[tuple[int, str]]:
+    """Process number and address."""
+    command = [sys.executable, "-m", "benchmarks.greedy"]
+    environment = {**os.environ, "ZMQDIST_ARENA": "off"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if not address:
+            raise RuntimeError("the server ended before it had begun")
+        try:
+            yield process.pid, address
+        finally:
+            process.stdin.close()
+
+
+QUESTION = Question("greedy", "A client that sends very much at once", "", own=measure)
+
+
+def main() -> None:
+    def work(array: np.ndarray) -> int:
+        time.sleep(WORK_S)
+        return len(array)
+
+    server = zd.rpc.Server.create("zmq", "127.0.0.1:0", threads_max=THREADS)
+    server.register("work", work)
+    server.register("small", lambda: 1)
+    with server:
+        print(server.address, flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

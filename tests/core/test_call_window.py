@@ -1,0 +1,187 @@
+"""How much of its calls a client sends unasked, what it holds back, and what passes: P9 of core/calls.py."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from zmqdist import errors
+from zmqdist.core.calls import ClientCall, ClientCalls
+from zmqdist.limits import CHUNK_BYTES, UNCOUNTED_BYTES_MAX
+from zmqdist.messages import Reply
+
+HOME = "host:1"
+LIFE = 77
+KIB = 1024
+assert UNCOUNTED_BYTES_MAX == KIB
+
+
+def bounded(pulls: bool = True) -> ClientCalls:
+    table = ClientCalls(HOME, unasked_max=100 * KIB)
+    table.server_up(LIFE, pulls)
+    return table
+
+
+def sized(table: ClientCalls, body: int, *frames: int) -> ClientCall:
+    call = ClientCall("m", bytes(body), [bytes(nbytes) for nbytes in frames])
+    table.asked(call)
+    return call
+
+
+def left(table: ClientCalls) -> list[list[ClientCall]]:
+    """All messages that leave now."""
+    messages = []
+    while message := table.next_message():
+        messages.append(message)
+    return messages
+
+
+def test_what_does_not_fit_into_the_window_waits_in_order_until_answers_have_come() -> None:
+    table = bounded()
+    sent = [sized(table, 40 * KIB), sized(table, 10 * KIB, 40 * KIB)]
+    held = [sized(table, 20 * KIB), sized(table, 2 * KIB)]
+    assert left(table) == [sent[:1], sent[1:]]
+    assert (table.unasked, list(table.held_back.values()), table.waiting) == (90 * KIB, held, {})
+    assert all(table.waits(call) for call in held)
+    table.answered(Reply(1, 0, "", b""), ())
+    assert left(table) == [held]
+    assert (table.unasked, table.held_back) == (72 * KIB, {})
+
+
+@pytest.mark.parametrize("frames", [(), (24,)], ids=["a body", "frames"])
+def test_small_calls_count_nothing_and_pass_those_that_are_held_back(frames: tuple[int, ...]) -> None:
+    table = bounded()
+    sent, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, KIB - 24, *frames)
+    assert left(table) in ([[sent, small]], [[sent], [small]])
+    later = [sized(table, KIB), sized(table, 20 * KIB), sized(table, KIB)]
+    assert left(table) == [[later[0], later[2]]]
+    assert list(table.held_back.values()) == [held, later[1]]
+    assert table.unasked == 90 * KIB
+
+
+def test_a_call_that_would_fit_does_not_pass_one_that_counts_and_was_asked_before_it() -> None:
+    table = bounded()
+    sent, held, fits = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 2 * KIB)
+    assert left(table) == [[sent]]
+    fits_too = sized(table, 2 * KIB)
+    assert left(table) == []
+    table.answered(Reply(sent.id, 0, "", b""), ())
+    assert left(table) == [[held, fits, fits_too]]
+
+
+def test_a_message_of_several_calls_closes_where_the_window_is_full() -> None:
+    table = bounded()
+    first, second, third = (sized(table, 40 * KIB) for _ in range(3))
+    assert left(table) == [[first, second]]
+    table.cancelled(third)
+    assert not table.held_back
+    assert not table.waits(third)
+
+
+def test_a_call_that_is_larger_than_the_window_leaves_when_nothing_that_counts_is_unanswered() -> None:
+    table = bounded()
+    first, huge, small = sized(table, 2 * KIB), sized(table, 1000 * KIB), sized(table, 1)
+    assert left(table) == [[first, small]]
+    table.answered(Reply(first.id, 0, "", b""), ())
+    assert left(table) == [[huge]]
+
+
+@pytest.mark.parametrize("how", ["the connection goes", "the server leaves", "it could not be sent"])
+def test_what_was_held_back_waits_in_the_order_of_asking_when_there_is_no_server_to_answer(how: str) -> None:
+    table = bounded()
+    first, held, small = sized(table, 90 * KIB), sized(table, 20 * KIB), sized(table, 1)
+    messages = left(table)
+    match how:
+        case "the connection goes":
+            table.connection_lost()
+            again = [held]
+        case "the server leaves":
+            table.server_leaving()
+            again = [held]
+        case _:
+            for message in messages:
+                table.undelivered(message)
+            again = [first, held, small]
+    later = sized(table, 1)
+    assert list(table.waiting.values()) == [*again, later]
+    assert table.held_back == {}
+    assert table.waiting_bytes == sum(len(call.body) for call in table.waiting.values())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_at_random_the_window_holds_small_calls_pass_and_all_others_leave_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    table = bounded()
+    asked: list[ClientCall] = []
+    sizes: dict[int, int] = {}
+    sent: list[int] = []
+    for _ in range(400):
+        roll = rng.random()
+        if roll < 0.5:
+            asked.append(sized(table, rng.choice([1, KIB, KIB + 1, 30 * KIB, 70 * KIB, 200 * KIB])))
+            sizes[asked[-1].id] = len(asked[-1].body)
+        elif roll < 0.8 and table.in_flight:
+            table.answered(Reply(rng.choice(list(table.in_flight)), 0, "", b""), ())
+        elif roll < 0.9 and table.in_flight | table.held_back | table.waiting:
+            tables = table.in_flight | table.held_back | table.waiting
+            table.cancelled(tables[rng.choice(list(tables))])
+        sent += [call.id for message in left(table) for call in message]
+        counting = [sizes[id] for id in table.in_flight if sizes[id] > KIB]
+        assert table.unasked == sum(counting)
+        assert sum(counting) <= 100 * KIB or len(counting) == 1
+        assert not table.waiting
+        assert all(sizes[id] > KIB for id in table.held_back)
+        assert not table.held_back or counting
+    for small in (True, False):
+        order = [id for id in sent if (sizes[id] <= KIB) == small]
+        assert order == sorted(order)
+
+
+@pytest.mark.parametrize("pulls", [True, False], ids=["a server that pulls", "one that does not"])
+def test_large_parts_that_do_not_fit_are_held_where_the_server_pulls_them(pulls: bool) -> None:
+    table = bounded(pulls)
+    calls = [sized(table, 1, CHUNK_BYTES + 1), sized(table, 50 * KIB), sized(table, 1, CHUNK_BYTES + 1)]
+    sent = [call for message in left(table) for call in message]
+    assert [table.request(call, 0.0).held for call in sent] == ([True, False, True] if pulls else [False, False])
+    assert sent == (calls if pulls else [calls[0], calls[2]])
+
+
+def test_large_parts_that_fit_are_not_held() -> None:
+    table = ClientCalls(HOME, unasked_max=CHUNK_BYTES + 100)
+    table.server_up(LIFE)
+    sized(table, 50, CHUNK_BYTES + 1)
+    assert [table.request(call, 0.0).held for call in table.next_message()] == [False]
+    assert table.unasked == CHUNK_BYTES + 51
+
+
+def test_a_call_that_has_bounds_of_its_own_counts_nothing() -> None:
+    table = bounded()
+    call = ClientCall("m", bytes(1000 * KIB))
+    call.bounded = False
+    table.asked(call)
+    assert table.next_message() == [call]
+    assert (call.nbytes, table.unasked) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["answered", "cancelled", "expired", "lost", "failed", "undelivered"])
+def test_a_call_that_is_not_in_flight_any_more_counts_nothing(how: str) -> None:
+    table = bounded()
+    call = ClientCall("m", bytes(4 * KIB), (), 5.0)
+    table.asked(call)
+    assert table.next_message() == [call]
+    assert table.unasked == 4 * KIB
+    match how:
+        case "answered":
+            table.answered(Reply(1, 0, "", b""), ())
+        case "cancelled":
+            table.cancelled(call)
+        case "expired":
+            table.ticked(6.0)
+        case "lost":
+            table.connection_lost()
+        case "failed":
+            table.failed(errors.CANCELLED, "closed")
+        case "undelivered":
+            table.undelivered([call])
+    assert table.unasked == 0
