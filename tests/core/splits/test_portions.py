@@ -243,6 +243,21 @@ def test_e3_a_worker_whose_connection_broke_goes_on_when_it_is_back() -> None:
     assert world.given(one, client) == [0]
 
 
+def test_e3_a_worker_whose_place_another_had_goes_on_when_it_has_the_place_again() -> None:
+    """What it was told meanwhile it does not take for the end: nobody would ask for portions on the client's behalf any more."""
+    world = World(positions=1)
+    one = world.worker(1)
+    client = world.open()
+    task = world.task(one)
+    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerJoined("worker:1", "host:2", 2, (), False))
+    assert world.answer(world.ask(q.AskPortions, NUMBER, task, one, client, 50, 1))[0] == UNAVAILABLE
+    world.handle(q.WorkerLost(2))
+    world.handle(q.WorkerJoined("worker:1", "host:1", one, (), False))
+    assert world.task(one) == task
+    assert world.given(one, client) == [0]
+
+
 def test_e3_a_question_that_waits_when_its_worker_is_lost_is_refused_and_not_forgotten() -> None:
     """It came by another connection than the one that broke: without an answer the task would wait for ever when its worker is back."""
     world = World(positions=1)
