@@ -74,8 +74,8 @@ class Dealing:
 def taken(task: int) -> str:
     """Why a worker is given nothing for a task whose place another has now.
 
-    That may pass: the worker is told to drop the task as soon as it is registered, or it has the place once more. One that took this for the
-    end of the task, and has the place then, would say that the task is done, though nothing of it is.
+    That may pass: the worker is told to drop the task as soon as it is registered, or it has the place once more. If it took this for the
+    end of the task, it would then say that the task is done, though nothing of it is.
     """
     return f"task {task} is another worker's now"
 
