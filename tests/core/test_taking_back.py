@@ -125,6 +125,15 @@ def test_p14_each_question_is_answered(answer: Message, effects: list[Effect]) -
     assert do(closures, Heard(DISPATCHER, answer)) == effects
 
 
+def test_p14_of_what_has_ended_it_is_not_told_that_it_has_begun() -> None:
+    """Whoever remembers what has begun forgets it at its end."""
+    closures = coordinator()
+    schedule(closures, 1, 2)
+    do(closures, ended(1))
+    assert do(closures, Heard(DISPATCHER, Begun([1, 2]))) == [WorkBegun([2])]
+    assert do(closures, Heard(DISPATCHER, Begun([1]))) == []
+
+
 def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitted_again() -> None:
     closures = coordinator()
     schedule(closures, 1, 2, 3)
@@ -158,6 +167,11 @@ def begun(*works: int) -> Send:
 def test_a_coordinator_that_asked_for_it_is_told_what_has_begun(broker: Broker) -> None:
     assert hear(broker, "w", Done([], [2])) == [begun(2)]
     assert hear(broker, "w", Done([(2, VALUE, b"r")], [1])) == [begun(1), Send("c", Results([(2, 0, VALUE, b"r")]))]
+
+
+def test_a_start_that_a_worker_reports_again_is_told_once(broker: Broker) -> None:
+    hear(broker, "w", Done([], [2]))
+    assert hear(broker, "w", Done([], [2])) == []
 
 
 def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_have_begun(broker: Broker) -> None:

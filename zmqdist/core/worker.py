@@ -234,9 +234,10 @@ class Worker:
                 self._contact.echoed(now)
                 return []
             case Recall(leases):
+                wanted = set(leases)
                 for slot in self._slots:  # somebody may wait to hear that it is too late
-                    self._started += slot.begun() if slot.running in leases else []
-                return self._take_back(set(leases))
+                    self._started += slot.begun_of(wanted)
+                return self._take_back(wanted)
             case CutOff(leases, grace_s):
                 return self._cut_off(set(leases), now + grace_s)
             case Release(leases):

@@ -368,9 +368,9 @@ class Dispatch:
         for number in numbers:
             lease = leases.get(number)
             if lease is not None:
-                lease.started, lease.unwanted = True, False
-                if lease.session.starts:
+                if lease.session.starts and not lease.started:
                     begun.append(lease)
+                lease.started, lease.unwanted = True, False
         return _tell_begun(begun)
 
     def returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:
