@@ -212,6 +212,16 @@ def test_p17_of_a_worker_that_is_away_it_is_taken_for_granted_that_it_has_begun(
     assert take_back(broker, 1) == [begun(1)]
 
 
+def test_p17_what_was_taken_for_begun_goes_on_though_it_was_asked_for_before(broker: Broker) -> None:
+    """Two ask, the second after the worker went away: what is told to the second counts for both."""
+    take_back(broker, 1)
+    broker.handle(PeerGone("w"), 0.0)
+    assert take_back(broker, 1) == [begun(1)]
+    again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
+    assert not any(isinstance(effect.message, Recall) for effect in hear(broker, "w2", again))
+    assert cancelled(1) not in hear(broker, "w2", Returned([1]))
+
+
 def test_p17_a_worker_that_comes_back_is_asked_again(broker: Broker) -> None:
     take_back(broker, 1)
     broker.handle(PeerGone("w"), 0.0)

@@ -22,7 +22,7 @@ from zmqdist.core.pins import PLAIN, Pins
 from zmqdist.core.waiting import Waiting
 from zmqdist.core.worker import Worker
 from zmqdist.core.worker_events import FreeBulk, Reclaim
-from zmqdist.messages import Assign, Define, Members, Submit
+from zmqdist.messages import Assign, Begun, Define, Members, Submit
 from zmqdist.testing import simulate
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
@@ -208,6 +208,10 @@ def endless_grace(self: Membership, peer: Any, now: float) -> None:
     self.reconnect_grace_s = 1e9
 
 
+def nothing_begun(self: Dispatch, effects: list[Send]) -> list[Send]:
+    return [effect for effect in effects if not isinstance(effect.message, Begun)]
+
+
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a result is accepted twice", instead(Closures, "_resolve", resolve_and_keep), "closures P1"),
     ("the leases of a lost worker are forgotten", before(Dispatch, "lost", forget_leases), "dispatch P"),
@@ -267,6 +271,8 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), ("dispatch P7", "dispatch P15")),
     ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
+    ("the width is ignored", instead(Pins, "within", lambda self, width, out, unsent: unsent), "closures P13"),
+    ("who asks too late is not told so", after(Dispatch, "_take_back", nothing_begun), "dispatch P17"),
 ]
 
 
