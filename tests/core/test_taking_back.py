@@ -125,6 +125,15 @@ def test_p14_each_question_is_answered(answer: Message, effects: list[Effect]) -
     assert do(closures, Heard(DISPATCHER, answer)) == effects
 
 
+def test_p14_of_what_has_ended_it_is_not_told_that_it_has_begun() -> None:
+    """Whoever remembers what has begun forgets it at its end."""
+    closures = coordinator()
+    schedule(closures, 1, 2)
+    do(closures, ended(1))
+    assert do(closures, Heard(DISPATCHER, Begun([1, 2]))) == [WorkBegun([2])]
+    assert do(closures, Heard(DISPATCHER, Begun([1]))) == []
+
+
 def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitted_again() -> None:
     closures = coordinator()
     schedule(closures, 1, 2, 3)
@@ -158,6 +167,11 @@ def begun(*works: int) -> Send:
 def test_a_coordinator_that_asked_for_it_is_told_what_has_begun(broker: Broker) -> None:
     assert hear(broker, "w", Done([], [2])) == [begun(2)]
     assert hear(broker, "w", Done([(2, VALUE, b"r")], [1])) == [begun(1), Send("c", Results([(2, 0, VALUE, b"r")]))]
+
+
+def test_a_start_that_a_worker_reports_again_is_told_once(broker: Broker) -> None:
+    hear(broker, "w", Done([], [2]))
+    assert hear(broker, "w", Done([], [2])) == []
 
 
 def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_have_begun(broker: Broker) -> None:
@@ -196,6 +210,16 @@ def test_p17_what_was_asked_for_does_not_run_again(broker: Broker, loss: Event) 
 def test_p17_of_a_worker_that_is_away_it_is_taken_for_granted_that_it_has_begun(broker: Broker) -> None:
     broker.handle(PeerGone("w"), 0.0)
     assert take_back(broker, 1) == [begun(1)]
+
+
+def test_p17_what_was_taken_for_begun_goes_on_though_it_was_asked_for_before(broker: Broker) -> None:
+    """Two ask, the second after the worker went away: what is told to the second counts for both."""
+    take_back(broker, 1)
+    broker.handle(PeerGone("w"), 0.0)
+    assert take_back(broker, 1) == [begun(1)]
+    again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
+    assert not any(isinstance(effect.message, Recall) for effect in hear(broker, "w2", again))
+    assert cancelled(1) not in hear(broker, "w2", Returned([1]))
 
 
 def test_p17_a_worker_that_comes_back_is_asked_again(broker: Broker) -> None:

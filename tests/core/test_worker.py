@@ -346,6 +346,19 @@ def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: Worker) -> 
     assert finish(worker, 2, 3) == [outcome(2, 3)]
 
 
+@pytest.mark.parametrize("seen", [SlotSeen(0, 1), SlotReclaimed(0, 1)], ids=["by a look", "by what it gave up"])
+def test_a_start_that_was_lost_with_its_connection_is_told_to_who_asks_for_the_work(
+    worker: Worker, seen: SlotSeen | SlotReclaimed
+) -> None:
+    """Else it would hear only with the outcome that it is too late."""
+    assign(worker, 1)
+    assert do(worker, seen) == [started(1)]
+    do(worker, DispatcherDown(), DispatcherUp(LIFE))
+    hear(worker, WELCOME)
+    assert hear(worker, Recall([1])) == [returned(), started(1)]
+    assert do(worker, SlotSeen(0, 1)) == [], "nobody asks this time"
+
+
 def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worker: Worker) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)

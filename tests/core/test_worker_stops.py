@@ -59,14 +59,23 @@ from zmqdist.messages import (
 
 
 @pytest.mark.parametrize(
-    ("heard_at", "down_at", "stop_at"),
-    [(0.0, 0.0, 5.0), (20.0, 20.0, 25.0), (0.0, 4.0, 7.5), (0.0, 9.0, 9.0)],
-    ids=["at once", "later", "silent before: by what was heard last", "silent for too long before"],
+    ("sent_at", "read_at", "down_at", "stop_at"),
+    [(1.0, 1.0, 1.0, 6.0), (20.0, 20.0, 25.0, 27.5), (1.0, 1.0, 5.0, 8.5), (1.0, 1.0, 9.0, 9.0), (1.0, 9.0, 9.0, 9.0)],
+    ids=[
+        "at once",
+        "later",
+        "silent before: by the last beat that came back",
+        "silent for too long before",
+        "frozen before",
+    ],
 )
 def test_p3_everything_is_stopped_before_the_dispatchers_lease_has_run_out(
-    worker: Worker, heard_at: float, down_at: float, stop_at: float
+    worker: Worker, sent_at: float, read_at: float, down_at: float, stop_at: float
 ) -> None:
-    assign(worker, 1, 2, now=heard_at)
+    """The dispatcher may have heard nothing since the last beat that came back was sent, whenever that is read here."""
+    assert do(worker, Ticked(), now=sent_at) == [say(Beat())]
+    hear(worker, Beat(), read_at)
+    assign(worker, 1, 2, now=read_at)
     do(worker, DispatcherDown(), now=down_at)
     assert worker.deadline == stop_at
     if stop_at > down_at:

@@ -270,5 +270,36 @@ def test_a_client_that_sends_more_than_it_may_is_refused_with_the_bound(connect:
         assert connect(held.server.address).now_blocking() == 1
 
 
+def test_what_a_client_gave_up_makes_room_for_it_though_that_was_just_done_for_another(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.rpc.service.SWEEP_S", 3600.0)
+    given_up = threading.Event()
+    monkeypatch.setattr("zmqdist.core.calls.ServedCall.wanted", lambda self, now: not given_up.is_set())
+    body = safe.encode((b"\0" * 1000 * 60,))[0]
+    count = CLIENT_UNASKED_BYTES_MAX // len(body)
+    with Held() as held, stranger_to(held.server.address) as one, stranger_to(held.server.address) as other:
+        for peer, life in (one, other):
+            given_up.clear()
+            before = held.server.snapshot().calls
+            for number in range(1, count + 1):
+                peer.send(Call(number, "size", life, 0, body))
+            peer.send(Call(count + 1, "now", life, 0, safe.encode(())[0]))
+            assert codes(peer) == {count + 1: errors.OK}
+            given_up.set()
+            peer.send(Call(count + 2, "size", life, 0, body))
+            peer.send(Call(count + 3, "size", life, 0, body))
+            peer.send(Call(count + 4, "now", life, 0, safe.encode(())[0]))
+            assert codes(peer) == {count + 4: errors.OK}
+            kept = held.server.snapshot().calls - before
+            assert kept <= 3, "what was given up is not there any more: at most one runs"
+
+
+def codes(peer: Any) -> dict[int, int]:
+    """Of the calls that are answered by the next message."""
+    message = peer.expect("message", 20.0)[1]
+    return {answer.id: answer.code for answer in (message.items if isinstance(message, Replies) else [message])}
+
+
 def test_the_bound_of_a_client_is_more_than_it_sends_unasked() -> None:
     assert UNASKED_BYTES_MAX < CLIENT_UNASKED_BYTES_MAX < CLIENT_PULLED_BYTES_MAX

@@ -390,7 +390,8 @@ class Closures:
                 return self._starts_lost(message)
             case Begun(works):
                 self._wanted_back.difference_update(works)
-                return [WorkBegun(works)]
+                unfinished = [work for work in works if work in self._works]
+                return [WorkBegun(unfinished)] if unfinished else []
             case Progress(left_queue):
                 self._left_queue = left_queue
                 return []

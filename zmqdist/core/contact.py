@@ -2,8 +2,9 @@
 
 Theory of operation
     Contact is the connection. While it stands the worker beats; a Beat comes back, which says that everything before it has arrived.
-    When it goes, work may go on for half a lease, or until three quarters of a lease after the dispatcher was last heard, whichever is
-    sooner: the dispatcher counts its lease from when it heard the worker last. Without any contact for the orphan limit the worker
+    When it goes, work may go on for half a lease, or until three quarters of a lease after the last beat that came back was sent,
+    whichever is sooner: the dispatcher counts its lease from when it heard the worker last, which it had not before that beat. When the
+    answer is read says nothing: it may have lain here while the worker was frozen. Without any contact for the orphan limit the worker
     ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago. A worker that named no
     index does not insist on the one that a dispatcher gave it: while it was away, or at another dispatcher, that may have become another's.
     What ends while a registration is on its way is told when that is answered: it names what was there when it was sent, and a dispatcher
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from zmqdist import errors
@@ -53,7 +55,6 @@ class Contact:
     """
 
     orphan_limit_s: float
-    heard_at: float
     orphan_at: float | None
     dispatcher: int | None = None
     up: bool = False
@@ -68,8 +69,10 @@ class Contact:
     _beat_at: float | None = None
     _register_at: float | None = None
     _refusals: int = 0
-    _timed: tuple[int, float] | None = None
-    """The beat whose echo is timed, 0 for a registration, and when it was sent."""
+    _sent: deque[float] = field(default_factory=deque)
+    """When the registration or the beats were sent whose answers have not come yet, oldest first."""
+    _reached_at: float = -inf
+    """When the latest one was sent that was answered: the dispatcher has heard the worker then, or later."""
     _untold: list[Send] = field(default_factory=list)
     """What is to be said once the registration is answered."""
     _trips_s: deque[float] = field(default_factory=lambda: deque(maxlen=TRIPS_KEPT))
@@ -88,7 +91,7 @@ class Contact:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""
         self.up = True
         self.beats_sent = self.beats_echoed = 0
-        self._timed = None
+        self._sent.clear()
         stranger = incarnation != self.dispatcher
         self.dispatcher = incarnation
         self._register_at = None
@@ -97,30 +100,29 @@ class Contact:
     def registers(self, now: float) -> None:
         """A registration is sent, which names all that the worker has now."""
         self._untold.clear()
-        self._timed = (0, now)
+        self._sent.clear()
+        self._sent.append(now)
 
     def beats(self, now: float) -> None:
         """A beat is sent."""
         self.beats_sent += 1
-        if self._timed is None:
-            self._timed = (self.beats_sent, now)
+        self._sent.append(now)
 
     def echoed(self, now: float) -> None:
         """A beat has come back."""
         self.beats_echoed += 1
-        if self._timed is not None and self._timed[0] <= self.beats_echoed:
-            self._trip_ends(now)
+        self._answered(now)
 
-    def _trip_ends(self, now: float) -> None:
-        if self._timed is not None:
-            self._trips_s.append(now - self._timed[1])
-            self._timed = None
+    def _answered(self, now: float) -> None:
+        if self._sent:
+            self._reached_at = self._sent.popleft()
+            self._trips_s.append(now - self._reached_at)
 
     def went(self, now: float) -> None:
         self.up = self.registered = False
         self._beat_at = self._register_at = None
         self.orphan_at = now + self.orphan_limit_s
-        self.stop_at = min(now + self.lease_s / 2, max(now, self.heard_at + 0.75 * self.lease_s))
+        self.stop_at = min(now + self.lease_s / 2, max(now, self._reached_at + 0.75 * self.lease_s))
 
     def tell(self, message: Message) -> list[Send]:
         """Say that leases have ended: now, or once we are welcomed. The next registration, which does not name them, says as much."""
@@ -132,7 +134,7 @@ class Contact:
     def welcomed(self, beat_s: float, lease_s: float, now: float) -> list[Send]:
         """The dispatcher has taken the worker. Returns what is to be said now, in order."""
         self._beat_s, self.lease_s = beat_s, lease_s
-        self._trip_ends(now)
+        self._answered(now)
         self.registered = True
         self.another_has_it = False
         self._refusals = 0

@@ -8,6 +8,7 @@ Not here: which work it gets, and what its outcomes mean (worker.py).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -114,6 +115,12 @@ class Slot:
         news = [item[0] for at, item in self.given if self.told < at <= position]
         self.told = max(self.told, position) if news else self.told
         return news
+
+    def begun_of(self, wanted: Container[int]) -> list[int]:
+        """Those that have begun as far as is known, told of or not: what was told may have been lost with its connection."""
+        if self.running in wanted:
+            self.begun()
+        return [item[0] for at, item in self.given if at <= self.told and item[0] in wanted]
 
     def unbegun(self) -> set[int]:
         """Leases that it has not begun as far as is known; the first of what it has is running."""

@@ -123,7 +123,7 @@ class Worker:
         self._bulk: dict[int, Outcome] = {}
         self._outcomes: list[Outcome] = []
         self._started: list[int] = []
-        self._contact = Contact(orphan_limit_s, now, now + orphan_limit_s, named=index >= 0)
+        self._contact = Contact(orphan_limit_s, now + orphan_limit_s, named=index >= 0)
         self.leave_at: float | None = None  # when what it runs is cut off
         self._spawn_failures, self._stagger = 0, Stagger(*start_delay)
         self._busy = BusyTime()
@@ -189,7 +189,6 @@ class Worker:
     def _apply(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Heard():
-                self._contact.heard_at = now
                 return self._hear(event.message, now)
             case SlotFinished():
                 return self._finished(self._slots[event.slot], event.outcomes, now)
@@ -235,9 +234,10 @@ class Worker:
                 self._contact.echoed(now)
                 return []
             case Recall(leases):
+                wanted = set(leases)
                 for slot in self._slots:  # somebody may wait to hear that it is too late
-                    self._started += slot.begun() if slot.running in leases else []
-                return self._take_back(set(leases))
+                    self._started += slot.begun_of(wanted)
+                return self._take_back(wanted)
             case CutOff(leases, grace_s):
                 return self._cut_off(set(leases), now + grace_s)
             case Release(leases):

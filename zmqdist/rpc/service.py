@@ -76,7 +76,7 @@ class RpcService:
         self._name = name
         self._pool = Pool(f"zmqdist-{name}-handler", threads_max, lambda: self.soon(self._let_in))
         self._jam = JamLog(self._pool)
-        self._swept_at = -SWEEP_S
+        self._swept_at: dict[Peer, float] = {}
         self._replies: dict[Peer, list[Reply]] = {}
         self._reply_bytes = 0
         self._attached = False
@@ -362,9 +362,9 @@ class RpcService:
     def _drop_unwanted(self, peer: Peer) -> bool:
         """Forget the calls of a client that wait for a thread, and whose time is up, unless that was just done; whether there were any."""
         now = time.monotonic()
-        if now < self._swept_at + SWEEP_S:
+        if now < self._swept_at.get(peer, -inf) + SWEEP_S:
             return False
-        self._swept_at = now
+        self._swept_at[peer] = now
         unwanted = [args[0] for _, args in self._pool.waiting(peer) if not args[0].wanted(now)]
         for served in unwanted:
             self._pool.dropped(peer, served)
@@ -473,6 +473,7 @@ class RpcService:
 
     def _peer_gone(self, peer: Peer) -> None:
         self._pool.gone(peer)
+        self._swept_at.pop(peer, None)
         for served in self._calls.peer_gone(peer):
             if served.on_dropped is not None:
                 served.on_dropped()

@@ -212,6 +212,21 @@ def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowled
     assert world.answer(token) == [(1, 0, 1, 1, 2)]
 
 
+def test_e3_a_worker_whose_place_another_had_goes_on_when_it_has_the_place_again() -> None:
+    """What it was told meanwhile it does not take for the end: nobody would ask for portions on the client's behalf any more."""
+    world = World(positions=1)
+    one = world.worker(1)
+    client = world.open()
+    task = world.task(one)
+    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerJoined("worker:1", "host:2", 2, (), False))
+    assert world.answer(world.ask(q.AskPortions, NUMBER, task, one, client, 50, 1))[0] == UNAVAILABLE
+    world.handle(q.WorkerLost(2))
+    world.handle(q.WorkerJoined("worker:1", "host:1", one, (), False))
+    assert world.task(one) == task
+    assert world.given(one, client) == [0]
+
+
 def test_e3_a_question_that_waits_gets_what_becomes_free_and_is_refused_when_its_own_worker_is_lost() -> None:
     """It came by another connection than the one that broke: without an answer the task would wait for ever when its worker is back."""
     world = World(positions=1)

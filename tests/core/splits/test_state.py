@@ -300,6 +300,28 @@ def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any
     assert [(task[2], task[3]) for task in tasks if task[0] == 4000] == [("c:1", 13)]
 
 
+def test_d1_a_worker_that_lost_its_place_does_not_take_its_task_for_done_and_goes_on_when_it_has_the_place_again(
+    driven: Driven,
+) -> None:
+    opened(driven, "job", 5, DYNAMIC)
+    driven(q.WorkerLost(11))
+    driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
+    assert driven(q.Splits("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it is to ask again"
+    driven(q.WorkerLost(13))
+    driven(q.WorkerJoined("worker:0", "a:1", 11, (), False))
+    assert driven(q.Splits("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
+
+
+def test_a_worker_that_has_another_place_is_told_to_drop_the_tasks_of_the_one_before(driven: Driven) -> None:
+    """Until then it asks for their positions again and again."""
+    opened(driven, "job", 5, DYNAMIC)
+    driven(q.WorkerLost(11))
+    driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
+    driven(q.WorkerJoined("worker:2", "a:1", 11, (), False))
+    _, _, drop = driven(q.Work("w", STATE, 11, {4000: "a:1"}, ()))
+    assert drop == [4000]
+
+
 def test_a_worker_that_was_seen_to_go_has_gone_also_after_the_journal_failed(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
     driven(q.WorkerLost(12))

@@ -22,7 +22,7 @@ from zmqdist.core.pins import PLAIN, Pins
 from zmqdist.core.waiting import Waiting
 from zmqdist.core.worker import Worker
 from zmqdist.core.worker_events import FreeBulk, Reclaim
-from zmqdist.messages import Assign, Define, Members, Submit
+from zmqdist.messages import Assign, Begun, Define, Members, Submit
 from zmqdist.testing import simulate
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
@@ -208,6 +208,10 @@ def endless_grace(self: Membership, peer: Any, now: float) -> None:
     self.reconnect_grace_s = 1e9
 
 
+def nothing_begun(self: Dispatch, effects: list[Send]) -> list[Send]:
+    return [effect for effect in effects if not isinstance(effect.message, Begun)]
+
+
 BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a result is accepted twice", instead(Closures, "_resolve", resolve_and_keep), "closures P1"),
     ("the leases of a lost worker are forgotten", before(Dispatch, "lost", forget_leases), "dispatch P"),
@@ -225,7 +229,11 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         instead(Session, "quiet", lambda self, now: self.outstanding == 0),
         "dispatch P5",
     ),
-    ("what is unfinished is not submitted again", after(Closures, "_welcome", nothing_unsent), "dispatch P7"),
+    (
+        "what is unfinished is not submitted again",
+        after(Closures, "_welcome", nothing_unsent),
+        ("dispatch P7", "dispatch P17"),
+    ),
     ("lost starts are not counted over dispatchers", after(Closures, "_submit", no_losses_told), "closures P5"),
     ("functions are not sent to a new dispatcher", after(Closures, "_welcome", no_defines), "dispatch P7"),
     ("careful work is begun like any other", before(Worker, "_hear", never_careful), "worker P6"),
@@ -259,7 +267,7 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("work for one worker goes to any", instead(Placement, "enqueue", pinned_to_nobody), "dispatch P12"),
     ("work for one worker that comes back goes to any", instead(Placement, "put_back", back_to_all), "dispatch P1"),
     ("work for one worker is called back", all_spare, "dispatch P12"),
-    ("the options of work are not sent", instead(Pins, "grouped", all_plain), "dispatch P1"),
+    ("the options of work are not sent", instead(Pins, "grouped", all_plain), ("dispatch P1", "closures P13")),
     ("priorities are ignored", instead(Placement, "enqueue", of_no_priority), "dispatch P13"),
     ("the newest goes first", instead(Placement, "enqueue", newest_first), "dispatch P13"),
     ("work apart ends with the generation", before(Dispatch, "submit", nothing_apart), ("dispatch P7", "dispatch P14")),
@@ -267,6 +275,8 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("a loss is not told to those who watch", after(Dispatch, "lost", losses_untold), ("dispatch P7", "dispatch P15")),
     ("nobody is missed", instead(Pins, "deadline", property(lambda self: None)), "dispatch P7"),
     ("a cancelled piece of work runs again", before(Dispatch, "_give_back", uncut), ""),
+    ("the width is ignored", instead(Pins, "within", lambda self, width, out, unsent: unsent), "closures P13"),
+    ("who asks too late is not told so", after(Dispatch, "_take_back", nothing_begun), "dispatch P17"),
 ]
 
 

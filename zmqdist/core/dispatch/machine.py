@@ -204,11 +204,13 @@ class Dispatch:
             for number, lease in hands.leases.items():
                 if lease.session is not session or lease.work not in wanted or lease.cut:
                     continue
-                if lease.started or not hands.reachable:
-                    begun.append(lease)  # whoever asks may have asked before it heard so
-                    continue
-                lease.unwanted = True
-                asked.append(number)
+                lease.unwanted = hands.reachable and not lease.started
+                if lease.unwanted:
+                    asked.append(number)
+                else:
+                    begun.append(
+                        lease
+                    )  # whoever asks may have asked before it heard so, or before the worker went away
             if asked:
                 effects.append(Send(hands.member.peer, Recall(asked)))
             effects += _tell_begun(begun)
@@ -368,9 +370,9 @@ class Dispatch:
         for number in numbers:
             lease = leases.get(number)
             if lease is not None:
-                lease.started, lease.unwanted = True, False
-                if lease.session.starts:
+                if lease.session.starts and not lease.started:
                     begun.append(lease)
+                lease.started, lease.unwanted = True, False
         return _tell_begun(begun)
 
     def returned(self, member: Member, numbers: list[int], now: float) -> list[Send]:

@@ -29,7 +29,7 @@ class Dealing:
             raise Refusal(errors.FAILED_PRECONDITION, f"task {asked.task} does not read what is dealt out")
         worker = self._book.state.workers.get(task.worker)
         if worker is None or worker.life != asked.life:
-            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is another worker's now")
+            raise Refusal(errors.UNAVAILABLE, taken(asked.task))
         if not 0 <= asked.source < len(iteration.cursors):
             raise Refusal(errors.INVALID_ARGUMENT, f"task {asked.task} has no source {asked.source}")
         return task, iteration
@@ -69,6 +69,15 @@ class Dealing:
             raise Refusal(errors.INVALID_ARGUMENT, f"task {asked.task} hands back what was never given out")
         self._book.change(r.ReturnSplits(task.id, asked.source, asked.repetition, list(asked.runs), asked.request))
         self._book.answer(asked.token, None)
+
+
+def taken(task: int) -> str:
+    """Why a worker is given nothing for a task whose place another has now.
+
+    That may pass: the worker is told to drop the task as soon as it is registered, or it has the place once more. If it took this for the
+    end of the task, it would then say that the task is done, though nothing of it is.
+    """
+    return f"task {task} is another worker's now"
 
 
 def next_run(cursor: r.Cursor, repetition: int, count: int) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from zmqdist.core.splits import records as r
 from zmqdist.core.splits import runs as sets
 from zmqdist.core.splits.book import Book, Refusal
 from zmqdist.core.splits.clients import Clients
-from zmqdist.core.splits.dealing import SHARES
+from zmqdist.core.splits.dealing import SHARES, taken
 from zmqdist.core.splits.workers import Workers
 
 DEATHS_MAX: Final = 3
@@ -266,8 +266,10 @@ class Portioning:
     def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.Task, r.Worker]:
         task = self._book.state.tasks.get(asked.task)
         worker = None if task is None else self._book.state.workers.get(task.worker)
-        if asked.state != self._book.state.number or task is None or worker is None or worker.life != asked.life:
-            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, has ended, or is another worker's now")
+        if asked.state != self._book.state.number or task is None or worker is None:
+            raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, or has ended")
+        if worker.life != asked.life:
+            raise Refusal(errors.UNAVAILABLE, taken(asked.task))
         if worker.number in self._book.gone:
             # The question came by another connection than the one that broke. What it had is lost already (`lost`), and what it were given
             # now would be nobody's: it is asked again when the worker is back, or in vain.

@@ -32,7 +32,7 @@ CALM_LIMIT_S = 200.0
 
 FAULTS = (
     *("kill", "kill", "freeze", "freeze all", "cut", "cut off", "cut off", "slot", "drain"),
-    *("dispatcher", "coordinator", "cancel", "cancel"),
+    *("dispatcher", "coordinator", "cancel", "cancel", "take back", "take back"),
 )
 
 
@@ -63,6 +63,8 @@ class SimCluster:
         self.rules = BrokerRules(lease_s=4.0, reconnect_grace_s=1.0, cancel_grace_s=0.3, attempts_max=3)
         self.truth = Truth()
         self.trace: list[str] = []
+        self.quiet_since = 0.0
+        """When something went wrong last, or a connection came or went."""
         self.dispatcher_up = False
         self.incarnation = 0
         self._lives = itertools.count(1)
@@ -151,12 +153,14 @@ class SimCluster:
         return run
 
     def log(self, text: str) -> None:
+        self.quiet_since = self.clock.now
         self.trace.append(f"{self.clock.now:8.4f} {text}")
 
     # -- network --------------------------------------------------------------------------------------------------
 
     def new_connection(self, name: str, down: Callable[[Message], None]) -> SimConnection:
         connection = SimConnection(self.clock, self.random, name, self._arrived, down)
+        self.quiet_since = self.clock.now
         self._connections[connection] = down
         self._known[connection] = set()
         return connection
@@ -168,6 +172,7 @@ class SimCluster:
         if not connection.open:
             return
         connection.end()
+        self.quiet_since = self.clock.now
         self._connections.pop(connection, None)
         late_s = self.rules.lease_s * 0.2
         if noticed_by_server:
@@ -235,8 +240,16 @@ class SimCluster:
                 self.end_connection(connection)
         elif kind == "cancel":
             self.random.choice(self.coordinators).withdraw()
+        elif kind == "take back":
+            self._take_back(self.random.choice(self.coordinators), self.random.randint(1, 5))
         elif worker is not None:
             self._fault_of(kind, worker)
+
+    def _take_back(self, coordinator: SimCoordinator, times: int) -> None:
+        """Again and again: most is over before anybody could want it back, and an answer is lost only in a short time."""
+        coordinator.take_back()
+        if times > 1:
+            self.clock.after(self.random.expovariate(2.0), lambda: self._take_back(coordinator, times - 1))
 
     def _fault_of(self, kind: str, worker: SimWorker) -> None:
         if kind == "kill":
@@ -352,7 +365,8 @@ class SimCluster:
         hands = self.broker.dispatch.hands[self.broker.membership.by_peer[connection]]
         for lease in (hands.leases[number] for number in recall.leases):
             coordinator = self.coordinators[lease.session.coordinator - 1]
-            assert not coordinator.options.get(lease.work, PLAIN).worker, "dispatch P12: pinned work is called back"
+            pinned = coordinator.options.get(lease.work, PLAIN).worker and not coordinator.wanted_back(lease.work)
+            assert not pinned, "dispatch P12: pinned work is called back"
 
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):

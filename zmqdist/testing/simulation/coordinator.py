@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
+from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
 from zmqdist.core.closures import (
     LOST,
     UNAVAILABLE,
@@ -20,15 +20,19 @@ from zmqdist.core.closures import (
     FunctionsDropped,
     KeptDropped,
     Scheduled,
+    TakeBackAsked,
     WithdrawAsked,
 )
 from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.core.pins import MembersChanged, Options
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost, Submit
 from zmqdist.testing.simulation.network import SimConnection
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.cluster import SimCluster
+
+ANSWER_S = 2.0
+"""While nothing goes wrong the user hears sooner whether work that is to be had back has begun: what is slow takes longer."""
 
 KINDS = ("quick", "long", "slow", "polite", "raise", "bulk", "poison", "killer", "keep")
 
@@ -54,6 +58,13 @@ class SimCoordinator:
         self.options: dict[int, Options] = {}
         self.members: dict[str, int] = {}
         self._withdrawn: set[int] = set()
+        self._wanted_back: set[int] = set()
+        self._asked_back: dict[int, SimConnection | None] = {}
+        """Work that is to be had back unless it has begun -> our connection when that was asked; it is not answered yet."""
+        self._goes_on: set[int] = set()
+        """What has begun, as the user was told who wanted it back."""
+        self._with_dispatcher: set[int] = set()
+        """What was submitted over this connection, and is counted by the width."""
         self.rounds_ended = 0
         self.kept: dict[int, SimConnection | None] = {}
         self.connection: SimConnection | None = None
@@ -65,6 +76,8 @@ class SimCoordinator:
         self._ending = False
         self._fetching: dict[int, int] = {}
         self._queue_max = queue_max
+        self._starts_told = cluster.random.random() < 0.5
+        self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_told and not calm else None
         self.machine = Closures(
             coordinator=number,
             queue_max=queue_max,
@@ -72,6 +85,8 @@ class SimCoordinator:
             lost_limit_s=60.0,
             recovery_limit_s=15.0,
             now=cluster.clock.now,
+            starts=self._starts_told,
+            width=self._width,
         )
         self._handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
@@ -100,7 +115,11 @@ class SimCoordinator:
     def lost_connection(self, connection: SimConnection) -> None:
         if connection is self.connection:
             self.connection = None
+            self._with_dispatcher.clear()
             self._handle(DispatcherDown())
+            assert not self._asked_back, (
+                f"closures P14: {self._asked_back.keys()} are not answered at the end of the connection"
+            )
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), self.connect)
 
     # -- the user -------------------------------------------------------------------------------------------------
@@ -151,6 +170,34 @@ class SimCoordinator:
             self._withdrawn.update(works)
             self._handle(WithdrawAsked(works))
 
+    def take_back(self) -> None:
+        """The user cancels some futures: what has begun goes on."""
+        pending = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
+        if not (pending and self._starts_told) or self._ending:
+            return
+        works = self._random.sample(pending, min(3, len(pending)))
+        since = self.cluster.clock.now
+        self._wanted_back.update(works)
+        for work in works:
+            self._goes_on.discard(work)
+            self._asked_back[work] = self.connection
+        self._handle(TakeBackAsked(works))
+        self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
+
+    def wanted_back(self, work: int) -> bool:
+        """The user has asked for it, at some time."""
+        return work in self._wanted_back
+
+    def _check_answered(self, works: list[int], since: float) -> None:
+        """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
+        when it ends, which nobody can hasten in a thread."""
+        left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
+        quiet_since = self.cluster.quiet_since
+        if left and quiet_since > since:
+            self.cluster.clock.at(quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since))
+        else:
+            assert not left, f"dispatch P17: nobody says of {left} whether they have begun"
+
     def raise_error(self) -> None:
         """The user calls `join`, which raises."""
         if self.machine.failed is not None and not self._ending:
@@ -187,6 +234,7 @@ class SimCoordinator:
             match effect:
                 case Send(_, message):
                     if self.connection is not None:
+                        self._check_width(message)
                         self.connection.send_up(message)
                 case Resolve(items):
                     for work, kind, payload in items:
@@ -201,13 +249,34 @@ class SimCoordinator:
                     self._fetch(work, attempt, reference)
                 case RoundEnded():
                     self._round_ended()
+                case WorkBegun(works):
+                    self._note_begun(works)
                 case RoomMade():
                     pass
                 case MembersChanged():
                     self._note_members(effect)
 
+    def _note_begun(self, works: list[int]) -> None:
+        for work in works:
+            assert self._starts_told, "closures P14: nobody asked what has begun"
+            assert not self.resolved[work], f"closures P14: work {work} has begun after its end"
+            if self._asked_back.pop(work, None) is not None:
+                self._goes_on.add(work)
+
+    def _check_width(self, message: Message) -> None:
+        if isinstance(message, Submit) and not message.apart:
+            self._with_dispatcher.update(item[0] for item in message.items)
+            assert self._width is None or len(self._with_dispatcher) <= self._width, (
+                f"closures P13: {len(self._with_dispatcher)} pieces of work are with the dispatcher, and the width is {self._width}"
+            )
+
     def _resolve(self, work: int, kind: int, payload: bytes) -> None:
         self.resolved[work] += 1
+        self._with_dispatcher.discard(work)
+        self._asked_back.pop(work, None)
+        assert kind != CANCELLED or self._ending or work not in self._goes_on - self._withdrawn, (
+            f"closures P14: work {work} has begun, as was told who wanted it back, and is cancelled"
+        )
         self.outcomes[work] = kind
         assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
         assert work not in self.machine._works, f"closures P1: work {work} was resolved and may be resolved again"

@@ -285,9 +285,10 @@ class DataSim:
             assert len(got) == self.count, f"OFF: {self.count - len(got)} of {self.count} elements were never given"
 
     def _check_shares(self, reader: SimReader, got: Counter[int]) -> None:
-        """OFF: who had a task and is there at the end, in whichever life, has given the whole dataset."""
+        """OFF: who had a task last and is there at the end, in whichever life, has given the whole dataset."""
         there = {worker.address for worker in self.workers if worker.alive}
-        shares = len(there & {address for _, address in self._begun[reader.state, reader.iteration]})
+        last = dict(self._begun[reader.state, reader.iteration])  # a worker in another's place goes on with its task
+        shares = len(there & set(last.values()))
         least = min((got[element] for element in range(self.count)), default=shares)
         assert least >= shares, f"OFF: an element came {least} times, and {shares} workers had a share"
 
