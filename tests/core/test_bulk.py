@@ -9,13 +9,14 @@ import pytest
 
 from zmqdist.core.bulk import DONE, LATE, MORE, WRONG, Inbound, Outbound, Piece
 from zmqdist.core.pace import Pace
+from zmqdist.limits import CHUNK_BYTES
 
 WINDOW, CHUNK = 8, 3
 
 
-def pieces(out: Outbound) -> list[Piece]:
+def pieces(out: Outbound, now: float = 0.0) -> list[Piece]:
     """All that may leave now."""
-    return list(iter(lambda: out.next(0.0), None))
+    return list(iter(lambda: out.next(now), None))
 
 
 def fixed(window: int, chunk: int) -> Pace:
@@ -141,6 +142,29 @@ def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
     assert len(into) == 0
 
 
+def test_p5_chunks_are_acknowledged_at_once_but_for_the_first_of_two_full_ones_also_when_nobody_wants_them() -> None:
+    into = receiver(1, [10 * CHUNK_BYTES])
+    assert [into.credit(CHUNK_BYTES), into.credit(CHUNK_BYTES), into.credit(3)] == [0, 2 * CHUNK_BYTES, 3]
+    assert [into.credit(CHUNK_BYTES), into.credit(3), into.credit(0)] == [0, CHUNK_BYTES + 3, 0]
+
+
+def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> None:
+    pace = Pace(window_bytes=4 * CHUNK_BYTES)
+    out, into = Outbound(pace), Inbound()
+    out.begun(1, [5 * CHUNK_BYTES])
+    into.begun(1, [5 * CHUNK_BYTES])
+    now, on_the_way = 0.0, pieces(out)
+    while on_the_way:
+        now += 3.0  # so that the window falls
+        piece = on_the_way.pop(0)
+        into.arrived(*piece)
+        if credit := into.credit(piece.nbytes):
+            assert out.acknowledged(credit, now)
+        on_the_way += pieces(out, now)
+    assert len(into) == len(out) == 0
+    assert pace.window_bytes < 4 * CHUNK_BYTES
+
+
 # -- both ------------------------------------------------------------------------------------------------------------
 
 
@@ -211,7 +235,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             assert head.id in spoilt
             before = over.setdefault(head.id, "failed")
             assert before == "failed" or (before == "ended" and head.id not in out)  # ended before its header was here
-        back.append(head.nbytes)
+        back.append(into.credit(head.nbytes))
 
     def take_credit() -> None:
         if back:

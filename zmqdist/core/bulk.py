@@ -19,7 +19,8 @@ Promises, checked by tests/core/test_bulk.py
     P3  between two chunks of a transfer every other one that has chunks left has its turn
     P4  a transfer is complete when each byte of it has arrived in order; the first chunk that is doubled, out of order or too long fails
         it, once; nothing is accepted for a transfer that is complete, has failed or was ended
-    P5  each chunk that arrives is acknowledged at once, also of transfers that are over: the sender measures the link by that
+    P5  what arrives is acknowledged, also of transfers that are over: at once, for the sender measures the link by that, but for the
+        first of two chunks of CHUNK_BYTES, which only a fast link has
     P6  nothing is left of a transfer that is over
 
 Not here: the memory and the socket (net/transfers.py), what the parts are (rpc/payload.py).
@@ -31,6 +32,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from zmqdist.core.pace import Pace
+from zmqdist.limits import CHUNK_BYTES
 
 
 class Piece(NamedTuple):
@@ -147,6 +149,7 @@ class Inbound:
         self.announced = 0
         self.late = 0
         self.problem = ""
+        self._taken = 0
         self._places: dict[int, _Place] = {}
 
     def __len__(self) -> int:
@@ -169,7 +172,7 @@ class Inbound:
         return place.left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG, and to be acknowledged in any case.
+        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG, and `credit` says what to acknowledge in any case.
 
         Its bytes were written only where there was `room`.
         """
@@ -188,6 +191,13 @@ class Inbound:
             self.ended(id)
             return DONE
         return MORE
+
+    def credit(self, nbytes: int) -> int:
+        """How many bytes to acknowledge after a chunk of so many; 0: none yet."""
+        first = self._taken == 0 and nbytes == CHUNK_BYTES
+        taken = self._taken + nbytes
+        self._taken = taken if first else 0
+        return 0 if first else taken
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: it is over, or was none."""

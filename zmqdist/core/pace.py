@@ -15,7 +15,7 @@ Theory of operation
 
 Promises, checked by tests/core/test_pace.py against simulated links
     P1  the window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window
-    P2  no chunk leaves that the window has no room for, but one with nothing on the way
+    P2  no chunk leaves that the window has no room for, but one with no more than one on the way: the other side may wait for a second
     P3  on a link of constant rate, from 0.5 Mbit/s on, nothing waits longer than the heartbeat's time-out; also two at once
     P4  a link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max lets it
     P5  on a link that holds the largest window without a queue, the window is at its largest after ten round trips
@@ -100,7 +100,7 @@ class Pace:
 
     def fits(self, nbytes: int) -> bool:
         """Whether a chunk of so many bytes, at most `chunk_bytes`, may leave now."""
-        return not self.unacknowledged or self.unacknowledged + nbytes <= self.window_bytes
+        return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
 
     def sent(self, nbytes: int, now: float) -> None:
         """A chunk leaves."""

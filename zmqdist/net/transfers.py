@@ -256,8 +256,9 @@ class Lanes:
             target = self.tracked[id].frames[part]
             target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
         outcome = self._in.arrived(id, part, offset, nbytes)
-        if nbytes:
-            self._put(Credit(nbytes), ())
+        credit = self._in.credit(nbytes)
+        if credit:
+            self._put(Credit(credit), ())
         if outcome in (DONE, WRONG):
             transfer = self.tracked[id]
             end, transfer.end = transfer.end, None
