@@ -71,14 +71,21 @@ DEFINITION_BYTES_WARNED: Final = 64 * 2**20
 CHUNK_BYTES: Final = 512 * 2**10
 """Bytes of one bulk chunk, and payload bytes that may ride as frames of one message. Large enough for full speed; small enough that its
 copies stay in the cache and that other messages pass in between (a frame that takes longer than the heartbeat's time-out kills its
-own connection)."""
+own connection). Less where the link is slow (core/pace.py)."""
+
+CHUNK_BYTES_MIN: Final = 16 * 2**10
+"""Bytes of a chunk on the slowest links: a quarter of a second at 0.5 Mbit/s."""
+
+LANE_WINDOW_BYTES_START: Final = 32 * 2**10
+"""Chunks on the way by a link that nobody knows yet: half a second at 0.5 Mbit/s."""
 
 LANE_WINDOW_BYTES: Final = 2 * 2**20
-"""Chunks on the way in one direction of a connection, whatever the number of transfers: what a small message may find in front of it.
-With half of it a small call is a third faster while an array moves, and the array a quarter slower; with twice as much it is no faster."""
+"""The most chunks on the way in one direction of a connection, whatever the number of transfers: what a small message may find in front
+of it. With half of it a small call is a third faster while an array moves, and the array a quarter slower; with twice as much it is no
+faster."""
 
 BULK_WINDOW_BYTES: Final = 8 * 2**20
-"""Chunks on the way to one puller of a bulk payload: covers the round trip of a fast network, bounds the sender's queue."""
+"""The most chunks on the way to one puller of a bulk payload: covers the round trip of a fast network, bounds the sender's queue."""
 
 RECEIVING_BYTES_MAX: Final = 64 * 2**30
 """Bytes of large arguments and answers that one peer may have announced and not yet sent: memory is reserved when they are announced."""

@@ -8,24 +8,31 @@ from collections import deque
 import pytest
 
 from zmqdist.core.bulk import DONE, LATE, MORE, WRONG, Inbound, Outbound, Piece
+from zmqdist.core.pace import Pace
+from zmqdist.limits import CHUNK_BYTES
 
 WINDOW, CHUNK = 8, 3
 
 
-def pieces(out: Outbound) -> list[Piece]:
+def pieces(out: Outbound, now: float = 0.0) -> list[Piece]:
     """All that may leave now."""
-    return list(iter(out.next, None))
+    return list(iter(lambda: out.next(now), None))
+
+
+def fixed(window: int, chunk: int) -> Pace:
+    """A pace that follows nothing."""
+    return Pace(window, chunk, window_bytes=window, chunk_min=chunk)
 
 
 def sender(*transfers: tuple[int, list[int]], window: int = WINDOW) -> Outbound:
-    out = Outbound(window, CHUNK)
+    out = Outbound(fixed(window, CHUNK))
     for id, sizes in transfers:
         out.begun(id, sizes)
     return out
 
 
 def receiver(id: int, sizes: list[int]) -> Inbound:
-    into = Inbound(WINDOW)
+    into = Inbound()
     into.begun(id, sizes)
     return into
 
@@ -48,8 +55,8 @@ def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
 def test_p2_what_is_not_acknowledged_stays_within_the_window_whatever_the_number_of_transfers() -> None:
     out = sender(*((id, [100]) for id in range(1, 20)))
     assert [piece.nbytes for piece in pieces(out)] == [3, 3]
-    assert out.unacknowledged == 6
-    assert out.acknowledged(3)
+    assert out.pace.unacknowledged == 6
+    assert out.acknowledged(3, 0.0)
     assert [piece.nbytes for piece in pieces(out)] == [3]
     assert pieces(out) == []
 
@@ -63,7 +70,7 @@ def test_p3_a_transfer_that_begins_later_has_its_turn_next_to_one_that_is_under_
     out = sender((1, [30]))
     assert len(pieces(out)) == 2
     out.begun(2, [30])
-    assert out.acknowledged(6)
+    assert out.acknowledged(6, 0.0)
     assert [piece.id for piece in pieces(out)] == [1, 2]
 
 
@@ -73,7 +80,7 @@ def test_p6_of_a_transfer_that_was_ended_nothing_more_leaves_and_its_bytes_on_th
     assert out.ended(1)
     assert not out.ended(1)
     assert 1 not in out
-    assert out.acknowledged(6)
+    assert out.acknowledged(6, 0.0)
     assert [piece.id for piece in pieces(out)] == [2, 2]
 
 
@@ -81,7 +88,7 @@ def test_p6_of_a_transfer_that_was_ended_nothing_more_leaves_and_its_bytes_on_th
 def test_an_acknowledgement_of_what_was_never_sent_is_a_fault_and_opens_nothing(nbytes: int) -> None:
     out = sender((1, [3]))
     pieces(out)
-    assert not out.acknowledged(nbytes)
+    assert not out.acknowledged(nbytes, 0.0)
     out.begun(2, [100])
     assert sum(piece.nbytes for piece in pieces(out)) <= WINDOW - 3
 
@@ -119,7 +126,7 @@ def test_p4_a_chunk_that_does_not_belong_there_fails_its_transfer_once(part: int
 
 @pytest.mark.parametrize("over", ["ended", "complete", "unknown"])
 def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
-    into = Inbound(WINDOW)
+    into = Inbound()
     if over != "unknown":
         into.begun(1, [6])
         assert into.arrived(1, 0, 0, 3) == MORE
@@ -135,13 +142,27 @@ def test_p4_for_a_transfer_that_is_over_nothing_is_accepted(over: str) -> None:
     assert len(into) == 0
 
 
-def test_p5_half_a_window_is_acknowledged_at_once_also_when_nobody_wants_it() -> None:
-    into = receiver(1, [100])
-    into.arrived(1, 0, 0, 3)
-    assert into.credit() == 0
-    into.arrived(9, 0, 0, 3)
-    assert into.credit() == 6
-    assert into.credit() == 0
+def test_p5_chunks_are_acknowledged_at_once_but_for_the_first_of_two_full_ones_also_when_nobody_wants_them() -> None:
+    into = receiver(1, [10 * CHUNK_BYTES])
+    assert [into.credit(CHUNK_BYTES), into.credit(CHUNK_BYTES), into.credit(3)] == [0, 2 * CHUNK_BYTES, 3]
+    assert [into.credit(CHUNK_BYTES), into.credit(3), into.credit(0)] == [0, CHUNK_BYTES + 3, 0]
+
+
+def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> None:
+    pace = Pace(window_bytes=4 * CHUNK_BYTES)
+    out, into = Outbound(pace), Inbound()
+    out.begun(1, [5 * CHUNK_BYTES])
+    into.begun(1, [5 * CHUNK_BYTES])
+    now, on_the_way = 0.0, pieces(out)
+    while on_the_way:
+        now += 3.0  # so that the window falls
+        piece = on_the_way.pop(0)
+        into.arrived(*piece)
+        if credit := into.credit(piece.nbytes):
+            assert out.acknowledged(credit, now)
+        on_the_way += pieces(out, now)
+    assert len(into) == len(out) == 0
+    assert pace.window_bytes < 4 * CHUNK_BYTES
 
 
 # -- both ------------------------------------------------------------------------------------------------------------
@@ -158,7 +179,7 @@ def test_any_course_of_both_ends_keeps_the_promises(seed: int) -> None:
 def _one_connection(rng: random.Random, planted: bool) -> None:
     chunk = rng.randrange(1, 20)
     window = chunk * 2 + rng.randrange(100)
-    out, into = Outbound(window, chunk), Inbound(window)
+    out, into = Outbound(fixed(window, chunk)), Inbound()
     wire: deque[Piece | tuple[int, list[int]]] = deque()
     back: deque[int] = deque()
     sent: dict[int, list[int]] = {}
@@ -178,11 +199,11 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
 
     def send() -> None:
         alive = {id for id in sent if id in out}
-        piece = out.next()
+        piece = out.next(0.0)
         if piece is None:
             return
         assert 0 < piece.nbytes <= chunk
-        assert out.unacknowledged <= window
+        assert out.pace.unacknowledged <= window
         assert not owed.get(piece.id, set()) & alive
         for others in owed.values():
             others.discard(piece.id)
@@ -214,13 +235,11 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             assert head.id in spoilt
             before = over.setdefault(head.id, "failed")
             assert before == "failed" or (before == "ended" and head.id not in out)  # ended before its header was here
-        credit = into.credit()
-        if credit:
-            back.append(credit)
+        back.append(into.credit(head.nbytes))
 
     def take_credit() -> None:
         if back:
-            assert out.acknowledged(back.popleft())
+            assert out.acknowledged(back.popleft(), 0.0)
 
     def end() -> None:
         if sent:
@@ -239,7 +258,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
             step()
     assert set(over) == set(sent)
     assert all(over[id] == "ended" for id in sent if id in into)  # the other side's word of it is not part of this
-    assert out.unacknowledged < window / 2
+    assert out.pace.unacknowledged == 0
     assert len(out) == 0
 
 

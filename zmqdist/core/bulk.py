@@ -9,16 +9,18 @@ Theory of operation
     chunks follow as messages of their own, and between them other messages pass. Transfers take turns.
 
     The window belongs to the connection, not to a transfer: what has been sent and not acknowledged lies in queues in front of every
-    small message, whichever transfer it is of. The receiver acknowledges what it has taken out of the queue, wanted or not. So the
-    end of a transfer, on either side and at any moment, has nothing to settle.
+    small message, whichever transfer it is of. How large it is, and its chunks are, follows the link (core/pace.py). The receiver
+    acknowledges what it has taken out of the queue, wanted or not. So the end of a transfer, on either side and at any moment, has
+    nothing to settle.
 
 Promises, checked by tests/core/test_bulk.py
-    P1  the chunks of a transfer leave in order and are its parts, each byte once; none is longer than `chunk_bytes`
-    P2  never more than `window_bytes` are sent and not acknowledged, whatever the number of transfers
+    P1  the chunks of a transfer leave in order and are its parts, each byte once; none is longer than its pace's
+    P2  no chunk leaves that its pace has no room for, whatever the number of transfers
     P3  between two chunks of a transfer every other one that has chunks left has its turn
     P4  a transfer is complete when each byte of it has arrived in order; the first chunk that is doubled, out of order or too long fails
         it, once; nothing is accepted for a transfer that is complete, has failed or was ended
-    P5  each byte that arrives is acknowledged, also of transfers that are over; after half a window at the latest
+    P5  what arrives is acknowledged, also of transfers that are over: at once, for the sender measures the link by that, but for the
+        first of two chunks of CHUNK_BYTES, which only a fast link has
     P6  nothing is left of a transfer that is over
 
 Not here: the memory and the socket (net/transfers.py), what the parts are (rpc/payload.py).
@@ -29,7 +31,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
+from zmqdist.core.pace import Pace
+from zmqdist.limits import CHUNK_BYTES
 
 
 class Piece(NamedTuple):
@@ -71,14 +74,11 @@ class Outbound:
     """The transfers that leave by one connection.
 
     Attributes:
-      unacknowledged: bytes that were sent and not acknowledged.
+      pace: how much may be on the way, and how much is.
     """
 
-    def __init__(self, window_bytes: int = LANE_WINDOW_BYTES, chunk_bytes: int = CHUNK_BYTES) -> None:
-        assert chunk_bytes <= window_bytes // 2, "the other side acknowledges after half a window"
-        self.unacknowledged = 0
-        self._window_bytes = window_bytes
-        self._chunk_bytes = chunk_bytes
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = Pace() if pace is None else pace
         self._turns: dict[int, _Place] = {}
 
     def __len__(self) -> int:
@@ -101,27 +101,25 @@ class Outbound:
     def left(self) -> int:
         """Bytes that have not been sent, or not acknowledged."""
         unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._turns.values())
-        return self.unacknowledged + unsent
+        return self.pace.unacknowledged + unsent
 
-    def next(self) -> Piece | None:
+    def next(self, now: float) -> Piece | None:
         """The chunk to send now, which counts as sent; None when nothing is left or the window is full."""
         for id, place in self._turns.items():
-            nbytes = min(place.left, self._chunk_bytes)
-            if self.unacknowledged + nbytes > self._window_bytes:
+            nbytes = min(place.left, self.pace.chunk_bytes)
+            if not self.pace.fits(nbytes):
                 return None
             piece = Piece(id, place.part, place.offset, nbytes)
-            self.unacknowledged += nbytes
+            self.pace.sent(nbytes, now)
             del self._turns[id]
             if not place.advance(nbytes):
                 self._turns[id] = place  # behind the others
             return piece
         return None
 
-    def acknowledged(self, nbytes: int) -> bool:
+    def acknowledged(self, nbytes: int, now: float) -> bool:
         """The other side has taken so many bytes out of the queue; False: more than were sent, a fault of it that changes nothing."""
-        right = 0 <= nbytes <= self.unacknowledged
-        self.unacknowledged -= nbytes if right else 0
-        return right
+        return self.pace.acknowledged(nbytes, now)
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: all of it was sent, or it was none."""
@@ -147,11 +145,10 @@ class Inbound:
       problem: of the last WRONG.
     """
 
-    def __init__(self, window_bytes: int = LANE_WINDOW_BYTES) -> None:
+    def __init__(self) -> None:
         self.announced = 0
         self.late = 0
         self.problem = ""
-        self._credit_at = window_bytes // 2
         self._taken = 0
         self._places: dict[int, _Place] = {}
 
@@ -175,8 +172,10 @@ class Inbound:
         return place.left
 
     def arrived(self, id: int, part: int, offset: int, nbytes: int) -> int:
-        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG. Its bytes were written only where there was `room`."""
-        self._taken += nbytes
+        """A chunk was taken out of the queue: LATE, MORE, DONE or WRONG, and `credit` says what to acknowledge in any case.
+
+        Its bytes were written only where there was `room`.
+        """
         place = self._places.get(id)
         if place is None:
             self.late += 1
@@ -193,12 +192,12 @@ class Inbound:
             return DONE
         return MORE
 
-    def credit(self) -> int:
-        """How many bytes to acknowledge now; 0: not yet."""
-        if self._taken < self._credit_at:
-            return 0
-        taken, self._taken = self._taken, 0
-        return taken
+    def credit(self, nbytes: int) -> int:
+        """How many bytes to acknowledge after a chunk of so many; 0: none yet."""
+        first = self._taken == 0 and nbytes == CHUNK_BYTES
+        taken = self._taken + nbytes
+        self._taken = taken if first else 0
+        return 0 if first else taken
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: it is over, or was none."""

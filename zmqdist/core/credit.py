@@ -1,4 +1,4 @@
-"""How much may be on the way: windows for work and for bytes.
+"""How much work may be on the way to a worker and back.
 
 Rule: a window bounds what has been given and not yet come back; it never waits and never sends.
 
@@ -11,8 +11,7 @@ seen from here, a worker that was given little and is far away looks slow.
 Promises, checked by tests/core/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
     P2  work that takes longer than the horizon and the round trip is given out at most two for a slot: one runs, one waits
-    P3  a ByteWindow never allows more than its size on the way, but for a single chunk, which always may
-    P4  a worker that always has work in its window is busy all the time, however long the round trip is, as far as P1 lets it
+    P3  a worker that always has work in its window is busy all the time, however long the round trip is, as far as P1 lets it
 """
 
 from __future__ import annotations
@@ -110,24 +109,3 @@ class BusyTime:
         busy_s = 0.0 if self._since is None else now - self._since
         self._since = now if held else None
         return int(busy_s * 1e6)
-
-
-class ByteWindow:
-    """Bytes of bulk chunks that may be asked for and not yet here."""
-
-    __slots__ = ("_on_the_way", "_size")
-
-    def __init__(self, size_bytes: int) -> None:
-        self._size = size_bytes
-        self._on_the_way = 0
-
-    def take(self, count_bytes: int) -> bool:
-        """Whether a chunk of so many bytes may be asked for now; then it counts. With nothing on the way always."""
-        if self._on_the_way and self._on_the_way + count_bytes > self._size:
-            return False
-        self._on_the_way += count_bytes
-        return True
-
-    def arrived(self, count_bytes: int) -> None:
-        self._on_the_way -= count_bytes
-        assert self._on_the_way >= 0, "more arrived than was asked for"

@@ -2,7 +2,8 @@
 
 Rules
     A part in shared memory of this host is mapped: no byte moves, and the holder is not asked.
-    Else it is read in chunks by RPC, several on the way at a time, into memory that was allocated once: straight from the holder, or,
+    Else it is read in chunks by RPC, as many on the way at a time as the link carries soon (core/pace.py), into memory that was allocated
+    once: straight from the holder, or,
     where that cannot be reached from here (a laptop behind a router), by the dispatcher over the holder's own connection.
     What comes back is the caller's own: writable, but for the memory of frozen arrays.
 """
@@ -14,18 +15,18 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import errors
-from zmqdist.core.credit import ByteWindow
+from zmqdist.core.pace import Pace
 from zmqdist.dispatch.references import Held, Reference
 from zmqdist.dispatch.store import READ
-from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES, LANE_WINDOW_BYTES_START
 from zmqdist.net.address import split
 from zmqdist.net.credentials import Credentials
 from zmqdist.net.lent import PeerArena, open_peer
@@ -52,8 +53,6 @@ CLIENTS_KEPT = 8
 
 ARENAS_KEPT = 64
 """Processes whose shared memory is kept open: a descriptor and a page table each."""
-
-Chunk = Callable[[int, int, int], StatusOrResult]
 
 
 class Near:
@@ -111,7 +110,7 @@ class Clients:
     def __init__(self, credentials: Credentials, role: str) -> None:
         self._credentials = credentials
         self._role = role
-        self._lines: dict[tuple[str, bytes], _Line] = {}
+        self._lines: dict[tuple[str, bytes], Holder] = {}
         self._unreachable: dict[str, float] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -136,8 +135,8 @@ class Clients:
             line.client.close()
 
     @contextmanager
-    def use(self, address: str, key: bytes = b"") -> Iterator[ZmqClient]:
-        """A client for the time of the with-statement. After an error the next one begins with a new connection.
+    def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
+        """A connection for the time of the with-statement. After an error the next one begins with a new connection.
 
         Args:
           key: the public key that the holder told with its address; empty for a server.
@@ -155,12 +154,12 @@ class Clients:
             line = self._lines.pop(place, None)
             if line is None:
                 security = self._credentials.client(address, self._role, key)
-                line = _Line(ZmqClient(address, security=security))
+                line = Holder(ZmqClient(address, security=security))
             self._lines[place] = line  # the longest unused are at the front
             line.users += 1
         try:
             self._reach(line, address)
-            yield line.client
+            yield line
         except BaseException:
             with self._lock:
                 if self._lines.get(place) is line:
@@ -175,7 +174,7 @@ class Clients:
             for each in ended:
                 each.client.close()
 
-    def _reach(self, line: _Line, address: str) -> None:
+    def _reach(self, line: Holder, address: str) -> None:
         if line.reached:
             return
         self._knock(address)
@@ -215,13 +214,32 @@ class Unreachable(errors.UnavailableError):
     """The holder cannot be reached from here; perhaps from elsewhere."""
 
 
-class _Line:
-    """One client, how many threads use it at present, and whether it was there once."""
+class Holder:
+    """A connection to one holder, or to the dispatcher.
+
+    Attributes:
+      users: threads that use it at present.
+      reached: it was there once.
+      window_bytes: how much was on the way at the end of the last fetch, which the next one begins with.
+    """
 
     def __init__(self, client: ZmqClient) -> None:
         self.client = client
         self.users = 0
         self.reached = False
+        self.window_bytes = LANE_WINDOW_BYTES_START
+
+
+class Asking(NamedTuple):
+    """How to ask for chunks by one connection: the first arguments of the method are `whose`."""
+
+    holder: Holder
+    method: str
+    whose: tuple[int, ...]
+
+    def ask(self, bulk: int, offset: int, length: int) -> StatusOrResult:
+        arguments = (*self.whose, bulk, offset, length)
+        return self.holder.client.call(self.method, arguments, timeout_in_ms=CHUNK_TIMEOUT_MS)
 
 
 class Fetcher:
@@ -260,14 +278,14 @@ class Fetcher:
     def read(self, reference: Reference, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
         """Read these parts into arrays of their sizes. Raises as `fetch`."""
         try:
-            with self.clients.use(reference.address, reference.key) as client:
-                read_chunks(straight(client), held, into)
+            with self.clients.use(reference.address, reference.key) as holder:
+                read_chunks(straight(holder), held, into)
                 return
         except Unreachable as error:
             unreachable = error
         try:
-            with self.clients.use(self._dispatcher) as client:
-                read_chunks(_relayed(client, reference.store), held, into)
+            with self.clients.use(self._dispatcher) as holder:
+                read_chunks(Asking(holder, RELAY, (reference.store,)), held, into)
         except errors.NotFoundError:
             raise
         except errors.OpError as error:
@@ -275,28 +293,26 @@ class Fetcher:
             raise errors.UnavailableError(None, None, problem) from None
 
 
-def straight(client: ZmqClient) -> Chunk:
+def straight(holder: Holder) -> Asking:
     """How to read from a holder itself."""
-    return lambda bulk, offset, length: client.call(READ, (bulk, offset, length), timeout_in_ms=CHUNK_TIMEOUT_MS)
+    return Asking(holder, READ, ())
 
 
-def _relayed(client: ZmqClient, store: int) -> Chunk:
-    def ask(bulk: int, offset: int, length: int) -> StatusOrResult:
-        return client.call(RELAY, (store, bulk, offset, length), timeout_in_ms=CHUNK_TIMEOUT_MS)
-
-    return ask
-
-
-def read_chunks(ask: Chunk, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
+def read_chunks(asking: Asking, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
     """Read parts in chunks, as many on the way as the window takes. Raises what a chunk ended with."""
-    window = ByteWindow(BULK_WINDOW_BYTES)
+    pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES, window_bytes=asking.holder.window_bytes)
     on_the_way: deque[tuple[NDArray[np.uint8], StatusOrResult]] = deque()
     for part, whole in zip(held, into, strict=True):
-        for offset in range(0, part.size, CHUNK_BYTES):
-            place = whole[offset : offset + CHUNK_BYTES]
-            while not window.take(place.nbytes):
-                window.arrived(_take(*on_the_way.popleft()))
-            on_the_way.append((place, ask(part.bulk, offset, place.nbytes)))
+        offset = 0
+        while offset < part.size:
+            place = whole[offset : offset + pace.chunk_bytes]
+            if pace.fits(place.nbytes):
+                pace.sent(place.nbytes, time.monotonic())
+                on_the_way.append((place, asking.ask(part.bulk, offset, place.nbytes)))
+                offset += place.nbytes
+            else:
+                pace.acknowledged(_take(*on_the_way.popleft()), time.monotonic())
+    asking.holder.window_bytes = pace.window_bytes
     while on_the_way:
         _take(*on_the_way.popleft())
 

@@ -178,11 +178,11 @@ class SlotFetcher:
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
         missing = msgspec.structs.replace(reference, parts=tuple(reference.parts[index] for index in far))
         parts = list(parts)
-        with self._clients.use(*self._worker) as client:
-            (answer,) = client.call(PULL, (encode_reference(missing),)).get_value()
+        with self._clients.use(*self._worker) as holder:
+            (answer,) = holder.client.call(PULL, (encode_reference(missing),)).get_value()
             for index, part in zip(far, self._near.attach(decode_reference(answer)), strict=True):
                 parts[index] = part
                 if isinstance(part, Held):
                     parts[index] = np.empty(part.size, np.uint8)
-                    read_chunks(straight(client), [part], [parts[index]])
+                    read_chunks(straight(holder), [part], [parts[index]])
         return parts

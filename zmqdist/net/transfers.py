@@ -1,10 +1,12 @@
 """How the large parts of messages travel by one connection, whichever end this is.
 
 Rules
-    Up to CHUNK_BYTES in all they are frames of their message, which costs least. More of them move
+    Up to a chunk in all they are frames of their message, which costs least. How much a chunk is, CHUNK_BYTES at most, follows the
+    link (core/pace.py): a frame of half a megabyte takes longer on a slow one than a heartbeat may. More of them move
         as a handle   of shared memory, where the other side has shown that it can open ours; or else
         in chunks     between which small messages pass (core/bulk.py).
-    What is to be sent belongs to the message: nobody changes it until the transfer is over (rpc/snapshots.py).
+    What is to be sent belongs to the message: nobody changes it until the transfer is over (rpc/snapshots.py). Up to CHUNK_BYTES it is
+    copied here, so nobody need know which way it goes.
     A handle is taken back when its message was not sent, the connection has gone, or its call is over. Who has claimed it by then
     keeps the memory, whoever comes later is refused. Who does not want what was lent claims it and lets go.
     What a Call holds back, and its receiver has not let in, stays with its sender.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,7 +52,7 @@ _HANDLE_NUMBERS = 8
 
 
 def is_large(sources: Sequence[Source]) -> bool:
-    """Whether these move by a lane of their own, not as frames of their message."""
+    """Whether these move by a lane of their own on any link, not as frames of their message."""
     return nbytes_of(sources) > CHUNK_BYTES
 
 
@@ -140,7 +143,7 @@ class Lanes:
     @property
     def unacknowledged(self) -> int:
         """Bytes of chunks that were sent and not acknowledged."""
-        return self._out.unacknowledged
+        return self._out.pace.unacknowledged
 
     def receiving(self, id: int) -> bool:
         """Whether chunks of this call are still to come."""
@@ -148,8 +151,11 @@ class Lanes:
 
     def send(self, message: Call | Reply, sources: Sequence[Source]) -> bool:
         """Send a message with its parts, by the best way there is. False: nothing was sent; the sources are as before."""
-        if not is_large(sources):
+        nbytes = nbytes_of(sources)
+        if nbytes <= self._out.pace.chunk_bytes:
             return self._put(message, sources)
+        if nbytes <= CHUNK_BYTES:
+            sources = [bytes(source) for source in sources]  # type: ignore[arg-type]
         transfer = _Transfer()
         parts: list[Part] = []
         for source in sources:
@@ -192,11 +198,11 @@ class Lanes:
 
     def credited(self, message: Credit) -> None:
         """The other side has taken chunks out of its queue."""
-        self.faults += not self._out.acknowledged(message.nbytes)
+        self.faults += not self._out.acknowledged(message.nbytes, monotonic())
         self._pump()
 
     def _pump(self) -> None:
-        while (piece := self._out.next()) is not None:
+        while (piece := self._out.next(monotonic())) is not None:
             transfer = self.tracked[piece.id]
             view = transfer.views[piece.part]
             chunk = Chunk(piece.id, piece.part, piece.offset)
@@ -250,7 +256,7 @@ class Lanes:
             target = self.tracked[id].frames[part]
             target[offset : offset + nbytes] = np.frombuffer(frames[0], np.uint8)
         outcome = self._in.arrived(id, part, offset, nbytes)
-        credit = self._in.credit()
+        credit = self._in.credit(nbytes)
         if credit:
             self._put(Credit(credit), ())
         if outcome in (DONE, WRONG):

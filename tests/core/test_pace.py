@@ -1,0 +1,160 @@
+"""How much may be on the way: the promises, on simulated links of several rates."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from itertools import count
+from typing import Any
+
+import pytest
+
+from zmqdist.core.pace import SOJOURN_S_MAX, Pace
+from zmqdist.limits import CHUNK_BYTES, CHUNK_BYTES_MIN, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES, LANE_WINDOW_BYTES_START
+
+MIB = 2**20
+MBIT = 125_000.0
+
+
+class Sim:
+    """Senders that share a link of one rate and one delay; the way back has the delay alone.
+
+    Attributes:
+      waits: how long each chunk was on its way until it arrived.
+      arrived: bytes of all senders.
+      windows: of the first sender, after each acknowledgment.
+    """
+
+    def __init__(self, rate: float, delay_s: float, *paces: Pace) -> None:
+        self.now = 0.0
+        self.arrived = 0
+        self.waits: list[float] = []
+        self.windows: list[int] = []
+        self.rate = rate
+        self._delay_s = delay_s
+        self._paces = paces
+        self._free_at = 0.0
+        self._events: list[Any] = []
+        self._order = count()
+
+    def run(self, for_s: float) -> Sim:
+        """All senders send as much as they may."""
+        until = self.now + for_s
+        for pace in self._paces:
+            self._send(pace)
+        while self._events and self._events[0][0] <= until:
+            self.now, _, pace, nbytes, began = heapq.heappop(self._events)
+            self.waits.append(self.now - self._delay_s - began)
+            self.arrived += nbytes
+            assert pace.acknowledged(nbytes, self.now)
+            if pace is self._paces[0]:
+                self.windows.append(pace.window_bytes)
+            assert CHUNK_BYTES_MIN <= pace.chunk_bytes <= min(CHUNK_BYTES, pace.window_bytes)
+            assert CHUNK_BYTES_MIN <= pace.window_bytes <= LANE_WINDOW_BYTES
+            self._send(pace)
+        self.now = until
+        return self
+
+    def _send(self, pace: Pace) -> None:
+        while pace.fits(nbytes := pace.chunk_bytes):
+            pace.sent(nbytes, self.now)
+            self._free_at = max(self._free_at, self.now) + nbytes / self.rate
+            heapq.heappush(self._events, (self._free_at + 2 * self._delay_s, next(self._order), pace, nbytes, self.now))
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("mbit", [0.5, 1, 2, 10, 100])
+def test_p3_and_p4_nothing_waits_long_and_the_link_is_busy(mbit: float, delay_s: float) -> None:
+    sim = Sim(mbit * MBIT, delay_s, Pace()).run(60.0)
+    assert max(sim.waits) < SOJOURN_S_MAX + delay_s, "half of the heartbeat's time-out"
+    carried = min(mbit * MBIT, LANE_WINDOW_BYTES / (2 * delay_s) if delay_s else mbit * MBIT)
+    assert sim.arrived >= 0.8 * 60.0 * carried
+
+
+@pytest.mark.parametrize("mbit", [0.5, 1, 2, 10, 100])
+def test_p3_two_at_once_do_not_wait_longer_than_a_heartbeat_may(mbit: float) -> None:
+    sim = Sim(mbit * MBIT, 0.01, Pace(), Pace()).run(60.0)
+    assert max(sim.waits) < 0.75 * HEARTBEAT_TIMEOUT_S
+    assert sim.arrived >= 0.8 * 60.0 * mbit * MBIT
+
+
+def test_p5_a_fast_link_has_its_full_window_after_ten_round_trips() -> None:
+    pace = Pace()
+    sim = Sim(10_000 * MBIT, 0.0005, pace).run(0.02)
+    assert pace.window_bytes == LANE_WINDOW_BYTES
+    assert pace.chunk_bytes == CHUNK_BYTES
+    assert sim.windows[0] > LANE_WINDOW_BYTES_START
+
+
+def test_a_link_that_becomes_slower_has_a_narrow_window_and_a_wide_one_when_it_is_fast_again() -> None:
+    pace = Pace()
+    sim = Sim(10 * MBIT, 0.01, pace).run(10.0)
+    sim.rate = 1 * MBIT
+    sim.run(10.0)
+    sim.waits.clear()
+    sim.run(30.0)
+    assert max(sim.waits) < SOJOURN_S_MAX
+    sim.rate = 100 * MBIT
+    sim.run(5.0)
+    assert pace.window_bytes == LANE_WINDOW_BYTES
+
+
+def test_a_receiver_that_was_busy_for_a_while_costs_the_window_only_for_a_while() -> None:
+    pace = Pace()
+    sim = Sim(1000 * MBIT, 0.0005, pace).run(1.0)
+    assert pace.window_bytes == LANE_WINDOW_BYTES
+    while pace.fits(pace.chunk_bytes):
+        pace.sent(pace.chunk_bytes, sim.now)
+    pace.acknowledged(pace.unacknowledged, sim.now + 3.0)
+    assert pace.window_bytes < LANE_WINDOW_BYTES
+    again = Sim(1000 * MBIT, 0.0005, pace)
+    again.now = sim.now + 3.0
+    again.run(0.1)
+    assert pace.window_bytes == LANE_WINDOW_BYTES
+
+
+def test_p2_a_second_chunk_may_always_leave_and_a_third_only_where_there_is_room() -> None:
+    pace = Pace(CHUNK_BYTES_MIN, CHUNK_BYTES_MIN)
+    for _ in range(2):
+        assert pace.fits(pace.chunk_bytes)
+        pace.sent(pace.chunk_bytes, 0.0)
+    assert not pace.fits(1)
+    assert pace.acknowledged(pace.chunk_bytes, 100.0), "a window cannot fall below one chunk"
+    assert pace.fits(pace.chunk_bytes)
+
+
+def test_a_sender_that_has_little_to_send_keeps_its_window() -> None:
+    pace = Pace()
+    for at in range(100):
+        pace.sent(100, float(at))
+        assert pace.acknowledged(100, at + 0.001)
+    assert pace.window_bytes == LANE_WINDOW_BYTES_START, "a link that was not filled has told nothing"
+
+
+@pytest.mark.parametrize("nbytes", [101, 10**12, -1])
+def test_p6_an_acknowledgment_of_what_was_never_sent_changes_nothing(nbytes: int) -> None:
+    pace = Pace()
+    pace.sent(100, 0.0)
+    assert not pace.acknowledged(nbytes, 1.0)
+    assert (pace.unacknowledged, pace.window_bytes) == (100, LANE_WINDOW_BYTES_START)
+
+
+def test_p1_and_p2_whatever_is_acknowledged_when(seed: int) -> None:
+    rng = random.Random(seed)
+    pace = Pace()
+    now, on_the_way, chunks = 0.0, 0, 0
+    for _ in range(500):
+        now += rng.choice([0.0, 1e-5, 0.01, 1.0]) * rng.random()
+        nbytes = rng.randrange(1, pace.chunk_bytes + 1)
+        if rng.random() < 0.6 and pace.fits(nbytes):
+            assert chunks < 2 or on_the_way + nbytes <= pace.window_bytes
+            chunks += 1
+            pace.sent(nbytes, now)
+            on_the_way += nbytes
+        elif on_the_way:
+            part = rng.choice([on_the_way, rng.randrange(1, on_the_way + 1)])
+            assert pace.acknowledged(part, now)
+            on_the_way -= part
+            chunks = 0 if not on_the_way else 1  # at least
+        assert pace.unacknowledged == on_the_way
+        assert CHUNK_BYTES_MIN <= pace.window_bytes <= LANE_WINDOW_BYTES

@@ -1,0 +1,137 @@
+"""How much of what is large may be on the way by one connection, so that small messages and heartbeats pass: what the link carries tells.
+
+Rule: a pace bounds what has been sent and not yet acknowledged; it never waits and never sends, and is told the time.
+
+Theory of operation
+    A heartbeat stands behind what was sent before it: in the kernel's buffer, and in the router before the slowest link. Whoever sends
+    more than the link carries in the heartbeat's time-out ends its own connection, though everything moves. What is acknowledged tells
+    how long that queue is: the time from the sending of a chunk to its acknowledgment, less the shortest such time, is spent in queues,
+    in either direction, just as a heartbeat and its answer would be.
+
+    The window aims at what the link carries in that shortest time and `QUEUE_S` more, at the rate at which it has just carried. It begins
+    small, because nobody knows the link, and each acknowledgment widens it by what it acknowledges, up to the aim: so it doubles in a
+    round trip, and a fast link has its full window after milliseconds. When the queue has become long it falls to the aim, once for all
+    that was sent before. Chunks are a quarter of the window: a chunk is what cannot be interrupted for a heartbeat.
+
+Promises, checked by tests/core/test_pace.py against simulated links
+    P1  the window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window
+    P2  no chunk leaves that the window has no room for, but one with no more than one on the way: the other side may wait for a second
+    P3  on a link of constant rate, from 0.5 Mbit/s on, nothing waits longer than the heartbeat's time-out; also two at once
+    P4  a link is busy while there is something to send: at least four fifths of its rate arrives, as far as window_max lets it
+    P5  on a link that holds the largest window without a queue, the window is at its largest after ten round trips
+    P6  what was acknowledged and never sent changes nothing
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+from typing import Final, NamedTuple
+
+from zmqdist.limits import CHUNK_BYTES, CHUNK_BYTES_MIN, LANE_WINDOW_BYTES, LANE_WINDOW_BYTES_START
+
+QUEUE_S: Final = 0.25
+"""What may wait in queues: enough to keep a link busy, an eighth of the heartbeat's time-out."""
+
+LONG_QUEUE_S: Final = 0.5
+"""A longer wait narrows the window. The time-out of heartbeats is four times that, and several connections share a link."""
+
+SOJOURN_S_MAX: Final = 1.0
+"""A chunk on its way for longer narrows the window though its link is far away: half of the heartbeat's time-out."""
+
+
+class _Sent(NamedTuple):
+    nbytes: int
+    at: float
+    delivered: int
+    """What was acknowledged until then."""
+
+
+class Pace:
+    """See the module's docstring.
+
+    Attributes:
+      window_bytes: so much may be on the way.
+      chunk_bytes: the largest chunk to send now.
+      unacknowledged: bytes that were sent and not acknowledged.
+      trip_s: the shortest time from a chunk's sending to its acknowledgment; infinite before the first.
+    """
+
+    __slots__ = (
+        "_chunk_max",
+        "_chunk_min",
+        "_delivered",
+        "_fell_at",
+        "_sent",
+        "_window_max",
+        "_window_min",
+        "chunk_bytes",
+        "trip_s",
+        "unacknowledged",
+        "window_bytes",
+    )
+
+    def __init__(
+        self,
+        window_max: int = LANE_WINDOW_BYTES,
+        chunk_max: int = CHUNK_BYTES,
+        *,
+        window_bytes: int = LANE_WINDOW_BYTES_START,
+        chunk_min: int = CHUNK_BYTES_MIN,
+    ) -> None:
+        """Args:
+        window_bytes: to begin with.
+        chunk_min: the smallest window, too.
+        """
+        assert chunk_min <= chunk_max <= window_max
+        self._window_max = window_max
+        self._window_min = self._chunk_min = chunk_min
+        self._chunk_max = chunk_max
+        self._sent: deque[_Sent] = deque()
+        self._delivered = 0
+        self._fell_at = -inf
+        self.unacknowledged = 0
+        self.trip_s = inf
+        self._resize(window_bytes)
+
+    def _resize(self, window_bytes: int) -> None:
+        self.window_bytes = max(self._window_min, min(self._window_max, window_bytes))
+        self.chunk_bytes = max(self._chunk_min, min(self._chunk_max, self.window_bytes // 4))
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a chunk of so many bytes, at most `chunk_bytes`, may leave now."""
+        return len(self._sent) < 2 or self.unacknowledged + nbytes <= self.window_bytes
+
+    def sent(self, nbytes: int, now: float) -> None:
+        """A chunk leaves."""
+        self.unacknowledged += nbytes
+        self._sent.append(_Sent(nbytes, now, self._delivered))
+
+    def acknowledged(self, nbytes: int, now: float) -> bool:
+        """The other side has taken so many bytes, of the oldest chunks; False: more than were sent."""
+        if not 0 <= nbytes <= self.unacknowledged:
+            return False
+        self.unacknowledged -= nbytes
+        self._delivered += nbytes
+        last, left = None, nbytes
+        while left > 0:
+            oldest = self._sent.popleft()
+            if oldest.nbytes > left:
+                self._sent.appendleft(oldest._replace(nbytes=oldest.nbytes - left))
+                break
+            last, left = oldest, left - oldest.nbytes
+        if last is not None:
+            self._measured(last, nbytes, now)
+        return True
+
+    def _measured(self, chunk: _Sent, nbytes: int, now: float) -> None:
+        sojourn_s = max(now - chunk.at, 1e-6)
+        self.trip_s = min(self.trip_s, sojourn_s)
+        rate = (self._delivered - chunk.delivered) / sojourn_s
+        aim = int(rate * (self.trip_s + QUEUE_S))
+        if sojourn_s <= min(self.trip_s + LONG_QUEUE_S, SOJOURN_S_MAX):
+            if aim > self.window_bytes:
+                self._resize(min(aim, self.window_bytes + nbytes))
+        elif chunk.at >= self._fell_at:
+            self._resize(min(aim, self.window_bytes))
+            self._fell_at = now
