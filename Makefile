@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport PYTHONPATH
 
 .DELETE_ON_ERROR:
-.PHONY: help run test test-all endurance lint types layers wheel-check versions constraints sim protocol clean
+.PHONY: help run test test-all endurance campaign lint types layers wheel-check versions constraints sim protocol clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -34,6 +34,9 @@ test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training,
 
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10
 	$(BIN)/python -m tests.endurance --runs $(RUNS) --minutes $(MINUTES)
+
+campaign: $(VENV)/ready-dev ## hosts, slow links, cut cables: tests/campaigns, as root; no part of the other tests
+	$(BIN)/python -m pytest tests/campaigns --timeout 1200
 
 lint: $(VENV)/ready-dev ## ruff's rules and its format
 	$(BIN)/ruff check .

@@ -44,12 +44,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """pytest does not ask about a file that the command line names; a folder called `full` that it names is let in here."""
+    """pytest does not ask about a file that the command line names; a folder that stands in no such tier, and that it names, is let in."""
     root = config.rootpath
     if not collection_path.is_relative_to(root) or tiers.runs_in(collection_path, root, config.getoption("--tier")):
         return None  # other rules may still leave it out
     named = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
-    return None if any(tiers.FULL in arg.parts and collection_path.is_relative_to(arg) for arg in named) else True
+    let_in = [arg for arg in named if {tiers.FULL, tiers.CAMPAIGNS} & set(arg.parts)]
+    return None if any(collection_path.is_relative_to(arg) for arg in let_in) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,140 @@
+"""The hosts of tests are as separate as hosts: what one has, another cannot see but by the network."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.campaigns.hosts import READY_S, Host, Network, delays
+
+SERVE = """
+import socket, sys
+listening = socket.create_server(("0.0.0.0", 7000))
+print("ready", flush=True)
+while True:
+    connection, _ = listening.accept()
+    while data := connection.recv(1 << 20):
+        pass
+    connection.sendall(b"all")
+    connection.close()
+"""
+SEND = """
+import socket, sys, time
+host, nbytes = sys.argv[1], int(sys.argv[2])
+begun = time.monotonic()
+connection = socket.create_connection((host, 7000), timeout=20)
+connection.sendall(bytes(nbytes))
+connection.shutdown(socket.SHUT_WR)
+assert connection.recv(3) == b"all"
+print(time.monotonic() - begun)
+"""
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    with Network("first", "second") as network:
+        yield network
+
+
+def python(host: Host, code: str, *arguments: str) -> subprocess.Popen[str]:
+    return host.run([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def said(host: Host, code: str, *arguments: str) -> str:
+    out, error = python(host, code, *arguments).communicate(timeout=60)
+    assert not error, error
+    return out.strip()
+
+
+def serving(host: Host) -> subprocess.Popen[str]:
+    process = python(host, SERVE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_each_host_has_its_name_its_processes_and_its_shared_memory(net: Network) -> None:
+    assert said(net["first"], "import socket; print(socket.gethostname())") == "first"
+    assert socket.gethostname() not in ("first", "second")
+    said(net["first"], "open('/dev/shm/mine', 'w').close()")
+    assert said(net["first"], "import os; print(os.listdir('/dev/shm'))") == "['mine']"
+    assert said(net["second"], "import os; print(os.listdir('/dev/shm'))") == "[]"
+    numbers = said(net["second"], "import os; print(*[name for name in os.listdir('/proc') if name.isdigit()])").split()
+    assert len(numbers) == 2, "its first process and the one that looks"
+
+
+def test_hosts_reach_each_other_by_name_also_under_a_new_address(net: Network) -> None:
+    serving(net["first"])
+    said(net["second"], SEND, "first", "10")
+    net["first"].readdress("10.77.0.99")
+    said(net["second"], SEND, "first", "10")
+    said(net["second"], SEND, "10.77.0.99", "10")
+
+
+def test_a_link_is_as_slow_as_it_was_shaped(net: Network) -> None:
+    serving(net["first"])
+    net["second"].shape(rate_mbit=4)
+    took_s = float(said(net["second"], SEND, "first", str(500_000)))
+    assert 0.9 < took_s < 2.5, "4 Mbit are one second"
+    net["second"].unshape()
+    assert float(said(net["second"], SEND, "first", str(500_000))) < 0.5
+
+
+def test_a_link_delays_where_the_kernel_can(net: Network) -> None:
+    if not delays():
+        pytest.skip("this kernel has no netem")
+    serving(net["first"])
+    net["second"].shape(rate_mbit=100, delay_ms=50)
+    assert 0.2 < float(said(net["second"], SEND, "first", "10")) < 2, "a handshake and an answer, both ways"
+
+
+def test_a_cut_link_carries_nothing_until_it_is_mended(net: Network) -> None:
+    serving(net["first"])
+    net["second"].cut()
+    sending = python(net["second"], SEND, "first", "10")
+    with pytest.raises(subprocess.TimeoutExpired):
+        sending.wait(1)
+    net["second"].mend()
+    assert sending.wait(READY_S) == 0, "TCP tries again"
+
+
+def test_a_signal_reaches_a_process_of_a_host(net: Network) -> None:
+    process = serving(net["first"])
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(READY_S) == -signal.SIGTERM
+
+
+def test_nothing_is_left_of_a_network() -> None:
+    with Network("first") as net:
+        process = serving(net["first"])
+        first = net["first"].run(["sleep", "1000"])
+    assert process.wait(READY_S) == -signal.SIGKILL
+    assert first.wait(READY_S) == -signal.SIGKILL
+
+
+def test_a_network_ends_with_the_process_that_made_it() -> None:
+    code = """
+import sys
+from tests.campaigns.hosts import Network
+with Network("first") as net:
+    print(net["first"].run(["sleep", "1000"]).pid, flush=True)
+    sys.stdin.read()
+"""
+    making = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+    )
+    with making:
+        assert making.stdout is not None
+        sleeping = int(making.stdout.readline())
+        making.kill()
+    until = time.monotonic() + READY_S
+    while os.path.exists(f"/proc/{sleeping}"):
+        assert time.monotonic() < until, "a process of a host is left"
+        time.sleep(0.05)
