@@ -377,6 +377,11 @@ class Shell:
         if isinstance(message, Read):
             self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
+            if (
+                message.final and self.machine.enlisted
+            ):  # the session is another's: nothing that we say there counts any more
+                self._dealer.close()
+                self._handle(DispatcherDown())
             self._refused(errors.from_code(message.code, message.message))
         else:
             self._handle(Heard(DISPATCHER, message))
