@@ -39,7 +39,7 @@ CAMPAIGNS: Final[dict[str, Callable[[int], dict[str, Any]]]] = {
     "a cluster's line forgets or moves": addresses.cluster,
     "a client's line forgets or moves": addresses.calls,
 }
-SUMMED: Final = ("faults", "tasks", "lost", "doubled", "run again", "ended by a lost ps")
+SUMMED: Final = ("faults", "tasks", "lost", "doubled", "run again", "ended by a lost ps", "rounds refused")
 """Of figures the log keeps the sum; of the others the largest."""
 
 
