@@ -35,7 +35,8 @@ test-all: $(VENV)/ready-dev ## the rest, too: benchmark programs, full training,
 endurance: $(VENV)/ready-dev ## the waiting tests again and again under load, in pieces: make endurance RUNS=100 MINUTES=10
 	$(BIN)/python -m tests.endurance --runs $(RUNS) --minutes $(MINUTES)
 
-campaign: $(VENV)/ready-dev ## hosts, slow links, cut cables: tests/campaigns, as root; no part of the other tests
+campaign: $(VENV)/ready-dev ## faults made on purpose, in pieces: make campaign MINUTES=10; hosts and cut cables, as root
+	$(BIN)/python -m tests.campaigns --minutes $(MINUTES)
 	$(BIN)/python -m pytest tests/campaigns --timeout 1200
 
 lint: $(VENV)/ready-dev ## ruff's rules and its format

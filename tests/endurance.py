@@ -20,8 +20,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,16 +92,23 @@ class Record:
         return new
 
 
-def read_log(path: Path) -> dict[str, Record]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {row["file"]: Record(**row) for row in rows}
+def read_log(path: Path, kind: type[Any] = Record) -> dict[str, Any]:
+    """The rows of a log, each of a dataclass, by their first field."""
+    rows = [kind(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return {getattr(row, fields(kind)[0].name): row for row in rows}
 
 
-def write_log(path: Path, records: dict[str, Record]) -> None:
+def write_log(path: Path, records: dict[str, Any]) -> None:
     """In one step: a log that is cut off in the middle would lose hours."""
     new = path.with_suffix(".new")
     new.write_text("".join(json.dumps(asdict(records[name])) + "\n" for name in sorted(records)))
     new.replace(path)
+
+
+def current_commit() -> str:
+    """Its short name."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @contextmanager
@@ -163,9 +171,7 @@ def main() -> None:
     records = {name: record for name, record in read_log(arguments.log).items() if name not in arguments.forget}
     files = arguments.files or waiting_files(arguments.tier)
     deadline = time.monotonic() + 60 * arguments.minutes
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    commit = current_commit()
     with busy(0 if arguments.table else arguments.busy):
         while not arguments.table and time.monotonic() < deadline:
             records |= {name: Record(name) for name in files if name not in records}
@@ -175,7 +181,7 @@ def main() -> None:
                 break
             outcomes = run([record.file for record in wanted], arguments.tier, arguments.side_by_side)
             for record in wanted:
-                for test, error in record.add(outcomes, commit.stdout.strip()).items():
+                for test, error in record.add(outcomes, commit).items():
                     print(f"{record.file}::{test}: {error}", flush=True)
             write_log(arguments.log, records)
     write_log(arguments.log, records)

@@ -387,8 +387,11 @@ def test_a_coordinator_that_is_back_before_it_was_missed_takes_its_own_room(
 ) -> None:
     monkeypatch.setattr(machine, "COORDINATORS_MAX", 1)
     coordinator(broker, "c", 1)
-    assert hear(broker, "d", Enlist(1, 10, 1, False)) == [Send("d", Enlisted(3, 0))]
+    told, enlisted = hear(broker, "d", Enlist(1, 10, 1, False))
+    assert enlisted == Send("d", Enlisted(3, 0))
+    assert told == Send("c", Refused(errors.ABORTED, machine.DISPLACED, final=True))  # or another has taken its number
     assert list(broker.dispatch.sessions) == ["d"]
+    assert hear(broker, "d", Enlist(1, 10, 1, False)) == [Send("d", Enlisted(3, 0))]
 
 
 def test_a_beat_is_echoed(broker: Broker) -> None:

@@ -32,6 +32,7 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
+from zmqdist.net import link
 from zmqdist.net import router as router_module
 from zmqdist.net.greeting import GreetingProbe
 from zmqdist.net.link import configure
@@ -665,3 +666,15 @@ def test_a_handler_that_raises_costs_one_message(
     assert "broken on purpose" in caplog.text
     assert any(record.levelno == logging.ERROR for record in caplog.records)
     served.loop.faults = 0
+
+
+def test_a_server_that_goes_silent_in_the_handshake_is_left_and_tried_again(
+    dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that has forgotten the connection since it was made says nothing; heartbeats begin only after the handshake."""
+    monkeypatch.setattr(link, "HANDSHAKE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20.0)
+        dialled = dial("{}:{}".format(*silent.getsockname()))
+        with silent.accept()[0], silent.accept()[0]:
+            until(lambda: "did not finish the handshake in time" in dialled.dealer.trouble)

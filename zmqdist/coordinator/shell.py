@@ -105,10 +105,8 @@ class Shell:
       turn: one `schedule` or `join` passes at a time.
       unpacking: a result is unpacked once.
       refusal: makes the error with which the dispatcher has refused us for good: it will not be asked again. None: it has not.
-      scheduled, resolved: how many pieces of work there were and how many have ended.
-      failures: the errors of the round.
-      callbacks: the thread of the users' callbacks.
-      rounds_ended: how often a round has been ended.
+      scheduled, resolved, rounds_ended: how many pieces of work there were, how many have ended, how often a round has been ended.
+      failures, callbacks: the errors of the round; the thread of the users' callbacks.
       room: so much can be handed in before `has_room` must be asked again, which counts.
       queue_bytes: what the arguments of unfinished work take.
       packing: the thread that packs the arguments of a `schedule`; None for none.
@@ -377,6 +375,11 @@ class Shell:
         if isinstance(message, Read):
             self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
+            if (
+                message.final and self.machine.enlisted
+            ):  # the session is another's: nothing that we say there counts any more
+                self._dealer.close()
+                self._handle(DispatcherDown())
             self._refused(errors.from_code(message.code, message.message))
         else:
             self._handle(Heard(DISPATCHER, message))

@@ -22,6 +22,7 @@ import zlib
 from typing import IO, Any
 
 from zmqdist.errors import FailedPreconditionError, OpError, ResourceExhaustedError, UnknownError
+from zmqdist.files import open_regular
 
 TMP = ".tmp"
 
@@ -40,9 +41,9 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def open_read(path: str) -> IO[bytes]:
-    """A file's bytes. Raises FileNotFoundError."""
+    """A file's bytes. Raises FileNotFoundError, and OSError for a pipe or a device, which might hold the reader up for ever."""
     if "://" not in path:
-        return open(path, "rb")
+        return open_regular(path)
     files, name = _driver(path)
     return files.open(name, "rb")  # type: ignore[no-any-return]
 

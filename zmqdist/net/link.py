@@ -22,7 +22,7 @@ from typing import Final
 import zmq
 
 from zmqdist.errors import OpError
-from zmqdist.limits import FRAME_BYTES_MAX, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
+from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.net.address import endpoint
 from zmqdist.net.greeting import GreetingProbe
 from zmqdist.net.monitor import (
@@ -229,6 +229,7 @@ def configure(socket: zmq.Socket[bytes]) -> None:
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after it
     socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))

@@ -81,6 +81,12 @@ from zmqdist.messages import (
 SLOTS_END_S = 0.1
 """A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
 
+DISPLACED = (
+    "another connection has enlisted as this coordinator: its number is in two programs; if none of yours was copied or forked, whoever "
+    "has the right to schedule here has taken it"
+)
+"""To the connection that has lost its session. Without a word it would wait for results for ever."""
+
 LOG_FIELD = 4
 """Where the last log lines are in an item of StartsLost."""
 
@@ -134,6 +140,10 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.close(other.peer, now)
+            if (
+                other.peer != peer
+            ):  # a coordinator that has come back hears nothing there: only one that is still there does
+                effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._gone.pop(enlist.coordinator, None)
         session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
         session.watch, session.starts = enlist.watch, enlist.starts

@@ -25,6 +25,7 @@ from zmqdist.data.iterators import Context, Node, load_elements, save_elements
 from zmqdist.data.ops.base import Op, operator
 from zmqdist.data.structure import READY, own_dicts, read_only
 from zmqdist.errors import AlreadyExistsError, DataLossError
+from zmqdist.files import open_regular
 from zmqdist.wire import safe
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class _FileCacheNode(Node):
         return self.part
 
     def _recorded(self) -> Iterator[Any]:
-        with open(self.path, "rb") as file:
+        with open_regular(self.path) as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise DataLossError(None, None, f"{self.path}: not a cache file of this version")
             for number, x in enumerate(read_elements(file, self.path)):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -31,6 +32,7 @@ from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import invalid, read_only, whole
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnimplementedError
+from zmqdist.files import open_regular
 
 if TYPE_CHECKING:
     from zmqdist.data.dataset import Dataset
@@ -41,6 +43,8 @@ WAIT_S = 5.0
 
 _METADATA = "dataset.json"
 _SHARD = "shard_"
+_RUN_NAME = re.compile(r"[0-9a-f]{16}")
+_FILE_NAME = re.compile(rf"{_SHARD}-?\d{{1,20}}")
 
 CHECKPOINT_ELEMENTS = 1000
 """Elements between two checkpoints of a save, where nobody says."""
@@ -60,7 +64,7 @@ class RunWriter:
         self, path: str, compression: str, shard_func: Callable[..., Any] | None, place: dict[str, Any] | None = None
     ) -> None:
         self._path, self._compression, self._shard_func = path, compression, shard_func
-        self._run = uuid.uuid4().hex[:16] if place is None else str(place["run"])
+        self._run = uuid.uuid4().hex[:16] if place is None else _run_name(place["run"])
         self._files: dict[int, ElementsFile] = {}
         self._shards: set[int] = set()
         self.count = 0
@@ -130,6 +134,16 @@ class RunWriter:
         shutil.rmtree(os.path.join(self._path, self._run), ignore_errors=True)
 
 
+def _run_name(told: Any) -> str:
+    """The name of a run's folder, as a file says it: never a path to somewhere else, where a save that goes on would delete files.
+
+    Raises ValueError.
+    """
+    if not isinstance(told, str) or not _RUN_NAME.fullmatch(told):
+        raise ValueError(f"no run of a saved dataset is called {told!r:.100}")
+    return told
+
+
 def save(
     dataset: Tree,
     path: str,
@@ -177,18 +191,14 @@ class Checkpoints:
 
     def kept(self) -> dict[str, Any] | None:
         """The place of a save that was interrupted."""
-        with contextlib.suppress(FileNotFoundError), open(self._name()) as file:
+        with contextlib.suppress(FileNotFoundError), open_regular(self._name()) as file:
             return json.load(file)  # type: ignore[no-any-return]
         return None
 
     def keep(self, place: dict[str, Any]) -> None:
         """Replace the place, in one step."""
         os.makedirs(self.directory, exist_ok=True)
-        with open(self._name() + ".new", "w") as file:
-            json.dump(place, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(self._name() + ".new", self._name())
+        storage.write(self._name(), json.dumps(place).encode())
 
     def done(self) -> None:
         """The run is complete: there is nothing to go on with."""
@@ -259,7 +269,13 @@ def load(
 def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Dataset:
     from zmqdist.data.tree import make
 
-    names = [os.path.join(path, told["run"], name) for name in told["files"]]
+    try:
+        run = _run_name(told["run"])
+        if strange := [name for name in told["files"] if not _FILE_NAME.fullmatch(name)]:
+            raise ValueError(f"no file of a run is called {strange[0]!r:.100}")
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataLossError(None, None, f"{path}/{_METADATA}: corrupted record: {error}") from None
+    names = [os.path.join(path, run, name) for name in told["files"]]
     files = make(Slices.build(names)) if names else make(Slices.build([""])).take(0)
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))  # type: ignore[no-any-return]

@@ -1,0 +1,119 @@
+"""Clients whose address changes, and lines that forget their connections: how long until it is noticed, and until all goes on."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import zmqdist as zd
+from tests.campaigns.proxy import Proxy
+from tests.dispatch.work import until
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+
+PATIENCE_S = 60.0
+TASKS = 200
+TIMES = 3
+
+
+def address(rng: random.Random) -> str:
+    """One of loopback's many."""
+    return f"127.0.{rng.randrange(1, 255)}.{rng.randrange(2, 255)}"
+
+
+def calls(seed: int) -> dict[str, Any]:
+    """A client of an RPC server: a call is in flight, or nothing is, when its line forgets it.
+
+    Returns figures: `noticed_s` until the call in flight has failed, `recovery_s` until the next one was answered.
+    """
+    rng = random.Random(seed)
+    noticed, recovery = 0.0, 0.0
+    with ExitStack() as stack:
+        server = zd.rpc.Server.create("zmq", "127.0.0.1:0")
+        stack.callback(server.stop)
+        runs = 0
+        asked = threading.Event()
+        goes = threading.Event()
+
+        def waits() -> int:
+            asked.set()
+            goes.wait(PATIENCE_S)
+            return 1
+
+        def adds(x: int) -> int:
+            nonlocal runs
+            runs += 1
+            return x + 1
+
+        server.register("waits", waits)
+        server.register("adds", adds)
+        server.start()
+        link = stack.enter_context(Proxy(server.address))
+        client = stack.enter_context(zd.rpc.Client.create("zmq", link.address))
+        answered = 0
+        for turn in range(TIMES):
+            assert client.adds_blocking(turn) == turn + 1
+            asked.clear()
+            goes.clear()
+            in_flight = client.waits() if turn % 2 == 0 else None
+            if in_flight is not None:
+                assert asked.wait(PATIENCE_S)
+            else:
+                time.sleep(rng.uniform(0.0, 3.0))  # an idle connection: the line forgets it, and nobody is told
+            begun = time.monotonic()
+            if rng.random() < 0.5:
+                link.forget()
+            else:
+                link.readdress(address(rng))
+            if in_flight is not None:
+                code = in_flight.get_error()[0]
+                assert code == errors.UNAVAILABLE, code
+                noticed = max(noticed, time.monotonic() - begun)
+            goes.set()
+            while True:
+                result = client.adds(7)
+                code = result.get_error()[0]
+                if code == errors.OK:
+                    assert result.get_value() == 8
+                    break
+                assert code == errors.UNAVAILABLE, (
+                    code
+                )  # it was sent before the loss was noticed: it is told, never sent twice
+                noticed = max(noticed, time.monotonic() - begun)
+            recovery = max(recovery, time.monotonic() - begun)
+            answered += 2
+        assert runs <= answered + TIMES
+    return {"faults": TIMES, "tasks": answered, "lost": 0, "run again": 0, "noticed_s": noticed, "recovery_s": recovery}
+
+
+def cluster(seed: int) -> dict[str, Any]:
+    """Coordinator and workers move, or are forgotten, while functions run. Figures as those of `calls`."""
+    rng = random.Random(seed)
+    recovery = noticed = 0.0
+    with ExitStack() as stack:
+        dispatcher = stack.enter_context(zd.DispatchServer(DispatcherConfig()))
+        links = [stack.enter_context(Proxy(dispatcher.address)) for _ in range(3)]
+        for link in links[1:]:
+            stack.enter_context(zd.WorkerServer(WorkerConfig(link.address)))
+        coordinator = stack.enter_context(ClusterCoordinator(links[0].address))
+        until(lambda: dispatcher.num_workers == 2, "both workers are there")
+        for _ in range(TIMES):
+            values = coordinator.map(abs, range(-TASKS, 0))
+            link = rng.choice(links)
+            begun, before = time.monotonic(), link.connections
+            if rng.random() < 0.5:
+                link.forget()
+            else:
+                link.readdress(address(rng))
+            for number, value in zip(range(TASKS, 0, -1), values, strict=True):
+                assert value.get(PATIENCE_S) == number
+            until(lambda link=link, before=before: link.connections > before, "it connects again")  # type: ignore[misc]
+            noticed = max(noticed, time.monotonic() - begun)
+            assert coordinator.schedule(abs, (-1,)).get(PATIENCE_S) == 1
+            recovery = max(recovery, time.monotonic() - begun)
+    figures = {"faults": TIMES, "tasks": TIMES * (TASKS + 1), "lost": 0, "run again": 0}
+    return figures | {"noticed_s": noticed, "recovery_s": recovery}
