@@ -187,6 +187,7 @@ class Launched:
 
 
 def read(path: Path) -> str:
+    """The text of a file of /proc; empty where its process has gone."""
     try:
         return path.read_bytes().decode(errors="replace")
     except OSError:  # it has just gone
