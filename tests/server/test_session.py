@@ -616,7 +616,7 @@ def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(
 
 
 def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)  # the pause of a poll with a deadline
