@@ -23,6 +23,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     NotFoundError,
     OpError,
+    UnavailableError,
     UnknownError,
 )
 from zmqdist.server.server import Server
