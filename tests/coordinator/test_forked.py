@@ -66,7 +66,7 @@ def test_a_forked_child_waits_for_no_thread_of_the_parents(tmp_path: Path) -> No
         until(lambda: coordinator.snapshot().waiting_for_end)
         child = os.fork()
         if child == 0:
-            signal.alarm(10)
+            signal.alarm(30)
             told = 0
             for ask in (lambda: coordinator.schedule(int), lambda: coordinator.join(30), coordinator.done):
                 try:

@@ -95,7 +95,7 @@ def test_one_that_waits_for_an_input_ends_at_its_time_though_nothing_else_happen
 
 def test_one_that_waits_for_an_input_ends_at_its_time(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     first = in_threads.schedule(waits, (tmp_path,))
-    second = in_threads.schedule(len, (first,), timeout=1.0)  # time to schedule the third
+    second = in_threads.schedule(len, (first,), timeout=3.0)  # time to schedule the third
     third = in_threads.schedule(abs, (second,))
     with pytest.raises(errors.ClosureInputError) as told:
         third.fetch(20)

@@ -186,10 +186,20 @@ def test_a_worker_says_of_its_index_whether_a_dispatcher_gave_it() -> None:
 
 
 def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
+    now = 0.0
     for _ in range(3):
         for _ in range(30):
-            assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?")) == []
-        hear(worker, WELCOME)
+            assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"), now) == []
+            now += 0.25
+            assert registration(index=3) in do(worker, Ticked(), now=now)
+        hear(worker, WELCOME, now)
+
+
+def test_messages_that_are_refused_together_cost_the_patience_of_one(worker: Worker) -> None:
+    """Somebody has registered as this worker: each report that was on its way is of a stranger."""
+    for _ in range(1000):
+        assert hear(worker, Refused(errors.FAILED_PRECONDITION, "Done from somebody who has not registered")) == []
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3)]
 
 
 def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: Worker) -> None:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpys
 
-from tests.data.test_conformance import plain
+from tests.data.reading import plain
 from zmqdist.data import Dataset, storage
 from zmqdist.data.chunks import ROWS_MAX, BlockWriter, ElementsFile, read_elements, spec_from_json, spec_to_json
 from zmqdist.data.structure import spec_of

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.data.test_conformance import plain
+from tests.data.reading import plain
 from tests.dispatch.work import until
 from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import files, record
-from tests.data.test_conformance import plain
+from tests.data.reading import plain
 from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, checksums
 from zmqdist.data.ops import saving

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.examples import EXAMPLES, choices
-from tests.data.test_conformance import plain, read
+from tests.data.reading import plain, read
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, Options, TextLineDataset
 from zmqdist.data.splits import open_split, portion_pipeline, portion_rules
 from zmqdist.data.tree import Tree, deserialize

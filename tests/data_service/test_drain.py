@@ -45,7 +45,7 @@ def test_what_a_leaving_worker_has_begun_is_read_and_what_it_has_not_goes_to_oth
     leaving.join()
     values = [int(each) for item in found for each in ([item] if batch == 1 else item)]
     assert Counter(values) == Counter(range(LONG))
-    assert cluster.num_registered_workers() == 1
+    until(lambda: cluster.num_registered_workers() == 1)
 
 
 def test_the_only_worker_leaves_and_another_goes_on(cluster: TestCluster) -> None:

@@ -16,7 +16,7 @@ from zmqdist.data.service import ShardingPolicy
 SOON = {"job_gc_check_interval_ms": 50, "job_gc_timeout_ms": 20}
 ENDLESS = 2**40
 
-SILENCE_MS = 1500
+SILENCE_MS = 3000
 """After so long a silent reader is given up: longer than a loaded machine keeps one from running."""
 
 
@@ -139,7 +139,7 @@ iterator.close()
 
 def test_gc_client(child: Callable[..., subprocess.Popen[str]]) -> None:
     """A reader that is stopped for longer than the dispatcher waits is told so when it goes on."""
-    with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=300) as cluster:
+    with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=SILENCE_MS) as cluster:
         reader = child(READER, cluster.dispatcher_address())
         assert reader.stdout is not None
         assert reader.stdin is not None
@@ -165,14 +165,14 @@ def test_gc_of_a_reader_that_was_killed(child: Callable[..., subprocess.Popen[st
 def test_keep_client_alive_before_reading() -> None:
     with TestCluster(num_workers=1, job_gc_check_interval_ms=50, client_timeout_ms=SILENCE_MS) as cluster:
         iterator = iter(cluster.distribute(Dataset.range(100)))
-        checks_pass(cluster, 2 * SILENCE_MS // 50)
+        checks_pass(cluster, SILENCE_MS // 40)
         assert [int(each) for each in iterator] == list(range(100))
 
 
 def test_a_client_that_reads_slowly_is_kept() -> None:
     with TestCluster(num_workers=1, client_timeout_ms=SILENCE_MS, **SOON) as cluster:
         iterator = read_one(cluster)
-        checks_pass(cluster, 2 * SILENCE_MS // 50)
+        checks_pass(cluster, SILENCE_MS // 40)
         assert int(next(iterator)) == 1
         iterator.close()
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import EXAMPLES
-from tests.data.test_conformance import plain
+from tests.data.reading import plain
 from tests.data_service.snapshots import always, ask_of, begin, names, numbers, save, write, writer_of
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, layout, storage
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path

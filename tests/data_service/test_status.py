@@ -20,7 +20,7 @@ from zmqdist.rpc.client import ZmqClient
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCluster]:
     monkeypatch.setattr(data_worker, "REPORT_S", 0.05)
-    with TestCluster(num_workers=2, client_timeout_ms=1500) as made:
+    with TestCluster(num_workers=2, client_timeout_ms=4000) as made:
         yield made
 
 

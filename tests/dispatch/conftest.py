@@ -81,6 +81,6 @@ def coordinator(dispatcher: zd.DispatchServer) -> Iterator[ClusterCoordinator]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[zd.local_cluster]:
-    """Two workers with two slot processes each, of which a test may lose one or the other."""
-    with zd.local_cluster(workers=2, slots=2, reconnect_grace_s=0.2, lease_s=2.0) as made:
+    """Two workers with two slot processes each; a test may lose slots, and no worker."""
+    with zd.local_cluster(workers=2, slots=2) as made:
         yield made

@@ -29,7 +29,7 @@ def test_a_dispatcher_killed_and_started_again_costs_nobody_a_result(
 
 def test_where_slots_are_threads_the_new_dispatcher_waits_for_what_runs(port: int, tmp_path: Path) -> None:
     """It cannot be cut off, so its slot counts as busy, and join does not raise before it has ended."""
-    config = DispatcherConfig(port=port, lease_s=1.0)
+    config = DispatcherConfig(port=port, lease_s=3.0)
     first = zd.DispatchServer(config)
     worker = zd.WorkerServer(WorkerConfig(first.address))
     (tmp_path / "failing").mkdir()
@@ -104,6 +104,7 @@ def test_a_dispatcher_that_goes_for_good_is_told_and_a_later_one_is_used_again(p
     first = zd.DispatchServer(config)
     with ClusterCoordinator(first, cluster_lost_limit_s=0.3) as coordinator:
         with zd.WorkerServer(WorkerConfig(first.address)):
+            until(lambda: coordinator.snapshot().workers)
             assert coordinator.schedule(int).get(20) == 0
         first.stop()
         value = coordinator.schedule(int)
@@ -130,7 +131,7 @@ def test_waiting_says_whom_it_waits_for(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
 ) -> None:
     monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)
-    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=0.3) as coordinator, caplog.at_level("WARNING"):
+    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=1.0) as coordinator, caplog.at_level("WARNING"):
         value = None if way == "workers" else coordinator.schedule(int)
         with pytest.raises(errors.UnavailableError):
             WAITS[way](coordinator, value)

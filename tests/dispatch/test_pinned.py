@@ -105,6 +105,7 @@ def test_a_worker_is_removed_and_what_is_for_it_waits_for_another_of_its_name(
         waiting = coordinator.schedule(waits, (tmp_path, "waits"), worker=1)
         until(lambda: begun(tmp_path))
         coordinator.remove_worker(1, grace_s=60.0)
+        until(lambda: second.snapshot().leaving)
         go(tmp_path)
         assert running.get(20) == "runs"
         until(lambda: coordinator.workers() == ["worker:0"])

@@ -110,7 +110,7 @@ def test_what_stood_behind_a_function_that_is_cut_off_runs_elsewhere(tmp_path: P
 
 def test_several_coordinators_are_served_in_turn(cluster: zd.local_cluster, tmp_path: Path) -> None:
     with ClusterCoordinator(cluster) as greedy, ClusterCoordinator(cluster) as modest:
-        many = [greedy.schedule(counts, (tmp_path, f"many{i}", 0.005)) for i in range(400)]
+        many = [greedy.schedule(counts, (tmp_path, f"many{i}", 0.02)) for i in range(1000)]
         few = [modest.schedule(counts, (tmp_path, f"few{i}")) for i in range(4)]
         modest.fetch(few)
         assert not all(value.done() for value in many)
@@ -192,7 +192,7 @@ def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
         thread.start()
         thread.join()
 
-    with ClusterCoordinator(cluster) as coordinator:
+    with ClusterCoordinator(cluster, cancel_grace_s=30.0) as coordinator:
         value = coordinator.schedule(starts_a_thread)
         until(lambda: begun(tmp_path))
         value.cancel()

@@ -121,6 +121,7 @@ class Poison:
 
 def test_without_any_worker_for_too_long_what_waits_fails() -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.2) as coordinator:
+        until(lambda: coordinator.snapshot().connected)
         value = coordinator.schedule(int)
         told = r"the cluster was without any worker for 0\.2 s"
         with pytest.raises(errors.UnavailableError, match=told):
@@ -129,6 +130,7 @@ def test_without_any_worker_for_too_long_what_waits_fails() -> None:
             coordinator.join(20)
         coordinator.join(20)
         with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            until(lambda: coordinator.snapshot().workers)
             assert coordinator.schedule(int).get(20) == 0
 
 

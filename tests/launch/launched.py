@@ -72,7 +72,7 @@ def stop(pid: int) -> None:
 def _states(pid: int) -> set[str]:
     """The states of the threads of a process, as the kernel writes them."""
     threads = Path("/proc", str(pid), "task").iterdir()
-    return {_read(thread / "stat").rpartition(")")[2].strip()[:1] for thread in threads}
+    return {read(thread / "stat").rpartition(")")[2].strip()[:1] for thread in threads}
 
 
 class Launched:
@@ -150,7 +150,7 @@ class Launched:
 
         def look() -> bool:
             for folder in self._processes():
-                if _read(folder / "comm") == f"{job}:{index}\n":  # its name in `ps`, `top` and `pgrep`
+                if read(folder / "comm") == f"{job}:{index}\n":  # its name in `ps`, `top` and `pgrep`
                     found.append(int(folder.name))
             return bool(found)
 
@@ -163,7 +163,7 @@ class Launched:
 
     def left_nothing(self, folders: bool = True) -> None:
         """No process, and no file: to be called when it has ended."""
-        eventually(lambda: not list(self._processes()), f"all processes end; the output was\n{self.text}", 5.0)
+        eventually(lambda: not list(self._processes()), f"all processes end; the output was\n{self.text}")
         left = [str(path) for path in self.temporary.rglob("*")]
         assert not (folders and left)
 
@@ -179,7 +179,7 @@ class Launched:
 
     def _processes(self) -> Iterator[Path]:
         for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and self._mark in _read(folder / "environ").split("\0"):
+            if folder.name.isdigit() and self._mark in read(folder / "environ").split("\0"):
                 yield folder
 
     def _read(self) -> None:
@@ -188,7 +188,8 @@ class Launched:
             self.lines.append(line.rstrip("\n"))
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
+    """The text of a file of /proc; empty where its process has gone."""
     try:
         return path.read_bytes().decode(errors="replace")
     except OSError:  # it has just gone

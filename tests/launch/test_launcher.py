@@ -53,7 +53,7 @@ def test_workers_and_program_end_with_a_launcher_that_is_killed(launch: Launcher
     job.process.kill()
     assert job.ends() == -signal.SIGKILL
     for pid in workers:
-        eventually(lambda pid=pid: not Path("/proc", str(pid)).exists(), "the worker ends", 5.0)  # type: ignore[misc]
+        eventually(lambda pid=pid: not Path("/proc", str(pid)).exists(), "the worker ends")  # type: ignore[misc]
     job.left_nothing(folders=False)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.launch.launched import eventually
+from tests.launch.launched import eventually, read
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.zygote import NAME
 
@@ -20,9 +20,9 @@ from zmqdist.launch.zygote import NAME
 def zygotes() -> list[int]:
     """The zygotes of this process that run."""
     tasks = Path("/proc/self/task").iterdir()
-    children = {pid for task in tasks for pid in (task / "children").read_text().split()}
-    named = [pid for pid in children if Path("/proc", pid, "comm").read_text() == f"{NAME}\n"]
-    return [int(pid) for pid in named if Path("/proc", pid, "cmdline").read_bytes()]  # one that has ended has none
+    children = {pid for task in tasks for pid in read(task / "children").split()}
+    named = [pid for pid in children if read(Path("/proc", pid, "comm")) == f"{NAME}\n"]
+    return [int(pid) for pid in named if read(Path("/proc", pid, "cmdline"))]  # one that has ended has none
 
 
 def test_each_worker_has_an_environment_a_directory_and_random_numbers_of_its_own(

@@ -24,7 +24,7 @@ Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
 Child = Callable[..., "subprocess.Popen[str]"]
 
-SHOWN_WITHIN_S = 3.0
+SHOWN_WITHIN_S = 20.0
 
 
 @pytest.fixture

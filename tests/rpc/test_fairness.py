@@ -174,7 +174,7 @@ def test_a_server_that_stops_says_that_what_it_has_not_let_in_was_not_carried_ou
         client = connect(held.server.address)
         many = large(client, UNASKED_BYTES_MAX + small_bounds + 40 * MIB)
         until(lambda: held.server.snapshot().calls == len(many))
-        until(lambda: held.server.snapshot().bytes_waiting > small_bounds)
+        until(lambda: held.server.snapshot().bytes_waiting > small_bounds and held.server.snapshot().calls_running)
         stopping = threading.Thread(target=held.server.stop)
         stopping.start()
         assert many[-1].get_error() == (errors.UNAVAILABLE, "the server is stopping; the call was not carried out")

@@ -124,7 +124,7 @@ def test_nobody_waits_for_an_evaluator_which_has_the_keys_all_the_same(made: Mad
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_server_that_dies_ends_the_barriers_of_the_others(made: Made, child: Child, how: signal.Signals) -> None:
     spec = cluster(worker=3)
-    config = {"coordination": {"heartbeat_timeout_s": 1.5}}
+    config = {"coordination": {"heartbeat_timeout_s": 3.0}}
     servers = [made(spec, "worker", index, config=config) for index in range(2)]
     victim = child(TASK, json.dumps(spec), "worker", "2")
     assert victim.stdout is not None

@@ -87,7 +87,7 @@ def until_it_watches(server: Server) -> None:
 def test_send_recv(pair: list[Server]) -> None:
     sent = pair[0].send("hello", "worker:1", "foo")
     assert sent.get_value() is None
-    assert pair[1].recv("worker:0", "foo", timeout=5) == "hello"
+    assert pair[1].recv("worker:0", "foo", timeout=20) == "hello"
 
 
 def test_recv_send(pair: list[Server]) -> None:

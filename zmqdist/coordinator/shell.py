@@ -375,9 +375,7 @@ class Shell:
         if isinstance(message, Read):
             self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
-            if (
-                message.final and self.machine.enlisted
-            ):  # the session is another's: nothing that we say there counts any more
+            if message.final and self.machine.enlisted:  # the session is another's: nothing that we say there counts
                 self._dealer.close()
                 self._handle(DispatcherDown())
             self._refused(errors.from_code(message.code, message.message))

@@ -146,6 +146,8 @@ class Contact:
     def refused(self, code: int, now: float) -> bool:
         """True when the registration is to be repeated, which `register_due` will say."""
         self.registered = False
+        if code in AGAIN and self._register_at is not None:
+            return True  # several messages were on their way, and each is refused
         self._refusals += 1
         patience_s = 1.0 + (self.lease_s or LEASE_S)
         if code not in AGAIN or self._refusals * REGISTER_AGAIN_S >= patience_s:

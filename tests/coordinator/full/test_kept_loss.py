@@ -10,6 +10,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_own, zeros
+from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.net import arena
@@ -36,6 +37,7 @@ def test_it_outlives_its_slot_but_not_its_worker() -> None:
         os.kill(slot.fetch(), signal.SIGKILL)
         assert coordinator.schedule(total, (value,)).fetch(20) == 0
         cluster.kill_worker(0)
+        until(lambda: cluster.dispatcher.num_workers == 0)
         cluster.add_worker()
         for _ in range(2):
             with pytest.raises(

@@ -28,7 +28,7 @@ def test_what_ran_when_the_dispatcher_went_runs_again_or_ends_but_gives_one_resu
         first.stop()
         with zd.DispatchServer(config) as second:
             until(lambda: second.num_workers == 1)
-            until(lambda: len(begun(tmp_path)) == 2)  # what ran for the first one has been cut off
+            until(lambda: len(begun(tmp_path)) >= 2)  # what ran for the first one has been cut off
             assert not value.done()
             go(tmp_path)
             assert value.get(20) == "x"
@@ -63,18 +63,18 @@ def test_workers_end_when_their_dispatcher_does_not_come_back(start_worker: Star
     """And what they ran has ended long before: half a lease after the last contact."""
     lines: list[str] = []
     dispatcher = zd.DispatchServer(DispatcherConfig(lease_s=1.0))
-    worker = start_worker(dispatcher.address, on_line=lines.append, orphan_limit_s=1.0)
+    worker = start_worker(dispatcher.address, on_line=lines.append, orphan_limit_s=4.0)
     until(lambda: dispatcher.num_workers == 1)
-    with ClusterCoordinator(dispatcher, cluster_lost_limit_s=0.3) as coordinator:
+    with ClusterCoordinator(dispatcher, cluster_lost_limit_s=3.0) as coordinator:
         value = coordinator.schedule(writes, (tmp_path,))
         until(lambda: begun(tmp_path))
         dispatcher.stop()
+        at_stop = written(tmp_path)
         assert isinstance(value.exception(20), errors.UnavailableError)
     assert worker.ended.wait(20)
     assert worker.exit_code == 3
-    assert "worker: no dispatcher for 1 s" in lines
-    before = written(tmp_path)
-    assert 0 < before < 1000  # a millisecond each
+    assert "worker: no dispatcher for 4 s" in lines
+    assert 0 < written(tmp_path) < at_stop + 3000  # a millisecond each
 
 
 def test_a_dispatcher_killed_again_and_again_costs_nobody_a_result(

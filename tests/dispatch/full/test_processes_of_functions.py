@@ -74,4 +74,4 @@ def test_a_worker_without_its_template_process_ends_and_its_work_runs_elsewhere(
 def test_more_slots_than_the_templates_socket_holds_messages_all_start(start_worker: Callable[..., Child]) -> None:
     with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         start_worker(dispatcher.address, slots=290)
-        assert coordinator.schedule(int, ("5",)).get(20) == 5
+        assert coordinator.schedule(int, ("5",)).get(50) == 5

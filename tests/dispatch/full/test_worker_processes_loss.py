@@ -61,7 +61,8 @@ def test_all_workers_killed_and_one_back_is_enough(start_worker: Start, tmp_path
 
 
 def test_a_user_error_is_told_although_a_worker_was_lost_in_the_same_round(start_worker: Start, tmp_path: Path) -> None:
-    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
+    config = DispatcherConfig(lease_s=60.0)
+    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
         workers = [start_worker(dispatcher.address, index=index) for index in range(2)]
         until(lambda: dispatcher.num_workers == 2)
         long = coordinator.schedule(writes, (tmp_path,))
@@ -70,7 +71,7 @@ def test_a_user_error_is_told_although_a_worker_was_lost_in_the_same_round(start
         coordinator.schedule(int, ("x",)).exception(20)
         os.kill(workers[int(row.name[-1])].pid, signal.SIGKILL)
         with pytest.raises(ValueError, match="invalid literal"):
-            coordinator.join(5)  # far less than the lease: that the process has ended is known
+            coordinator.join(20)  # far less than the lease: that the process has ended is known
         before = written(tmp_path)
         with pytest.raises(errors.CancelledError):
             long.get(0)
@@ -102,7 +103,7 @@ def test_a_frozen_worker_is_lost_and_what_it_ran_has_ended_by_its_lease(start_wo
         assert coordinator.schedule(int).get(20) == 0
         coordinator.join(20)
         assert written(tmp_path) == before
-        assert dispatcher.num_workers == 1
+        until(lambda: dispatcher.num_workers == 1)
 
 
 def test_a_worker_that_freezes_as_soon_as_it_is_there_is_lost_and_joins_again_when_it_thaws(
@@ -123,7 +124,7 @@ def test_a_worker_that_freezes_as_soon_as_it_is_there_is_lost_and_joins_again_wh
         until(lambda: dispatcher.num_workers == 1)
         assert value.get(20)
         coordinator.join(20)
-        assert dispatcher.snapshot().losses_count == 1
+        assert dispatcher.snapshot().losses_count >= 1  # a machine that is busy for a lease loses it once more
 
 
 def test_what_waited_behind_a_function_that_ends_its_process_is_not_charged(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_what_waited_behind_a_function_that_ends_its_process_is_not_charged(tmp_
         for i in range(12):
             values.append(coordinator.schedule(dies_first, (tmp_path, f"bad{i}", 2, exits)))
             values.append(coordinator.schedule(counts, (tmp_path, str(i))))
-        coordinator.join(30)
+        coordinator.join(50)
         assert coordinator.fetch(values[1::2]) == [str(i) for i in range(12)]
         # An outcome that had not been reported when the slot died comes from a second start.
         assert min(starts(tmp_path, str(i)) for i in range(12)) == 1
@@ -145,13 +146,13 @@ def hold_the_gil(seconds: int) -> int:
 
 def test_a_function_that_holds_the_gil_is_not_a_dead_worker(start_worker: Start) -> None:
     """For longer than all leases; one worker has its slot as a process, the other as a thread of its own."""
-    config = DispatcherConfig(lease_s=0.5, reconnect_grace_s=0.1)
+    config = DispatcherConfig(lease_s=3.0, reconnect_grace_s=0.1)
     with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
         for processes in (True, False):
             start_worker(dispatcher.address, processes=processes)
         until(lambda: dispatcher.num_workers == 2)
         pids = {row.pid for row in dispatcher.snapshot().workers}
-        values = [coordinator.schedule(hold_the_gil, (3,)) for _ in range(2)]
+        values = [coordinator.schedule(hold_the_gil, (7,)) for _ in range(2)]
         assert coordinator.fetch(values) == [0, 0]
         coordinator.join(20)
         assert {row.pid for row in dispatcher.snapshot().workers} == pids

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 
 from tests.launch.launched import FILE, UNTIL_TOLD, WITH_PS, Launched, eventually
+from tests.ports import free_address
 
 Launcher = Callable[..., Launched]
 
@@ -34,8 +34,7 @@ def test_a_program_finds_workers_and_ps_in_whichever_way_it_asks(launch: Launche
 
 
 def test_a_ps_with_an_address_has_it(launch: Launcher) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = free_address()
     program = """
         from zmqdist.parameter_server.connecting import connect
         print(*connect().ps)

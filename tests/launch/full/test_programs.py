@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.launched import BUSY, FILE, Launched
+from tests.ports import free_address
 
 Launcher = Callable[..., Launched]
 
@@ -35,8 +36,7 @@ def test_the_program_and_each_worker_find_the_cluster_and_themselves_in_it(
 ) -> None:
     """Not what stands in the environment of the launcher, which may be of another cluster."""
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["elsewhere:1"]}, "task": {"type": "worker", "index": 7}}')
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = free_address()
     program = """
         import zmqdist as zd
 
@@ -120,7 +120,7 @@ def test_a_worker_that_cannot_start_says_why(launch: Launcher) -> None:
         file=FILE.replace("{count: 2}", "{count: 1, restarts: 0, env: {PYTHONHOME: /nowhere}}"),
     )
     job.saw("[worker-0] ended (exit code 1); no worker is left")
-    assert any(line.startswith("[worker-0] ") and "encodings" in line for line in job.lines), job.text
+    assert job.saw("encodings").startswith("[worker-0] ")
     job.interrupt()
     job.ends()
     job.left_nothing()
