@@ -17,9 +17,9 @@ KIB = 1024
 assert UNCOUNTED_BYTES_MAX == KIB
 
 
-def bounded(pulls: bool = True) -> ClientCalls:
+def bounded() -> ClientCalls:
     table = ClientCalls(HOME, unasked_max=100 * KIB)
-    table.server_up(LIFE, pulls)
+    table.server_up(LIFE)
     return table
 
 
@@ -138,13 +138,12 @@ def test_at_random_the_window_holds_small_calls_pass_and_all_others_leave_in_ord
         assert order == sorted(order)
 
 
-@pytest.mark.parametrize("pulls", [True, False], ids=["a server that pulls", "one that does not"])
-def test_large_parts_that_do_not_fit_are_held_where_the_server_pulls_them(pulls: bool) -> None:
-    table = bounded(pulls)
+def test_large_parts_that_do_not_fit_are_held_until_the_server_lets_them_in() -> None:
+    table = bounded()
     calls = [sized(table, 1, CHUNK_BYTES + 1), sized(table, 50 * KIB), sized(table, 1, CHUNK_BYTES + 1)]
     sent = [call for message in left(table) for call in message]
-    assert [table.request(call, 0.0).held for call in sent] == ([True, False, True] if pulls else [False, False])
-    assert sent == (calls if pulls else [calls[0], calls[2]])
+    assert [table.request(call, 0.0).held for call in sent] == [True, False, True]
+    assert sent == calls
 
 
 def test_large_parts_that_fit_are_not_held() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.pace import SOJOURN_S_MAX, Pace
+from zmqdist.core.pace import QUEUE_S, SOJOURN_S_MAX, TRIP_KEPT_S, Pace
 from zmqdist.limits import CHUNK_BYTES, CHUNK_BYTES_MIN, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES, LANE_WINDOW_BYTES_START
 
 MIB = 2**20
@@ -22,18 +22,20 @@ class Sim:
     Attributes:
       waits: how long each chunk was on its way until it arrived.
       arrived: bytes of all senders.
+      delay_s: one way; may be changed.
       windows: of the first sender, after each acknowledgment.
     """
 
-    def __init__(self, rate: float, delay_s: float, *paces: Pace) -> None:
+    def __init__(self, rate: float, delay_s: float, *paces: Pace, burst_bytes: int = 0) -> None:
         self.now = 0.0
         self.arrived = 0
         self.waits: list[float] = []
         self.windows: list[int] = []
         self.rate = rate
-        self._delay_s = delay_s
+        self.delay_s = delay_s
         self._paces = paces
-        self._free_at = 0.0
+        self._burst_s = burst_bytes / rate
+        self._free_at = -self._burst_s
         self._events: list[Any] = []
         self._order = count()
 
@@ -44,7 +46,7 @@ class Sim:
             self._send(pace)
         while self._events and self._events[0][0] <= until:
             self.now, _, pace, nbytes, began = heapq.heappop(self._events)
-            self.waits.append(self.now - self._delay_s - began)
+            self.waits.append(self.now - self.delay_s - began)
             self.arrived += nbytes
             assert pace.acknowledged(nbytes, self.now)
             if pace is self._paces[0]:
@@ -58,8 +60,11 @@ class Sim:
     def _send(self, pace: Pace) -> None:
         while pace.fits(nbytes := pace.chunk_bytes):
             pace.sent(nbytes, self.now)
-            self._free_at = max(self._free_at, self.now) + nbytes / self.rate
-            heapq.heappush(self._events, (self._free_at + 2 * self._delay_s, next(self._order), pace, nbytes, self.now))
+            self._free_at = max(self._free_at, self.now - self._burst_s) + nbytes / self.rate
+            heapq.heappush(
+                self._events,
+                (max(self._free_at, self.now) + 2 * self.delay_s, next(self._order), pace, nbytes, self.now),
+            )
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1])
@@ -111,6 +116,64 @@ def test_a_receiver_that_was_busy_for_a_while_costs_the_window_only_for_a_while(
     again.now = sim.now + 3.0
     again.run(0.1)
     assert pace.window_bytes == LANE_WINDOW_BYTES
+
+
+def test_p7_a_route_that_has_become_longer_is_learnt_while_a_transfer_is_under_way_and_the_window_follows() -> None:
+    pace = Pace()
+    sim = Sim(10 * MBIT, 0.005, pace).run(5.0)
+    sim.delay_s = 0.3
+    sim.run(TRIP_KEPT_S + 10.0)
+    assert 0.6 <= pace.trip_s < 0.6 + QUEUE_S
+    arrived = sim.arrived
+    sim.run(30.0)
+    assert sim.arrived - arrived >= 0.8 * 30.0 * 10 * MBIT, "what the first trip allows is less than half of that"
+
+
+def test_p7_the_first_chunk_after_a_pause_tells_the_trip_anew() -> None:
+    pace = Pace()
+    for at, trip_s in [(0.0, 0.001), (1.0, 0.5), (2.0 + TRIP_KEPT_S, 0.5)]:
+        assert pace.trip_s == min(pace.trip_s, 0.001) or at == 0.0
+        pace.sent(pace.chunk_bytes, at)
+        assert pace.acknowledged(pace.chunk_bytes, at + trip_s)
+    assert pace.trip_s == pytest.approx(0.5)
+
+
+def test_p7_two_of_the_largest_chunks_with_one_acknowledgment_tell_the_trip_and_nothing_stalls() -> None:
+    pace = Pace()
+    pace.widen()
+    now, trips = 0.0, []
+    pending = 0
+    for _ in range(200):
+        while pace.fits(CHUNK_BYTES):
+            pace.sent(CHUNK_BYTES, now)
+            pending += 1
+        assert pending >= 2, "the other side waits for a second"
+        now += 0.2
+        assert pace.acknowledged(2 * CHUNK_BYTES, now)
+        pending -= 2
+        trips.append(pace.trip_s)
+    assert trips[0] == pytest.approx(0.2)
+    assert pace.window_bytes == LANE_WINDOW_BYTES
+
+
+def test_p5_a_fast_link_has_its_full_window_after_three_quarters_of_a_mebibyte() -> None:
+    pace = Pace()
+    sim = Sim(10_000 * MBIT, 0.0005, pace)
+    while pace.window_bytes < LANE_WINDOW_BYTES:
+        sim.run(0.0001)
+        assert sim.arrived <= 0.75 * MIB
+
+
+@pytest.mark.parametrize("mbit", [0.5, 1, 2])
+def test_p3_a_slow_link_that_lets_its_first_bytes_pass_at_once_is_not_taken_for_a_fast_one(mbit: float) -> None:
+    sim = Sim(mbit * MBIT, 0.01, Pace(), burst_bytes=CHUNK_BYTES_MIN).run(60.0)
+    assert max(sim.waits) < HEARTBEAT_TIMEOUT_S
+
+
+def test_between_processes_of_one_host_the_window_begins_with_its_largest() -> None:
+    pace = Pace()
+    pace.widen()
+    assert (pace.window_bytes, pace.chunk_bytes) == (LANE_WINDOW_BYTES, CHUNK_BYTES)
 
 
 def test_p2_a_second_chunk_may_always_leave_and_a_third_only_where_there_is_room() -> None:

@@ -40,7 +40,7 @@ from zmqdist.net.loop import Loop
 from zmqdist.net.router import REFUSALS_MAX, Peer, Router
 from zmqdist.net.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode
-from zmqdist.wire.hello import PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello
+from zmqdist.wire.hello import MAGIC, PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -48,6 +48,7 @@ Child = Callable[..., "subprocess.Popen[str]"]
 
 Connect = Callable[..., "Raw"]
 
+PREFIX = MAGIC + bytes(PROTOCOL)
 HELLO = encode_hello(our_hello("client", 3, "raw"))
 
 DIALLING = """
@@ -226,9 +227,9 @@ def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
     "frames",
     [
         [b"ZMQD"],
-        [b"ZMQD\x01\x00"],
-        [b"ZMQD\x01\x00" + b"\x91" * 200],
-        [b"ZMQD\x01\x00" + msgspec.msgpack.encode(["client", "not a number"])],
+        [PREFIX],
+        [PREFIX + b"\x91" * 200],
+        [PREFIX + msgspec.msgpack.encode(["client", "not a number"])],
         [HELLO + bytes(5000)],
     ],
 )

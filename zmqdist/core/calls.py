@@ -154,7 +154,6 @@ class ClientCalls:
         self._pending_max = pending_max
         self._unasked_max = unasked_max
         self._last_id = 0
-        self._pulls = False
         self.unasked = 0
         self.deadline = inf
         self.waiting_bytes = 0
@@ -254,8 +253,7 @@ class ClientCalls:
         if first and self.unasked + call.nbytes <= self._unasked_max:
             return True
         if call.frames and nbytes_of(call.frames) > CHUNK_BYTES:
-            if self._pulls:
-                call.held, call.nbytes = True, 0
+            call.held, call.nbytes = True, 0
             return True
         return first and not self.unasked
 
@@ -266,7 +264,7 @@ class ClientCalls:
     def request(self, call: ClientCall, now: float) -> Call:
         """What the server is told of a call."""
         left_ms = max(1, ceil((call.due - now) * 1000)) if call.due < FAR_S else 0
-        return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held and self._pulls)
+        return Call(call.id, call.method, self.incarnation, left_ms, call.body, (), call.held)
 
     def undelivered(self, calls: list[ClientCall]) -> None:
         """The message of these calls could not be handed to the connection: they were not sent, so they wait, before the others."""
@@ -274,14 +272,9 @@ class ClientCalls:
         self.unasked -= sum(call.nbytes for call in unsent.values())
         self._wait_again(unsent)
 
-    def server_up(self, incarnation: int, pulls: bool = True) -> None:
-        """A server's hello arrived: what waits can be sent.
-
-        Args:
-          pulls: it lets held parts in.
-        """
+    def server_up(self, incarnation: int) -> None:
+        """A server's hello arrived: what waits can be sent."""
         self.incarnation = incarnation
-        self._pulls = pulls
 
     def server_leaving(self) -> None:
         """The server said goodbye: it still answers what it has, and takes nothing new. New calls wait for its next life."""

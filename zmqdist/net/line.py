@@ -38,7 +38,7 @@ from zmqdist.net.monitor import Down, Up
 from zmqdist.net.security import ClientSecurity
 from zmqdist.net.transfers import Lanes, fresh, is_large
 from zmqdist.wire import headers
-from zmqdist.wire.hello import PULLS, Hello, decode_hello, encode_hello, is_hello
+from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
 
 log = logging.getLogger("zmqdist.net")
 
@@ -367,7 +367,7 @@ class Line:
         if nonce:
             self._put(headers.encode(Shares(nonce)))
         self.lanes.shares(hello.nonce)
-        self.table.server_up(hello.incarnation, hello.protocol >= PULLS)
+        self.table.server_up(hello.incarnation)
 
     def _turn_away(self, error: OpError) -> None:
         self._turned_away = True  # the socket is closed by `tend`: here the leader may be polling it

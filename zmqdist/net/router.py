@@ -264,6 +264,8 @@ class Router:
         """For messages with large parts from and to a peer."""
         if peer.lanes is None:
             peer.lanes = Lanes(peer.name, lambda message, frames: self.send(peer, message, frames))
+            if peer.hello is not None:
+                peer.lanes.met(peer.hello)
         return peer.lanes
 
     def send(self, peer: Peer, message: Message, frames: Sequence[Buffer] = ()) -> bool:

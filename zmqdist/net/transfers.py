@@ -109,10 +109,16 @@ class Lanes:
         self._in = Inbound()
         self._held = 0
 
+    def met(self, hello: Hello) -> None:
+        """The other side's hello, which says whether a network is between. Who lies there makes its own connection worse."""
+        if hello.host == host_identity():
+            self._out.pace.widen()
+
     # -- shared memory ----------------------------------------------------------------------------------------------------
 
     def offered(self, hello: Hello) -> int:
         """The other side's hello: the number to name in return, 0 where its memory cannot be opened from here."""
+        self.met(hello)
         if hello.memory is None or hello.host != host_identity() or this_arena() is None:
             return 0
         self._theirs = open_peer(hello.memory)

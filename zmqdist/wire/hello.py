@@ -17,9 +17,7 @@ from zmqdist._version import __version__
 from zmqdist.errors import ProtocolMismatchError, WireError
 
 MAGIC = b"ZMQD"
-PROTOCOL: tuple[int, int] = (1, 1)
-PULLS: tuple[int, int] = (1, 1)
-"""Servers of this protocol and later ones let the parts of a held Call in."""
+PROTOCOL: tuple[int, int] = (2, 0)
 HELLO_BYTES_MAX = 4096
 
 
