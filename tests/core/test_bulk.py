@@ -148,6 +148,15 @@ def test_p5_chunks_are_acknowledged_at_once_but_for_the_first_of_two_full_ones_a
     assert [into.credit(CHUNK_BYTES), into.credit(3), into.credit(0)] == [0, CHUNK_BYTES + 3, 0]
 
 
+def test_p5_no_second_chunk_is_waited_for_when_nothing_is_awaited() -> None:
+    """What is not acknowledged counts as on its way, and to those who look it seems that it never arrives."""
+    into = receiver(1, [10 * CHUNK_BYTES])
+    assert [into.credit(CHUNK_BYTES), into.owed()] == [0, 0]
+    into.ended(1)
+    assert [into.owed(), into.owed()] == [CHUNK_BYTES, 0]
+    assert [into.credit(CHUNK_BYTES), into.owed()] == [CHUNK_BYTES, 0], "of a transfer that is over"
+
+
 def test_p5_a_window_that_fell_while_a_full_chunk_waits_for_its_second_does_not_stop_a_transfer() -> None:
     pace = Pace(window_bytes=4 * CHUNK_BYTES)
     out, into = Outbound(pace), Inbound()

@@ -20,7 +20,7 @@ Promises, checked by tests/core/test_bulk.py
     P4  a transfer is complete when each byte of it has arrived in order; the first chunk that is doubled, out of order or too long fails
         it, once; nothing is accepted for a transfer that is complete, has failed or was ended
     P5  what arrives is acknowledged, also of transfers that are over: at once, for the sender measures the link by that, but for the
-        first of two chunks of CHUNK_BYTES, which only a fast link has
+        first of two chunks of CHUNK_BYTES, which only a fast link has, and that only while more is awaited
     P6  nothing is left of a transfer that is over
 
 Not here: the memory and the socket (net/transfers.py), what the parts are (rpc/payload.py).
@@ -194,10 +194,18 @@ class Inbound:
 
     def credit(self, nbytes: int) -> int:
         """How many bytes to acknowledge after a chunk of so many; 0: none yet."""
-        first = self._taken == 0 and nbytes == CHUNK_BYTES
-        taken = self._taken + nbytes
-        self._taken = taken if first else 0
-        return 0 if first else taken
+        if self._taken == 0 and nbytes == CHUNK_BYTES and self._places:
+            self._taken = nbytes
+            return 0
+        taken, self._taken = self._taken + nbytes, 0
+        return taken
+
+    def owed(self) -> int:
+        """How many bytes to acknowledge although no chunk has arrived: nothing is awaited, so none will."""
+        if self._places:
+            return 0
+        taken, self._taken = self._taken, 0
+        return taken
 
     def ended(self, id: int) -> bool:
         """Nobody wants the rest of a transfer; False: it is over, or was none."""

@@ -295,6 +295,12 @@ class Lanes:
 
     def over(self, id: int) -> bool:
         """A call is over, however: nothing more is sent or written for it. True: the other side is still to be told."""
+        told = self._over(id)
+        if owed := self._in.owed():
+            self._put(Credit(owed), ())
+        return told
+
+    def _over(self, id: int) -> bool:
         transfer = self.tracked.pop(id, None)
         if transfer is None:
             return False
@@ -307,7 +313,7 @@ class Lanes:
         """The connection has gone."""
         self.lends = False
         for id in list(self.tracked):
-            self.over(id)
+            self._over(id)
 
     def dropped(self) -> None:
         """The same from a finalizer, after which nothing else is done here."""
