@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.net.wired import until
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 from zmqdist.net.loop import Loop
 
@@ -388,3 +389,22 @@ class Epoll:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
+
+
+def test_a_socket_that_nobody_can_close_does_not_keep_a_loop_that_never_ran(loop: Loop) -> None:
+    """As a Ctrl-C leaves one behind: it has come between the socket and pyzmq's note of it."""
+
+    class Interrupted(zmq.Socket[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            left.append(self)
+            zmq.backend.Socket.__init__(self, *args, **kwargs)
+            raise KeyboardInterrupt
+
+    left: list[zmq.Socket[bytes]] = []
+    try:
+        loop.context.socket(zmq.PAIR, socket_class=Interrupted)
+    except KeyboardInterrupt:
+        loop.stop()
+    assert not left[0].closed
+    zmq.backend.Socket.close(left[0], linger=0)
+    until(lambda: loop.context.closed)

@@ -43,6 +43,7 @@ from typing import Any, Final, TypeVar
 import zmq
 from zmq.backend import zmq_poll
 
+from zmqdist.background import in_background
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
 
 log = logging.getLogger("zmqdist.net")
@@ -53,6 +54,8 @@ OVERSLEPT_S: Final = 0.5
 """A wake-up that is this late means that the process was stopped, not that the machine is busy."""
 RECOVER_S: Final = 0.25
 """So long input only is served after that."""
+CONTEXT_ENDS_S: Final = 1.0
+"""How long `stop` waits for the end of the context of a loop that never ran. Without a socket it is there at once."""
 SLEEP_MAX_S: Final = 3600.0
 
 _open: Final[set[Loop]] = set()
@@ -436,6 +439,21 @@ class Loop:
         self.faults += 1
         log.exception("loop %s: %s failed; the loop goes on", self.name, what)
 
+    def _end_context(self) -> None:
+        """A loop that never ran ends in its maker's thread, perhaps because of a Ctrl-C while pyzmq made a socket: the traceback keeps
+        that socket, nobody can close it, and the end of the context waits for it."""
+        if self.in_loop:
+            self.context.destroy(linger=None)
+            return
+        ended = threading.Event()
+
+        def end() -> None:
+            self.context.destroy(linger=None)
+            ended.set()
+
+        in_background(f"{self.name}-end", end)
+        ended.wait(CONTEXT_ENDS_S)
+
     def _finish(self) -> None:
         try:
             self._run_inbox()
@@ -448,7 +466,7 @@ class Loop:
             for watched in tuple(self._sockets.values()):
                 if not watched.socket.closed:
                     watched.socket.close(linger=0)
-            self.context.destroy(linger=None)
+            self._end_context()
             self._epoll.close()
             with self._lock:
                 os.close(self._wake_fd)
