@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.examples import EXAMPLES
-from tests.data.reading import plain
+from tests.data.reading import plain, read
 from tests.data_service.snapshots import always, ask_of, begin, names, numbers, save, write, writer_of
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, layout, storage
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
@@ -351,29 +351,17 @@ def deal(providers: Any, source: int, repetition: int, taken: int) -> range:
 
 
 def goes_on_from_any_state(opened: Any) -> None:
-    whole = _read(opened())
+    whole = read(opened())
     for place in range(len(whole) + 1):
         first = opened()
-        wanted = _read(first, place)
+        wanted = read(first, place)
         state = json.loads(json.dumps(first.state_dict()))
         first.close()
         second = opened()
-        _read(second, min(1, len(whole)))
+        read(second, min(1, len(whole)))
         second.load_state_dict(state)
-        assert wanted + _read(second, len(whole) - place) == whole, f"behind {place}"
+        assert wanted + read(second, len(whole) - place) == whole, f"behind {place}"
         second.close()
-
-
-def _read(iterator: Any, count: int = 12) -> list[Any]:
-    found: list[Any] = []
-    while len(found) < count:
-        try:
-            found.append(plain(next(iterator)))
-        except StopIteration:
-            break
-        except Exception:
-            found.append("an error")
-    return found
 
 
 def test_who_cannot_be_asked_again_keeps_the_place(tmp_path: Path) -> None:

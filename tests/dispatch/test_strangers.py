@@ -148,19 +148,25 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("role", "message"), WRONG, ids=lambda each: each if isinstance(each, str) else type(each).__name__
-)
-def test_what_a_role_may_not_say_is_refused_and_changes_nothing(
-    dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
-) -> None:
-    stranger = claims(role)
+def refusal(dispatcher: zd.DispatchServer, stranger: Dialled, message: Message) -> Refused:
+    """What the dispatcher says to this message, which changes nothing there."""
     before = dispatcher.snapshot()
     stranger.send(message)
     refused = stranger.expect("message")[1]
     assert isinstance(refused, Refused)
-    assert refused.code == errors.PERMISSION_DENIED
     assert dispatcher.snapshot() == before
+    return refused
+
+
+def named(given: Any) -> str:
+    return given if isinstance(given, str) else type(given).__name__
+
+
+@pytest.mark.parametrize(("role", "message"), WRONG, ids=named)
+def test_what_a_role_may_not_say_is_refused_and_changes_nothing(
+    dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
+) -> None:
+    assert refusal(dispatcher, claims(role), message).code == errors.PERMISSION_DENIED
 
 
 UNSAID: list[tuple[str, Any]] = [
@@ -172,19 +178,11 @@ UNSAID: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("role", "message"), UNSAID, ids=lambda each: each if isinstance(each, str) else type(each).__name__
-)
+@pytest.mark.parametrize(("role", "message"), UNSAID, ids=named)
 def test_what_was_recorded_of_another_connection_means_nothing_on_a_new_one(
     dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
 ) -> None:
-    stranger = claims(role)
-    before = dispatcher.snapshot()
-    stranger.send(message)
-    refused = stranger.expect("message")[1]
-    assert isinstance(refused, Refused)
-    assert "neither registered nor enlisted" in refused.message
-    assert dispatcher.snapshot() == before
+    assert "neither registered nor enlisted" in refusal(dispatcher, claims(role), message).message
 
 
 def test_the_goodbye_of_a_stranger_is_nobody_elses(dispatcher: zd.DispatchServer, claims: Claims) -> None:
