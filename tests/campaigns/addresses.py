@@ -80,9 +80,8 @@ def calls(seed: int) -> dict[str, Any]:
                 if code == errors.OK:
                     assert result.get_value() == 8
                     break
-                assert code == errors.UNAVAILABLE, (
-                    code
-                )  # it was sent before the loss was noticed: it is told, never sent twice
+                # It was sent before the loss was noticed: it is told, never sent twice.
+                assert code == errors.UNAVAILABLE, code
                 noticed = max(noticed, time.monotonic() - begun)
             recovery = max(recovery, time.monotonic() - begun)
             answered += 2

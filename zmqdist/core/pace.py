@@ -164,9 +164,8 @@ class Pace:
         delivered = self._delivered - chunk.delivered
         aim = int(delivered / sojourn_s * (self.trip_s + QUEUE_S))
         if sojourn_s <= self.trip_s + QUEUE_S / 2 and delivered > self.window_bytes - self.chunk_bytes:
-            aim = max(
-                aim, self.window_bytes + self.chunk_bytes
-            )  # no queue, and no room: whole chunks may not reach the aim
+            # There is no queue, and no room: whole chunks may not reach the aim.
+            aim = max(aim, self.window_bytes + self.chunk_bytes)
         if sojourn_s <= min(self.trip_s + LONG_QUEUE_S, SOJOURN_S_MAX):
             if aim > self.window_bytes:
                 self._resize(min(aim, self.window_bytes + GROWTH * nbytes))

@@ -112,9 +112,7 @@ class Child:
             self._tail.append(line)
             try:
                 on_line(line)
-            except (
-                BaseException
-            ):  # a closed terminal, say: nobody else reads, and the process would wait in its next write
+            except BaseException:  # a closed terminal: nobody else reads, and the process would wait in its next write
                 log.exception("a line of %s could not be passed on", self.name)
 
     def finish(self) -> None:

@@ -49,9 +49,8 @@ def test_it_ends_without_a_traceback(phase: str, again: bool) -> None:
             interrupted = True
             os.killpg(bench.pid, signal.SIGINT)
             if again:
-                eventually(
-                    lambda: not pending(bench.pid), "the first one is heard"
-                )  # what the second meets must be quiet
+                # What the second one meets must be quiet.
+                eventually(lambda: not pending(bench.pid), "the first one is heard")
                 os.killpg(bench.pid, signal.SIGINT)
     os.close(ours)
     assert bench.wait(PATIENCE_S) in ({130, -signal.SIGINT} if again else {130})

@@ -140,9 +140,7 @@ class Dispatch:
         effects: list[Send] = []
         for other in earlier:
             effects += self.close(other.peer, now)
-            if (
-                other.peer != peer
-            ):  # a coordinator that has come back hears nothing there: only one that is still there does
+            if other.peer != peer:  # one that has come back hears nothing there: only one that is still there does
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._gone.pop(enlist.coordinator, None)
         session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
@@ -218,9 +216,7 @@ class Dispatch:
                 if lease.unwanted:
                     asked.append(number)
                 else:
-                    begun.append(
-                        lease
-                    )  # whoever asks may have asked before it heard so, or before the worker went away
+                    begun.append(lease)  # it was asked before that was heard, or before the worker went away
             if asked:
                 effects.append(Send(hands.member.peer, Recall(asked)))
             effects += _tell_begun(begun)
