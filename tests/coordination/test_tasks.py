@@ -138,7 +138,7 @@ def test_a_wait_without_an_end_says_for_whom(
     keep: Keep, join: Join, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(link, "WAIT_LOG_S", 0.05)
-    keeper = keep(2, heartbeat_timeout_s=0.4)
+    keeper = keep(2, heartbeat_timeout_s=4.0)
     client = join(keeper, "worker:0")
     with caplog.at_level(logging.WARNING, "zmqdist.coordination"):
         waiting = [Caller(client.barrier, "b"), Caller(client.kv.get, "k")]
@@ -250,7 +250,7 @@ def test_a_callback_that_raises_does_not_keep_later_errors_from_being_told(
 
 
 def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(keep: Keep, join: Join) -> None:
-    keeper = keep(2, heartbeat_timeout_s=0.5)
+    keeper = keep(2, heartbeat_timeout_s=4.0)
     clients = [join(keeper, f"worker:{index}") for index in range(2)]
     goes_on, heard = threading.Event(), []
 
@@ -263,7 +263,7 @@ def test_a_callback_that_takes_its_time_does_not_hold_up_the_signs_of_life(keep:
     clients[1].report_error(errors.DATA_LOSS, "first")
     until(lambda: heard)
     beaten_at = keeper.service.snapshot().tasks["worker:0"].heard_at
-    until(lambda: keeper.service.snapshot().tasks["worker:0"].heard_at > beaten_at + 1)
+    until(lambda: keeper.service.snapshot().tasks["worker:0"].heard_at > beaten_at + 2)
     assert clients[0].task_states()["worker:0"].state == "up"
     clients[1].reset()
     clients[1].report_error(errors.DATA_LOSS, "second")
@@ -343,12 +343,17 @@ def test_tasks_leave_together_and_who_stays_behind_is_in_error(keep: Keep, join:
 
 
 def test_who_waits_to_leave_with_the_others_goes_on_to_live(keep: Keep, join: Join) -> None:
-    keeper = keep(2, shutdown_timeout_s=1.5, heartbeat_timeout_s=0.5)
+    keeper = keep(2, shutdown_timeout_s=60.0, heartbeat_timeout_s=4.0)
     early, late = join(keeper, "worker:0"), join(keeper, "worker:1")
     early.register(30)
     late.register(30)
-    with pytest.raises(errors.DeadlineExceededError, match="1/2 tasks came"):
-        early.shutdown()
+    waiting = keeper.waiting
+    leaving = Caller(early.shutdown)
+    until(lambda: keeper.waiting > waiting)
+    waits_since = keeper.service.snapshot().tasks["worker:0"].heard_at
+    until(lambda: keeper.service.snapshot().tasks["worker:0"].heard_at > waits_since + 2)
+    late.shutdown()
+    assert leaving.ended() is None
 
 
 def test_a_former_life_that_still_talks_does_not_take_the_place_of_its_successor(keep: Keep, join: Join) -> None:
