@@ -264,6 +264,38 @@ def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_ex
     assert ready.queued == 1, "work 4, which was never in the queue, has not left it"
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_p3_a_round_that_lost_a_start_is_ended_by_the_next_dispatcher_although_it_has_no_work_left(
+    ready: Closures, lost: bool
+) -> None:
+    """The worker of that start may execute it until it misses the dispatcher."""
+    schedule(ready, 1)
+    if lost:
+        hear(ready, StartsLost([(1, 0, "worker:0", None, "", True)]))
+    else:
+        do(ready, DispatcherDown())
+        up(ready)
+        end_result(ready, 1, ERROR, attempt=AGAIN)
+    do(ready, DispatcherDown(), now=10.0)
+    assert do(ready, EndAsked(), now=10.0) == []
+    assert ready.deadline == 10.0 + LOST_S
+    assert up(ready, now=11.0)[-1] == ASK_END
+    assert hear(ready, GenerationEnded(1)) == [RoundEnded(1)]
+    schedule(ready, 2)
+    end_result(ready, 2, ERROR)
+    do(ready, DispatcherDown())
+    assert do(ready, EndAsked()) == [RoundEnded(2)], "nothing of the second round was lost"
+
+
+def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the_cluster_is_given_up(
+    ready: Closures,
+) -> None:
+    schedule(ready, 1)
+    hear(ready, StartsLost([(1, 0, "worker:0", None, "", True)]))
+    do(ready, DispatcherDown(), EndAsked(), now=10.0)
+    assert do(ready, Ticked(), now=10.0 + LOST_S) == [RoundEnded(1)]
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_p3_the_end_of_another_generation_ends_nothing(ready: Closures, asked: bool) -> None:
     schedule(ready, 1)

@@ -230,6 +230,8 @@ class Closures:
         """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
         self._enlisted = False
         self._former = False
+        self._out_of_sight = False
+        """Something of this generation may be executing where its loss was told, or where nobody looks any more."""
         self._alone_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
         self._was_full = False
@@ -311,6 +313,7 @@ class Closures:
                 effects = [Send(DISPATCHER, enlist)]
             case DispatcherDown():
                 self._enlisted = False
+                self._out_of_sight |= len(self._works) > len(self.pins.apart)
                 self._kept.clear()
                 self._be_alone(now)
                 back, self._wanted_back = self._wanted_back, set()
@@ -361,8 +364,8 @@ class Closures:
         self.ending = True
         if self._enlisted:
             return [self._end_generation()]
-        # Without works there is nothing to wait for but processes that were lost from sight, and they stop by themselves.
-        return [] if len(self._works) > len(self.pins.apart) else self._round_ended()
+        # A worker that was given up executes until it misses the dispatcher, too: only another dispatcher knows when that is over.
+        return [] if self._out_of_sight or len(self._works) > len(self.pins.apart) else self._round_ended()
 
     def _end_generation(self) -> Send:
         return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
@@ -372,7 +375,7 @@ class Closures:
         effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
         generation = self.generation
         self.generation += 1
-        self.ending = False
+        self.ending = self._out_of_sight = False
         self._former = bool(self._works)  # what is apart goes on
         self.failed = None
         return [*effects, RoundEnded(generation)]
@@ -478,6 +481,7 @@ class Closures:
         return Fetch(work, attempt, reference)
 
     def _starts_lost(self, lost: StartsLost) -> list[Effect]:
+        self._out_of_sight = True
         effects: list[Effect] = []
         for work, attempt, worker, exit_code, log, final in lost.items:
             item = self._works.get(work)

@@ -190,10 +190,12 @@ class SimCoordinator:
 
     def _check_answered(self, works: list[int], since: float) -> None:
         """Unless something went wrong since then: then that is what the answer may have been lost with. What is cut off ends as cancelled
-        when it ends, which nobody can hasten in a thread."""
+        when it ends, which nobody can hasten in a thread; so does all of a round that ends."""
         left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
         quiet_since = self.cluster.quiet_since
-        if left and quiet_since > since:
+        if left and self._ending:
+            self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
+        elif left and quiet_since > since:
             self.cluster.clock.at(quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since))
         else:
             assert not left, f"dispatch P17: nobody says of {left} whether they have begun"
