@@ -2,7 +2,7 @@
 
 pytest --tier all           runs everything; pure: what needs no socket and no process; the default is `test` (tests/tiers.py)
 pytest --seeds 5000         runs each test that takes a `seed` with 5,000 seeds (without the option 60, and 200 in the tier `all`)
-pytest --first-seed 1000    begins with seed 1000 instead of 0
+pytest --first-seed 1000    begins with seed 1000; without it with 0, in the tier `all` with one that no run had before: see the header
 pytest --seed 1234          runs it with seed 1234 only: a simulation that failed is replayed exactly
 
 One item runs a block of seeds, because an item costs more than most seeds do. Its failure names the seed.
@@ -14,6 +14,7 @@ import inspect
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--seeds", type=int, default=None, metavar="N", help="seeds per simulated test (default 60, tier all: 200)"
     )
-    group.addoption("--first-seed", type=int, default=0, metavar="N", help="the first of them (default 0)")
+    group.addoption(
+        "--first-seed", type=int, default=None, metavar="N", help="the first of them (default 0, tier all: a new one)"
+    )
     group.addoption("--seed", type=int, default=None, metavar="N", help="this seed only")
 
 
@@ -64,6 +67,7 @@ def _seeds(config: pytest.Config) -> range:
     only, first, count = (config.getoption(name) for name in ("--seed", "--first-seed", "--seeds"))
     if count is None:
         count = SEEDS_OF_TIER_ALL if config.getoption("--tier") == "all" else SEEDS
+    first = first or 0
     return range(first, first + count) if only is None else range(only, only + 1)
 
 
@@ -102,6 +106,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """No test may meet the user's token, keys or cluster: not those that start processes, either."""
     for name in [name for name in os.environ if name.startswith("ZMQDIST_") or name == "TF_CONFIG"]:
         del os.environ[name]
+    if config.getoption("--first-seed") is None and config.getoption("--tier") == "all":
+        # Minutes since 1970 by seeds of a run; pytest-xdist hands the options on, so its processes have the same.
+        config.option.first_seed = int(time.time()) // 60 * SEEDS_OF_TIER_ALL
     state = tempfile.TemporaryDirectory(prefix="zmqdist-tests-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
