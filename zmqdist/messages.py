@@ -320,7 +320,7 @@ class Register(Message, tag=40):
 
     `index` -1 asks for the lowest free one; `index_given`: a dispatcher gave it, so it is not this worker's own. `leftover` are
     functions of an earlier dispatcher that run in threads and so could not be stopped: (lease, coordinator); each is Returned when
-    it ends. `address` is where others find its own server.
+    it ends. `address` is where others find its own server. `serial` counts the registrations of this connection.
     """
 
     SENT = "worker -> dispatcher"
@@ -335,6 +335,7 @@ class Register(Message, tag=40):
     address: str = ""
     tags: tuple[str, ...] = ()
     index_given: bool = False
+    serial: int = 0
 
     @property
     def named(self) -> bool:
@@ -343,13 +344,14 @@ class Register(Message, tag=40):
 
 
 class Registered(Message, tag=41):
-    """Welcome: your index, how often to say something, and when you are taken for lost."""
+    """Welcome: your index, how often to say something, and when you are taken for lost. `serial` is that of the registration."""
 
     SENT = "dispatcher -> worker"
     index: int
     beat_s: float
     lease_s: float
     grace_s: float
+    serial: int = 0
 
 
 class Beat(Message, tag=42):

@@ -287,6 +287,13 @@ def test_p3_a_round_that_lost_a_start_is_ended_by_the_next_dispatcher_although_i
     assert do(ready, EndAsked()) == [RoundEnded(2)], "nothing of the second round was lost"
 
 
+def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
+    schedule(ready, 1)
+    hear(ready, StartsLost([(1, 0, "worker:0", None, "", False)]))
+    do(ready, DispatcherDown(for_good=True), WithdrawAsked([1]))
+    assert do(ready, EndAsked()) == [RoundEnded(1)]
+
+
 def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the_cluster_is_given_up(
     ready: Closures,
 ) -> None:

@@ -402,6 +402,19 @@ def test_a_worker_that_is_back_keeps_what_it_holds_and_the_rest_goes_again(broke
     assert done(broker, 1, peer="w2", now=1.6) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
 
 
+def test_a_worker_that_registers_again_over_its_connection_is_given_anew_what_it_does_not_name(broker: Broker) -> None:
+    """It stopped everything after it had sent the first registration, and took nothing before the answer to the second."""
+    coordinator(broker)
+    worker(broker, "w")
+    submit(broker, 1)
+    broker.handle(PeerGone("w"), 1.0)
+    worker(broker, "w2", held=[1], now=1.5)
+    assert worker(broker, "w2", held=[], now=1.6) == [
+        Send("w2", WELCOME),
+        Send("w2", Assign([(1, 7, b"f")], [(2, 1, 1, 7, b"1")], workers=1)),
+    ]
+
+
 def test_nothing_is_given_to_a_worker_whose_connection_is_gone(broker: Broker) -> None:
     coordinator(broker)
     worker(broker, "w")

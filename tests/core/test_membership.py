@@ -167,6 +167,13 @@ def test_p3_a_worker_that_is_back_in_time_is_the_same_member(membership: Members
     assert membership.handle(Ticked(), 100.0) == []
 
 
+def test_a_welcome_names_the_registration_that_it_answers(membership: Membership) -> None:
+    join(membership, "a")
+    again = Register(1, "worker", 0, 2, [], [], 100, "host", serial=1)
+    (welcome, _) = membership.handle(Heard("a", again), 1.0)
+    assert welcome == Send("a", Registered(0, 1.0, LEASE_S, CUT_S, 1))
+
+
 def test_p3_a_worker_that_does_not_come_back_is_lost_when_its_time_is_up(membership: Membership) -> None:
     member = join(membership)
     membership.handle(PeerGone("a"), 1.0)

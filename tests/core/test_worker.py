@@ -27,6 +27,7 @@ from tests.core.worked import (
     returned,
     say,
     started,
+    welcome,
 )
 from zmqdist import errors
 from zmqdist.core.events import Heard, Send, Ticked
@@ -143,19 +144,20 @@ def test_a_refusal_that_may_pass_is_answered_by_another_registration(code: int, 
     assert effects == ([] if again else [say(Goodbye()), Exit(code, "no")])
     if again:
         assert worker.deadline == 1.25
-        assert do(worker, Ticked(), now=1.25) == [registration(index=-1)]
+        assert do(worker, Ticked(), now=1.25) == [registration(index=-1, serial=1)]
         assert do(worker, Ticked(), now=9.0) == [], "it waits for the answer"
 
 
 def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run_out() -> None:
     worker = make()
     do(worker, DispatcherUp(LIFE))
-    now, effects = 0.0, []
+    now, refusals, effects = 0.0, 0, []
     while worker.ended is None:
         effects = hear(worker, Refused(errors.ALREADY_EXISTS, "is here already"), now)
+        refusals += 1
         if worker.ended is None:
             now = worker.deadline or 0.0
-            assert do(worker, Ticked(), now=now) == [registration(index=-1)]
+            assert do(worker, Ticked(), now=now) == [registration(index=-1, serial=refusals)]
     assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
     assert LEASE_S < now < 2 * LEASE_S
 
@@ -163,8 +165,8 @@ def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run
 def test_a_worker_that_named_no_index_takes_another_when_the_one_it_was_given_is_anothers(worker: Worker) -> None:
     do(worker, DispatcherDown(), DispatcherUp(LIFE + 1))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
-    assert do(worker, Ticked(), now=0.25) == [registration(index=-1)]
-    hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0))
+    assert do(worker, Ticked(), now=0.25) == [registration(index=-1, serial=1)]
+    hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0, 1))
     assert do(worker, DispatcherDown(), DispatcherUp(LIFE + 1)) == [registration(index=5)]
 
 
@@ -172,7 +174,7 @@ def test_a_worker_that_named_its_index_insists_on_it() -> None:
     worker = make(index=3)
     do(worker, DispatcherUp(LIFE))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
-    assert do(worker, Ticked(), now=0.25) == [registration(index=3, named=True)]
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3, named=True, serial=1)]
 
 
 def test_a_worker_says_of_its_index_whether_a_dispatcher_gave_it() -> None:
@@ -187,27 +189,27 @@ def test_a_worker_says_of_its_index_whether_a_dispatcher_gave_it() -> None:
 
 def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
     now = 0.0
-    for _ in range(3):
-        for _ in range(30):
+    for round_ in range(3):
+        for refusal in range(1, 31):
             assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"), now) == []
             now += 0.25
-            assert registration(index=3) in do(worker, Ticked(), now=now)
-        hear(worker, WELCOME, now)
+            assert registration(index=3, serial=30 * round_ + refusal) in do(worker, Ticked(), now=now)
+        hear(worker, welcome(30 * (round_ + 1)), now)
 
 
 def test_messages_that_are_refused_together_cost_the_patience_of_one(worker: Worker) -> None:
     """Somebody has registered as this worker: each report that was on its way is of a stranger."""
     for _ in range(1000):
         assert hear(worker, Refused(errors.FAILED_PRECONDITION, "Done from somebody who has not registered")) == []
-    assert do(worker, Ticked(), now=0.25) == [registration(index=3)]
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=1)]
 
 
 def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: Worker) -> None:
     assign(worker, 1)
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert finish(worker, 1) == []
-    assert do(worker, Ticked(), now=0.25) == [registration(1)]
-    assert hear(worker, WELCOME, 0.25) == [outcome(1)]
+    assert do(worker, Ticked(), now=0.25) == [registration(1, serial=1)]
+    assert hear(worker, welcome(1), 0.25) == [outcome(1)]
 
 
 def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: Worker) -> None:

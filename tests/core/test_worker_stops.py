@@ -23,6 +23,7 @@ from tests.core.worked import (
     returned,
     say,
     started,
+    welcome,
 )
 from zmqdist import errors
 from zmqdist.core.events import Heard, Ticked
@@ -93,6 +94,28 @@ def test_p3_contact_that_is_back_in_time_stops_nothing(worker: Worker) -> None:
     assert do(worker, DispatcherUp(LIFE), now=2.0) == [registration(2, 1)]
     hear(worker, WELCOME, 2.0)
     assert do(worker, Ticked(), now=50.0) == [say(Beat())]
+
+
+def test_p2_what_stops_while_a_registration_that_names_it_is_on_its_way_is_taken_back_by_another(
+    worker: Worker,
+) -> None:
+    assign(worker, 1, 2)
+    do(worker, DispatcherDown(), now=1.0)
+    assert do(worker, DispatcherUp(LIFE), now=5.9) == [registration(2, 1)]
+    assert do(worker, Ticked(), now=6.0) == [Kill(0), registration(serial=1)]
+    do(worker, SlotDied(0, 1, -9, ""), SlotReady(0), now=6.0)
+    assert hear(worker, WELCOME, 6.1) == [], "it answers what is not true any more"
+    assert assign(worker, 3, now=6.1) == [], "the second registration does not name it, so it goes to another"
+    assert hear(worker, welcome(1), 6.2) == []
+    assert assign(worker, 4, now=6.2) == [give((1, 4), new=True)]
+    assert do(worker, DispatcherDown(), DispatcherUp(LIFE), now=7.0) == [registration(4)], "that dispatcher knows it"
+
+
+def test_p2_a_thread_that_is_stopped_while_a_registration_is_on_its_way_is_named_as_a_leftover(threads: Worker) -> None:
+    assign(threads, 1)
+    do(threads, DispatcherDown(), now=1.0)
+    assert do(threads, DispatcherUp(LIFE), now=5.9) == [registration(1)]
+    assert do(threads, Ticked(), now=6.0) == [Interrupt(0, 1), registration(leftover=[(1, 1)], serial=1)]
 
 
 def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(worker: Worker) -> None:

@@ -31,6 +31,13 @@ from zmqdist.messages import (
 
 LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
 WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)
+
+
+def welcome(serial: int) -> Registered:
+    """The answer to the registration of this number; WELCOME is that to the first one of a connection."""
+    return Registered(3, BEAT_S, LEASE_S, 5.0, serial)
+
+
 GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
 
 
@@ -111,7 +118,14 @@ def outcome(*leases: int, kind: int = VALUE, then: tuple[int, ...] = ()) -> Send
 
 
 def registration(
-    *held: int, leftover: list[tuple[int, int]] | None = None, index: int = 3, slots: int = 1, named: bool = False
+    *held: int,
+    leftover: list[tuple[int, int]] | None = None,
+    index: int = 3,
+    slots: int = 1,
+    named: bool = False,
+    serial: int = 0,
 ) -> Send:
     given = index >= 0 and not named
-    return say(Register(9, "worker", index, slots, list(held), leftover or [], 100, "host", index_given=given))
+    return say(
+        Register(9, "worker", index, slots, list(held), leftover or [], 100, "host", index_given=given, serial=serial)
+    )

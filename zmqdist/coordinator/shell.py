@@ -385,16 +385,16 @@ class Shell:
     def _refused(self, error: errors.OpError) -> None:
         """The dispatcher does not take us, for good: everything fails with its reason."""
         log.error("dispatcher at %s: %s", self.address, error)
-        text = f"dispatcher at {self.address}: {error.message}"
-        payload = trusted.pack_error(errors.from_code(error.error_code, text))
-        failed = Failure(ERROR, payload, "")
+        failed = _refusal(self.address, error)
         with self.lock:
             if not self.machine.enlisted:
                 self.refusal = failed
             self.failures.add(ROUND, failed)
             self.changed.notify_all()
+        if self.refusal is not None:
+            self._handle(DispatcherDown(for_good=True))
         self._drain()
-        self._fail(list(self.values), payload)
+        self._fail(list(self.values), failed.payload)
 
     def _fail(self, works: list[int], payload: bytes) -> None:
         """These end with an error of our own; the machine is not asked and only has to forget them."""
@@ -570,3 +570,9 @@ class Shell:
     def _say_goodbye(self) -> None:
         self._dealer.send(Goodbye())
         self._dealer.close(linger_s=0.5)
+
+
+def _refusal(address: str, error: errors.OpError) -> Failure:
+    """What everything fails with when the dispatcher at this address does not take us."""
+    text = f"dispatcher at {address}: {error.message}"
+    return Failure(ERROR, trusted.pack_error(errors.from_code(error.error_code, text)), "")

@@ -117,7 +117,9 @@ class DispatcherUp:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherDown:
-    """The connection is gone."""
+    """The connection is gone; `for_good`: there will be no other, so that no round waits for one."""
+
+    for_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +313,10 @@ class Closures:
                     self.coordinator, self._queue_max, self.generation, self._former, self._watch, self._starts_told
                 )
                 effects = [Send(DISPATCHER, enlist)]
-            case DispatcherDown():
+            case DispatcherDown(for_good):
                 self._enlisted = False
-                self._out_of_sight |= len(self._works) > len(self.pins.apart)
+                lost = self._out_of_sight or len(self._works) > len(self.pins.apart)
+                self._out_of_sight = lost and not for_good
                 self._kept.clear()
                 self._be_alone(now)
                 back, self._wanted_back = self._wanted_back, set()
@@ -587,12 +590,8 @@ class Closures:
         return [Send(DISPATCHER, Forget(self.coordinator, numbers, everywhere=True))]
 
     def _say_room(self) -> list[Effect]:
-        full = self.queued >= self._queue_max
-        if self._was_full and not full:
-            self._was_full = False
-            return [RoomMade()]
-        self._was_full = full
-        return []
+        was_full, self._was_full = self._was_full, self.queued >= self._queue_max
+        return [RoomMade()] if was_full and not self._was_full else []
 
 
 def _all(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:

@@ -8,7 +8,8 @@ Theory of operation
     ends. A refused registration is repeated for a while: a worker under the same name may have died a moment ago. A worker that named no
     index does not insist on the one that a dispatcher gave it: while it was away, or at another dispatcher, that may have become another's.
     What ends while a registration is on its way is told when that is answered: it names what was there when it was sent, and a dispatcher
-    refuses whatever comes before one.
+    refuses whatever comes before one. When everything has to stop in that time, another registration follows, which names nothing; the
+    answer to the first one counts for nothing, nor does the work that the dispatcher assigns before it has read the second.
     A registration and each beat are answered at once, so the time until then is the round trip to the dispatcher.
 
 Not here: what is stopped, and what a registration says (worker.py).
@@ -49,6 +50,7 @@ class Contact:
     Attributes:
       dispatcher: incarnation of the one that knows what this worker has; None when nobody does.
       up, registered: the connection stands; the dispatcher has taken us.
+      serial: of the latest registration on this connection.
       lease_s: as the dispatcher told; 0 before.
       named: the index is the worker's own, not one that a dispatcher gave it.
       another_has_it: the index was refused, because another worker has it.
@@ -61,6 +63,7 @@ class Contact:
     registered: bool = False
     named: bool = True
     another_has_it: bool = False
+    serial: int = -1
     lease_s: float = 0.0
     beats_sent: int = 0
     beats_echoed: int = 0
@@ -90,6 +93,7 @@ class Contact:
     def came(self, incarnation: int) -> bool:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""
         self.up = True
+        self.serial = -1
         self.beats_sent = self.beats_echoed = 0
         self._sent.clear()
         stranger = incarnation != self.dispatcher
@@ -99,6 +103,7 @@ class Contact:
 
     def registers(self, now: float) -> None:
         """A registration is sent, which names all that the worker has now."""
+        self.serial += 1
         self._untold.clear()
         self._sent.clear()
         self._sent.append(now)
@@ -136,6 +141,7 @@ class Contact:
         self._beat_s, self.lease_s = beat_s, lease_s
         self._answered(now)
         self.registered = True
+        self._register_at = None
         self.another_has_it = False
         self._refusals = 0
         self.orphan_at = self.stop_at = None
@@ -166,10 +172,14 @@ class Contact:
         return due
 
     def must_stop(self, now: float) -> bool:
-        """Everything has to stop now; whoever answers next knows nothing of it."""
+        """Everything has to stop now. The dispatcher that is registered with next is not to know anything of it."""
         if self.stop_at is None or now < self.stop_at:
             return False
-        self.stop_at = self.dispatcher = None
+        self.stop_at = None
+        if not self.up:
+            self.dispatcher = None
+        elif self._register_at is None:
+            self._register_at = now  # the registration that is on its way names what ends now
         return True
 
     def beat_due(self, now: float) -> bool:

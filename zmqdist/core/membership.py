@@ -195,7 +195,7 @@ class Membership:
             self._away.pop(id(old), None)
             old.peer, old.heard_at = peer, now
             self.by_peer[peer] = old
-            changes = [Send(peer, self._welcome(old)), MemberBack(old, register)]
+            changes = [Send(peer, self._welcome(old, register)), MemberBack(old, register)]
             if old.leave_grace_s is not None:  # it may not have heard that it shall
                 changes.append(Send(peer, Leave(old.leave_grace_s)))
             return changes
@@ -218,7 +218,7 @@ class Membership:
         self.by_peer[peer] = member
         if not watched:
             self._unwatched.add(id(member))
-        return [*changes, Send(peer, self._welcome(member)), MemberJoined(member, register)]
+        return [*changes, Send(peer, self._welcome(member, register)), MemberJoined(member, register)]
 
     def _problem(self, peer: Peer, register: Register) -> Refused | None:
         if register.slots < 1:
@@ -242,9 +242,9 @@ class Membership:
             return self.members.get((register.job, register.index))
         return self._lives.get((register.job, register.incarnation))
 
-    def _welcome(self, member: Member) -> Registered:
+    def _welcome(self, member: Member, register: Register) -> Registered:
         beat_s = min(max(BEAT_S_MIN, BEAT_S_PER_WORKER * len(self.members)), self.lease_s / 4)
-        return Registered(member.index, beat_s, self.lease_s, self.cancel_grace_s)
+        return Registered(member.index, beat_s, self.lease_s, self.cancel_grace_s, register.serial)
 
     def _lowest_free(self, job: str) -> int:
         index = self._lowest.get(job, 0)

@@ -217,7 +217,7 @@ class Worker:
 
     def _hear(self, message: object, now: float) -> list[Effect]:
         match message:
-            case Assign(functions, items, careful, workers, first):
+            case Assign(functions, items, careful, workers, first) if self.registered:
                 self.workers = workers
                 self._stagger.came(items, self.index, now)
                 self._busy.came(now, self.running)
@@ -225,7 +225,7 @@ class Worker:
                     self._functions[coordinator, fn] = pickled
                 self._queue.put(items, careful=careful, own=first)
                 return self._return_queue() if self.leaving else []
-            case Registered(index, beat_s, lease_s):
+            case Registered(index, beat_s, lease_s, _, serial) if serial == self._contact.serial:
                 self.index = index
                 untold = self._contact.welcomed(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
@@ -269,17 +269,18 @@ class Worker:
         index = -1 if self._contact.another_has_it else self.index
         us = (self.incarnation, self.job, index, len(self._slots))
         given = index >= 0 and not self._contact.named
-        return [Send(DISPATCHER, Register(*us, held, leftover, self.pid, self.host, self.address, self.tags, given))]
+        at = (self.pid, self.host, self.address)
+        return [Send(DISPATCHER, Register(*us, held, leftover, *at, self.tags, given, self._contact.serial))]
 
     def _tick(self, now: float) -> list[Effect]:
         contact = self._contact
         effects: list[Effect] = []
         if contact.orphaned(now):
             return self._exit(errors.UNAVAILABLE, f"no dispatcher for {contact.orphan_limit_s:g} s")
-        if contact.register_due(now):
-            effects += self._register(now)
         if contact.must_stop(now):
             effects += self._abandon()
+        if contact.register_due(now):
+            effects += self._register(now)
         if contact.beat_due(now):
             effects.append(self._beat(now))
         if self.leave_at is not None and now >= self.leave_at:
