@@ -19,7 +19,7 @@ Promises, checked by tests/sim
     P5   GenerationEnded is sent only when nothing of it can be executing on any worker, lost and frozen ones included
     P6   a worker is never given more leases than its window, but for work that is pinned to it: of that it may have one a slot all the same
     P7   with a live worker and no further faults every queue empties
-    P8   a function is sent to a worker once, before the first work that uses it
+    P8   a function is sent to a worker once after its registration, before the first work that uses it
     P9   a bulk result keeps its work alive until it is taken
     P10  of several coordinators with waiting work each is served in turn
     P11  a bulk result that was taken to be kept is finished: it is not made again, and its worker holds it until it is taken for good,

@@ -21,7 +21,7 @@ from zmqdist.core.dispatch.broker import Event as BrokerEvent
 from zmqdist.core.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.core.membership import Member
 from zmqdist.core.pins import PLAIN
-from zmqdist.messages import Assign, Forget, Message, Recall, Register, Release, Taken
+from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection
@@ -371,6 +371,8 @@ class SimCluster:
     def _check_assign(self, connection: SimConnection, message: Message) -> None:
         if isinstance(message, Forget):
             self._known[connection] -= {(message.coordinator, fn) for fn in message.functions}
+        if isinstance(message, Registered):  # what was assigned before it counts for nothing
+            self._known[connection].clear()
         if isinstance(message, Recall):
             self._check_recall(connection, message)
         if not isinstance(message, Assign):
