@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from zmqdist.testing import (
     get_barrier,
 )
 from zmqdist.testing.runner.crew import Work
+from zmqdist.testing.runner.line import Line
 
 
 @pytest.fixture
@@ -222,3 +224,25 @@ def test_a_pool_that_nobody_has_any_more_ends_its_processes() -> None:
 def test_what_cannot_be_a_pool_is_refused_at_once(cluster: Any, initializer: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         MultiProcessPoolRunner(cluster, initializer)
+
+
+def test_work_that_is_sent_before_the_threads_of_the_processes_have_begun_is_run(
+    pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, send = threading.Event(), Work.send
+
+    class Late(threading.Thread):
+        def run(self) -> None:
+            assert not self.name.startswith("zmqdist-line-") or sent.wait(30)
+            super().run()
+
+    def note(work: Work, line: Line, last: bool) -> None:
+        send(work, line, last)
+        lines.append(line)
+        if len(lines) == 2:
+            sent.set()
+
+    lines: list[Line] = []
+    monkeypatch.setattr(Work, "send", note)
+    monkeypatch.setattr(threading, "Thread", Late)
+    assert pool.run(abs, (-3,)) == [3, 3]

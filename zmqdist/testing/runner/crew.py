@@ -146,6 +146,10 @@ class Crew:
             finally:
                 os.close(theirs)
             process = self._processes[child] = TaskProcess(task, ours, child)
+            with contextlib.suppress(OSError):  # it has gone already: its exit code says why
+                ours.send(
+                    "task", self.facts()
+                )  # here, not in its thread: whoever has the process may send it work at once
             process.thread = threading.Thread(
                 target=self._listen, args=(process, works, last), name=f"zmqdist-line-{named(task)}", daemon=True
             )
@@ -199,8 +203,7 @@ class Crew:
                     self.gate.heard(task, word, answer)
 
     def _listen(self, process: TaskProcess, works: Sequence[Work], last: bool) -> None:
-        with contextlib.suppress(OSError):  # it has gone already: its exit code says why
-            process.line.send("task", self.facts())
+        with contextlib.suppress(OSError):
             for work in works:
                 work.send(process.line, last)
         self.listen(process.task, process.line, lambda *said: self._on_outcome(process, _outcome(*said)))
