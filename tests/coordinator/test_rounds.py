@@ -305,6 +305,24 @@ def test_join_waits_no_longer_than_its_time_for_a_function_that_does_not_end_aft
     assert in_threads.schedule(int).fetch(20) == 0
 
 
+def test_a_round_whose_end_is_asked_for_again_while_it_ends_takes_no_other_round_with_it(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    for turn in range(100):
+        key = str(tmp_path / str(turn))
+        holding, held = _held[key] = threading.Event(), threading.Event()
+        in_threads.schedule(holds_on, (key,))
+        assert holding.wait(20)
+        in_threads.schedule(fails).exception(20)
+        with pytest.raises(errors.DeadlineExceededError):
+            in_threads.join(0.01)
+        held.set()
+        threading.Event().wait(turn / 50_000)  # so that `join` asks before, at and after the end of the round
+        with pytest.raises(First, match="it failed"):
+            in_threads.join(20)
+        assert in_threads.schedule(int).fetch(20) == 0
+
+
 _held: dict[str, tuple[threading.Event, threading.Event]] = {}
 
 

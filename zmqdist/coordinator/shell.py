@@ -279,8 +279,8 @@ class Shell:
         return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
 
     def end_round(self) -> None:
-        """Ask for the end of the round; `rounds_ended` grows when it has come."""
-        self._loop.call_soon(self._end_round)
+        """Ask for the end of the round; `rounds_ended` grows when it has come. With the lock held."""
+        self._loop.call_soon(self._end_round, self.rounds_ended)
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
@@ -437,9 +437,10 @@ class Shell:
         self._drain()  # some may have been handed in just now
         self._handle(TakeBackAsked(works))
 
-    def _end_round(self) -> None:
-        self.decide(graph.RoundEnding())
-        self._handle(EndAsked())
+    def _end_round(self, rounds: int) -> None:
+        if rounds == self.rounds_ended:  # it was asked for before, and the next round must not end in its place
+            self.decide(graph.RoundEnding())
+            self._handle(EndAsked())
 
     def _let_go(self, works: list[int]) -> None:
         self.plans.let_go(works)
