@@ -19,9 +19,9 @@ import zmq
 
 from benchmarks.roles import processor_s, role
 from zmqdist.messages import Beat, Register, Registered
-from zmqdist.net.address import endpoint
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.link import configure
+from zmqdist.transport.address import endpoint
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.link import configure
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import encode_hello, is_hello, our_hello
 

@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from zmqdist.net.address import split
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
+from zmqdist.transport.address import split
 
 PIECE = 2 * 2**20
 LOOK_S = 60.0

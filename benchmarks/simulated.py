@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from time import thread_time
 
-from zmqdist.core.dispatch.broker import Broker, BrokerRules, Event
-from zmqdist.core.events import Heard, Send
+from zmqdist.events import Heard, Send
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     VALUE,
@@ -35,6 +34,7 @@ from zmqdist.messages import (
     Returned,
     Submit,
 )
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules, Event
 from zmqdist.wire.headers import decode, encode
 
 REPORT_S = 0.002

@@ -12,9 +12,9 @@ from zmqdist_cli.common import ANSWER_S, Seconds, place, secret_options, target_
 
 if TYPE_CHECKING:
     from zmqdist.errors import OpError
-    from zmqdist.net.credentials import Credentials
     from zmqdist.rpc import ZmqClient
     from zmqdist.rpc.listing import MethodInfo
+    from zmqdist.transport.credentials import Credentials
 
 FOREVER_MS: Final = 1_000_000_000
 """Without --timeout a call lasts as long as its server lives; the client's own default is for meeting the server."""

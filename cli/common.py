@@ -17,8 +17,8 @@ from zmqdist import limits
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
-    from zmqdist.net.credentials import Credentials
     from zmqdist.rpc.client import ZmqClient
+    from zmqdist.transport.credentials import Credentials
 
 IS_NO_DISPATCHER: Final = "is no dispatcher"
 
@@ -95,8 +95,8 @@ def place(target: str | None, token_file: str | None, keys_dir: str | None, inse
     from zmqdist.cluster.config import ClusterConfig
     from zmqdist.cluster.environment import CONFIG_ENV
     from zmqdist.errors import InvalidArgumentError
-    from zmqdist.net.address import split
-    from zmqdist.net.credentials import Credentials
+    from zmqdist.transport.address import split
+    from zmqdist.transport.credentials import Credentials
 
     given = Credentials(token_file, keys_dir, insecure)
     if target is None:

@@ -13,7 +13,7 @@ from zmqdist_cli.common import IS_NO_DISPATCHER, Dispatcher, grace_option, place
 from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from zmqdist.net.credentials import Credentials
+    from zmqdist.transport.credentials import Credentials
 
 LOOK_S: Final = 0.1
 """Between two looks whether it has ended."""
@@ -81,7 +81,7 @@ def shutdown(
 
 
 def _end_tasks(address: str, credentials: Credentials, grace_s: float, timeout_s: float) -> list[str]:
-    from zmqdist.server.session import Session
+    from zmqdist.tasks.session import Session
 
     with Session(SimpleNamespace(target=address, credentials=credentials)) as session:
         return session.shutdown(grace_s, timeout_in_ms=timeout_s * 1000)

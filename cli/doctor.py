@@ -13,8 +13,8 @@ from zmqdist_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from zmqdist.cluster import ClusterConfig
-    from zmqdist.net.credentials import Credentials
     from zmqdist.observe.doctor.findings import Finding
+    from zmqdist.transport.credentials import Credentials
 
 
 @click.command(short_help="Look for what is wrong, and say what to do.")
@@ -41,8 +41,8 @@ def doctor(
     Exit codes: 0 there is no problem, 1 there is one.
     """
     from zmqdist.cluster import ClusterConfig
-    from zmqdist.net.credentials import Credentials
     from zmqdist.observe.doctor.findings import healthy
+    from zmqdist.transport.credentials import Credentials
 
     given = Credentials(token_file, keys_dir, insecure)
     if len(what) == 1 and (what[0].endswith((".yaml", ".yml")) or os.path.isfile(what[0])):
@@ -59,17 +59,17 @@ def doctor(
 
 
 def _cluster(config: ClusterConfig, given: Credentials, timeout_s: float) -> list[Finding]:
-    from zmqdist.observe.doctor import cluster, machine, secrets
+    from zmqdist.observe.doctor import cluster, host, secrets
 
-    found = machine.examine(cluster.descriptors_wanted(config))
+    found = host.examine(cluster.descriptors_wanted(config))
     found += secrets.examine(cluster.credentials_for(config, given))
     return found + cluster.examine_config(config, given, timeout_s)
 
 
 def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float) -> list[Finding]:
     from zmqdist.errors import InvalidArgumentError
-    from zmqdist.net.address import split
-    from zmqdist.observe.doctor import cluster, machine, secrets
+    from zmqdist.observe.doctor import cluster, host, secrets
+    from zmqdist.transport.address import split
 
     plain = [address.removeprefix("zmq://") for address in addresses]
     for address in plain:
@@ -77,7 +77,7 @@ def _addresses(addresses: tuple[str, ...], given: Credentials, timeout_s: float)
             split(address)
         except InvalidArgumentError as error:
             raise click.UsageError(f"{error.message}; a cluster file ends with .yaml") from None
-    return machine.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
+    return host.examine() + secrets.examine(given) + cluster.examine_addresses(plain, given, timeout_s)
 
 
 def _tasks(given: Credentials, timeout_s: float) -> list[Finding]:

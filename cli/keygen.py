@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zmqdist.errors import OpError
-from zmqdist.net import keys
+from zmqdist.transport import keys
 from zmqdist_cli.exit_codes import ExitCode
 
 

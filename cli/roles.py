@@ -64,8 +64,8 @@ def dispatcher(context: click.Context, /, file: str | None, **options: Any) -> N
     Workers register with it (zmqdist worker --dispatcher HOST:PORT), programs schedule functions on it
     (ClusterCoordinator("HOST:PORT")). On anything but loopback it needs keys (zmqdist keygen).
     """
-    from zmqdist.dispatch.config import DispatcherConfig
     from zmqdist.launch.roles import run_dispatcher
+    from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 
     given = {name: value for name, value in options.items() if value is not None}
     config = DispatcherConfig(
@@ -119,8 +119,8 @@ def worker(
     function that crashes takes nothing else with it.
     """
     from zmqdist.cluster.sections import WorkerJob
-    from zmqdist.dispatch.config import WorkerConfig
     from zmqdist.launch.roles import run_worker
+    from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
     section = WorkerJob()
     if file is not None:
@@ -153,7 +153,7 @@ def _load(file: str) -> ClusterConfig:
 def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     """The fields of DispatcherConfig that a cluster file decides."""
     from zmqdist.cluster.sections import DispatcherJob, WorkerJob
-    from zmqdist.net.address import split
+    from zmqdist.transport.address import split
 
     config = _load(file)
     check_keys(config, file, options["keys_dir"])

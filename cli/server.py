@@ -47,7 +47,7 @@ def server(
     those of TF_CONFIG or ZMQDIST_CONFIG.
     """
     from zmqdist.launch.roles import run_server
-    from zmqdist.net.credentials import Credentials
+    from zmqdist.transport.credentials import Credentials
 
     if config is not None and spec is not None:
         raise click.UsageError("CONFIG and --spec both describe the cluster: give one of them")

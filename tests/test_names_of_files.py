@@ -21,10 +21,10 @@ import zmqdist as zd
 from zmqdist import checkpoint, errors
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.data import Dataset, service
-from zmqdist.data_service.journal import Journal
-from zmqdist.data_service.store import DatasetStore
+from zmqdist.data.service.journal import Journal
+from zmqdist.data.service.store import DatasetStore
 from zmqdist.errors import ConfigError
-from zmqdist.net import keys, token
+from zmqdist.transport import keys, token
 
 WITHIN_S = 20.0
 REFUSALS = (errors.OpError, OSError, ValueError, ConfigError)

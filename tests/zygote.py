@@ -21,16 +21,16 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-from zmqdist.dispatch.template import TemplateProcess
+from zmqdist.process.template import TemplateProcess
 
 PATIENCE_S = 30.0
 
 PRELOADED = [
-    "zmqdist.dispatch.server",
-    "zmqdist.dispatch.worker",
-    "zmqdist.dispatch.slot_main",
-    "zmqdist.data_service.task_main",
-    "zmqdist.data_service.snapshots.stream_process",
+    "zmqdist.scheduling.dispatcher.runtime",
+    "zmqdist.scheduling.worker.runtime",
+    "zmqdist.scheduling.worker.slot_main",
+    "zmqdist.data.service.task_main",
+    "zmqdist.data.service.snapshots.stream_process",
     "zmqdist.data.service",
 ]
 
@@ -137,9 +137,9 @@ class ServerProcess:
 def _serve(environment: dict[str, str], connection: Connection, kind: str, config: dict[str, Any]) -> None:
     """In the child."""
     _become(environment)
-    from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-    from zmqdist.dispatch.server import DispatchServer
-    from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.scheduling.worker.runtime import WorkerServer
 
     server = (
         DispatchServer(DispatcherConfig(**config)) if kind == "dispatcher" else WorkerServer(WorkerConfig(**config))
@@ -191,7 +191,7 @@ def _serve_forks(environment: dict[str, str], control: int) -> None:
     """In the child."""
     _become(environment)
     os.setsid()
-    from zmqdist.dispatch import template as module
+    from zmqdist.scheduling.worker import children as module
 
     sys.argv[1:] = [str(control)]
     module.main()

@@ -27,46 +27,46 @@ if TYPE_CHECKING:
         testing,
     )
     from zmqdist.cluster import ClusterConfig, ClusterDef, ClusterSpec, JobDef, ServerDef
-    from zmqdist.coordinator.executor import Executor
-    from zmqdist.dispatch.server import DispatchServer
-    from zmqdist.dispatch.worker import WorkerServer
     from zmqdist.indexed_slices import IndexedSlices
     from zmqdist.launch.local_cluster import local_cluster
-    from zmqdist.net.arrays import empty, empty_like, freeze
-    from zmqdist.parameter_server.caching import cache_variable_reads
-    from zmqdist.parameter_server.sharded import ShardedVariable
-    from zmqdist.parameter_server.strategy import ParameterServerStrategy
-    from zmqdist.parameter_server.variable import Variable
     from zmqdist.running import cancelled
-    from zmqdist.server.connect import check_alive, connect_to_cluster, connect_to_host
-    from zmqdist.server.server import Server
-    from zmqdist.server.session import Session
+    from zmqdist.scheduling.coordinator.executor import Executor
+    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.scheduling.worker.runtime import WorkerServer
     from zmqdist.specs import TensorSpec, function
+    from zmqdist.tasks.connect import check_alive, connect_to_cluster, connect_to_host
+    from zmqdist.tasks.server import Server
+    from zmqdist.tasks.session import Session
+    from zmqdist.training.caching import cache_variable_reads
+    from zmqdist.training.sharded import ShardedVariable
+    from zmqdist.training.strategy import ParameterServerStrategy
+    from zmqdist.training.variable import Variable
+    from zmqdist.transport.arrays import empty, empty_like, freeze
 
 _WHERE = {
     "ClusterConfig": "zmqdist.cluster",
     "ClusterDef": "zmqdist.cluster",
     "ClusterSpec": "zmqdist.cluster",
-    "DispatchServer": "zmqdist.dispatch.server",
-    "Executor": "zmqdist.coordinator.executor",
+    "DispatchServer": "zmqdist.scheduling.dispatcher.runtime",
+    "Executor": "zmqdist.scheduling.coordinator.executor",
     "IndexedSlices": "zmqdist.indexed_slices",
     "JobDef": "zmqdist.cluster",
-    "ParameterServerStrategy": "zmqdist.parameter_server.strategy",
-    "Server": "zmqdist.server.server",
+    "ParameterServerStrategy": "zmqdist.training.strategy",
+    "Server": "zmqdist.tasks.server",
     "ServerDef": "zmqdist.cluster",
-    "Session": "zmqdist.server.session",
-    "ShardedVariable": "zmqdist.parameter_server.sharded",
+    "Session": "zmqdist.tasks.session",
+    "ShardedVariable": "zmqdist.training.sharded",
     "TensorSpec": "zmqdist.specs",
-    "Variable": "zmqdist.parameter_server.variable",
-    "WorkerServer": "zmqdist.dispatch.worker",
-    "cache_variable_reads": "zmqdist.parameter_server.caching",
+    "Variable": "zmqdist.training.variable",
+    "WorkerServer": "zmqdist.scheduling.worker.runtime",
+    "cache_variable_reads": "zmqdist.training.caching",
     "cancelled": "zmqdist.running",
-    "check_alive": "zmqdist.server.connect",
-    "connect_to_cluster": "zmqdist.server.connect",
-    "connect_to_host": "zmqdist.server.connect",
-    "empty": "zmqdist.net.arrays",
-    "empty_like": "zmqdist.net.arrays",
-    "freeze": "zmqdist.net.arrays",
+    "check_alive": "zmqdist.tasks.connect",
+    "connect_to_cluster": "zmqdist.tasks.connect",
+    "connect_to_host": "zmqdist.tasks.connect",
+    "empty": "zmqdist.transport.arrays",
+    "empty_like": "zmqdist.transport.arrays",
+    "freeze": "zmqdist.transport.arrays",
     "function": "zmqdist.specs",
     "local_cluster": "zmqdist.launch.local_cluster",
 }

@@ -71,7 +71,7 @@ DEFINITION_BYTES_WARNED: Final = 64 * 2**20
 CHUNK_BYTES: Final = 512 * 2**10
 """Bytes of one bulk chunk, and payload bytes that may ride as frames of one message. Large enough for full speed; small enough that its
 copies stay in the cache and that other messages pass in between (a frame that takes longer than the heartbeat's time-out kills its
-own connection). Less where the link is slow (core/pace.py)."""
+own connection). Less where the link is slow (transport/pace.py)."""
 
 CHUNK_BYTES_MIN: Final = 16 * 2**10
 """Bytes of a chunk on the slowest links: a quarter of a second at 0.5 Mbit/s."""
@@ -146,7 +146,8 @@ ATTEMPTS_MAX: Final = 3
 """Starts of one piece of work that may end with the death of their process, before it fails with WorkerLost."""
 
 WORKER_WINDOW_MAX: Final = 4096
-"""Pieces of work per slot that a worker may hold unfinished. The window grows to this for tiny work and long ways only (core/credit.py)."""
+"""Pieces of work per slot that a worker may hold unfinished. The window grows to this for tiny work and long ways only
+(scheduling/dispatcher/credit.py)."""
 
 ERROR_BYTES_MAX: Final = 2**20
 """Bytes of an exception that travels; a larger one becomes an UnknownError, and its text and traceback are cut."""

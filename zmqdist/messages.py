@@ -33,7 +33,7 @@ Result: TypeAlias = tuple[int, int, int, bytes]
 """How one piece of work ended: (work, attempt, kind, payload)."""
 
 Part: TypeAlias = tuple[int, ...]
-"""Where one large part of a payload is: (bytes,) follows in chunks, eight numbers are shared memory of the sender (net/arena.py)."""
+"""Where one large part of a payload is: (bytes,) follows in chunks, eight numbers are shared memory of the sender (transport/arena.py)."""
 
 VALUE = 0
 """The payload is the value."""
@@ -46,7 +46,7 @@ CANCELLED = 3
 KEPT = 4
 """As BULK, for a value that stays with its worker. Only inside a process and between a slot and its worker: messages say BULK."""
 INPUT_LOST = 5
-"""It was not run: one of its inputs is not where it was kept. The payload is what dispatch/kept.py `encode_loss` makes."""
+"""It was not run: one of its inputs is not where it was kept. The payload is what scheduling/worker/kept.py `encode_loss` makes."""
 
 
 ALL_NUMBERS = -1

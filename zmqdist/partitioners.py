@@ -5,7 +5,7 @@ Rules
     There are never more shards than rows, and there is always one: also of a variable without rows.
     A strategy accepts any callable with this signature; it calls it by `shape=` and `dtype=`.
 
-Not here: which rows a shard has, and what a strategy says of a bad answer (parameter_server/partition.py).
+Not here: which rows a shard has, and what a strategy says of a bad answer (training/partition.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from tests.campaigns.proxy import Proxy
 from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 
 PATIENCE_S = 60.0
 TASKS = 200

@@ -16,7 +16,7 @@ from tests.campaigns.proxy import Frames, Harm, Pair, Proxy
 from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 
 TASKS = 400
 ROUNDS = 3

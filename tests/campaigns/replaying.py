@@ -14,9 +14,9 @@ from tests.campaigns.messages import right, works
 from tests.campaigns.proxy import Frames, Pair, Proxy
 from tests.dispatch.work import until
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.messages import Enlist, Message, Refused, Register
-from zmqdist.net import token
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.transport import token
 from zmqdist.wire.headers import decode
 from zmqdist.wire.hello import is_hello
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.checkpoint.handles import shards_of
-from zmqdist.checkpoint.parts import Part
 from zmqdist.parameter_server import ShardedVariable, Variable
+from zmqdist.training.checkpoint.handles import shards_of
+from zmqdist.training.checkpoint.parts import Part
 
 
 def variable(value: Any, name: str = "v") -> Variable:

@@ -112,7 +112,7 @@ def test_a_bad_manifest_is_told_with_its_path(
 def test_a_manifest_never_leads_to_a_file_elsewhere(saved: Path) -> None:
     import zlib
 
-    from zmqdist.checkpoint.manifest import _canonical
+    from zmqdist.training.checkpoint.manifest import _canonical
 
     body = json.loads((saved / "manifest.json").read_text())["checkpoint"]
     body["entries"]["a"]["pieces"][0]["file"] = "../secret.npz"
@@ -125,7 +125,7 @@ def test_any_bytes_in_any_file_give_the_values_or_an_error_of_ours(saved: Path) 
     """Bytes are changed at random, with the checksums made to fit in every second case."""
     import zlib
 
-    from zmqdist.checkpoint.manifest import _canonical
+    from zmqdist.training.checkpoint.manifest import _canonical
 
     dice = random.Random(4711)
     good = {file: file.read_bytes() for file in saved.iterdir()}

@@ -18,8 +18,8 @@ import pytest
 import zmqdist as zd
 from tests.checkpoint.made import variable
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
-from zmqdist.checkpoint.reading import Reader
 from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError, UnknownError
+from zmqdist.training.checkpoint.reading import Reader
 
 PATIENCE_S = 30.0
 

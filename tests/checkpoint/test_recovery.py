@@ -17,7 +17,7 @@ from tests.launch.launched import eventually
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, Recovery
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.errors import PSUnavailableError
-from zmqdist.parameter_server.sessions import Session
+from zmqdist.training.sessions import Session
 from zmqdist.variables.client import client_of
 
 pytestmark = pytest.mark.shares_cluster

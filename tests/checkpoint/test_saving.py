@@ -12,7 +12,7 @@ import pytest
 
 import zmqdist as zd
 from tests.checkpoint.made import set_slots, sharded, slots_of, variable
-from zmqdist.checkpoint.manifest import Manifest
+from zmqdist.training.checkpoint.manifest import Manifest
 
 
 def rows(count: int, width: int = 3) -> Any:

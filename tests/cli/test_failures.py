@@ -15,8 +15,8 @@ import pytest
 import zmqdist as zd
 from tests.cli.running import run, run_here
 from zmqdist import errors
-from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.observe.peer import serving
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.main import exit_code, main
 from zmqdist_cli.main import told as tell
@@ -170,7 +170,7 @@ def test_a_worker_without_a_dispatcher_ends_after_its_limit(free: str) -> None:
 def test_a_worker_says_for_whom_it_waits_and_why(
     free: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("zmqdist.dispatch.worker.FIRST_CONTACT_LOG_S", 0.1)
+    monkeypatch.setattr("zmqdist.scheduling.worker.runtime.FIRST_CONTACT_LOG_S", 0.1)
     done = run_here("worker", "--dispatcher", free, "--threads", "--orphan-limit", "1")
     assert done.code == ExitCode.UNAVAILABLE
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

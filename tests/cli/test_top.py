@@ -16,7 +16,7 @@ import pytest
 import zmqdist as zd
 from tests.cli.running import COMMAND, PATIENCE_S
 from tests.zygote import ServerProcess
-from zmqdist.dispatch.config import WorkerConfig
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 
 class Screen:

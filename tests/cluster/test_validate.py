@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.samples import MISTAKES, RIGHT
 from tests.commands import Ended, invoke
 from zmqdist.cluster import schema
-from zmqdist.net.keys import keygen
+from zmqdist.transport.keys import keygen
 from zmqdist_cli.exit_codes import ExitCode
 from zmqdist_cli.validate import validate
 

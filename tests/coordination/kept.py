@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from zmqdist.coordination.answers import Task
+from zmqdist.coordination.machine import CoordinationConfig
 from zmqdist.coordination.service import CoordinationService
-from zmqdist.core.answers import Task
-from zmqdist.core.coordination import CoordinationConfig
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient
-from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import ZmqClient, asking
+from zmqdist.transport.credentials import Credentials
 
 Keep = Callable[..., Keeper]
 Join = Callable[..., CoordinationClient]

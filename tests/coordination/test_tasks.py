@@ -18,9 +18,9 @@ from tests.ports import free_address
 from zmqdist import errors
 from zmqdist.coordination import link
 from zmqdist.coordination.client import CoordinationClient, TaskState, task_of
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.net.credentials import Credentials
 from zmqdist.rpc import ZmqClient, asking
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.transport.credentials import Credentials
 
 Keep = Callable[..., Keeper]
 Join = Callable[..., CoordinationClient]

@@ -11,8 +11,8 @@ import numpy as np
 
 from zmqdist import data
 from zmqdist.coordinator import PerWorkerValues, get_current_worker_index, get_num_workers
-from zmqdist.dispatch import resources
-from zmqdist.dispatch.datasets import WorkerIterator
+from zmqdist.scheduling.worker import resources
+from zmqdist.scheduling.worker.datasets import WorkerIterator
 
 
 class Counter:

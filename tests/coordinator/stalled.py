@@ -11,7 +11,7 @@ import pytest
 
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Message, Submit
-from zmqdist.net.dealer import Dealer
+from zmqdist.transport.dealer import Dealer
 
 
 def sent_by_coordinators(monkeypatch: pytest.MonkeyPatch) -> list[Message]:

@@ -16,7 +16,7 @@ from tests.coordinator.test_snapshots import shipped
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.limits import INLINE_BYTES_MAX
-from zmqdist.net import arena
+from zmqdist.transport import arena
 from zmqdist.wire.trusted import pack_function
 
 SIZE = 2**18
@@ -248,7 +248,7 @@ def test_a_worker_that_has_let_go_of_a_captured_array_gets_it_again(
     monkeypatch.setenv(arena.VARIABLE, "off")
     monkeypatch.setattr(arena, "_arena", None)
     monkeypatch.setattr(arena, "_tried", False)
-    monkeypatch.setattr("zmqdist.dispatch.pulled.PULLED_BYTES_MAX", 8 * SIZE)
+    monkeypatch.setattr("zmqdist.scheduling.worker.pulled.PULLED_BYTES_MAX", 8 * SIZE)
     one, two = (Model(np.full(SIZE, number)) for number in (1, 2))
     with (
         zd.local_cluster(workers=1, processes=False) as cluster,

@@ -19,7 +19,7 @@ import zmqdist as zd
 from tests.coordinator.test_callbacks import refuse_threads
 from tests.dispatch.work import begun, exits, go, until, waits, writes
 from zmqdist import errors
-from zmqdist.coordinator import broken
+from zmqdist.scheduling.coordinator import broken
 
 
 @pytest.mark.processes("executor")

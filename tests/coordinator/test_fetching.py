@@ -11,11 +11,11 @@ import pytest
 from tests.coordinator.test_callbacks import refuse_threads
 from tests.dispatch.work import until
 from zmqdist import errors
-from zmqdist.coordinator import fetching
-from zmqdist.coordinator.fetching import Fetching
-from zmqdist.dispatch.fetch import Fetcher
-from zmqdist.dispatch.references import Held, Reference, encode_reference
-from zmqdist.net.credentials import Credentials
+from zmqdist.scheduling.coordinator import fetching
+from zmqdist.scheduling.coordinator.fetching import Fetching
+from zmqdist.scheduling.worker.fetch import Fetcher
+from zmqdist.scheduling.worker.references import Held, Reference, encode_reference
+from zmqdist.transport.credentials import Credentials
 
 Make = Callable[[Callable[[Reference], list[Any]]], "Asked"]
 

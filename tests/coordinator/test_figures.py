@@ -15,8 +15,8 @@ import zmqdist as zd
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
-from zmqdist.net import arena
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.transport import arena
 
 LARGE = 2**20
 

@@ -16,7 +16,7 @@ from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_
 from tests.dispatch.work import go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.net import arena
+from zmqdist.transport import arena
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -10,7 +10,8 @@ import pytest
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
 from tests.dispatch.work import until
-from zmqdist.coordinator import ClusterCoordinator, metrics
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator import metrics
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
 

@@ -24,8 +24,8 @@ from zmqdist.coordinator import (
     get_current_worker_index,
     get_num_workers,
 )
-from zmqdist.coordinator.values import RemoteValueStatus
 from zmqdist.messages import Submit
+from zmqdist.scheduling.coordinator.values import RemoteValueStatus
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
 

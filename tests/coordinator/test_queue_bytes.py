@@ -14,8 +14,8 @@ import zmqdist as zd
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
-from zmqdist.coordinator.bounds import SMALL_BYTES_MAX, QueueBytes
-from zmqdist.net.shortage import usable_bytes
+from zmqdist.scheduling.coordinator.bounds import SMALL_BYTES_MAX, QueueBytes
+from zmqdist.transport.shortage import usable_bytes
 
 MIB = 2**20
 BOUND = 3 * MIB

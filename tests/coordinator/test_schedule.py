@@ -276,7 +276,7 @@ def test_a_queue_without_a_bound_is_warned_of(threads: zd.local_cluster, caplog:
 def test_a_coordinator_that_is_not_taken_is_told_so_when_it_asks_for_workers(
     threads: zd.local_cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.core.dispatch.machine.COORDINATORS_MAX", 0)
+    monkeypatch.setattr("zmqdist.scheduling.dispatcher.machine.COORDINATORS_MAX", 0)
     with ClusterCoordinator(threads) as coordinator:
         for ask in (coordinator.workers, lambda: coordinator.create_per_worker_resource(int)):
             with pytest.raises(errors.ResourceExhaustedError, match="has 0 coordinators"):

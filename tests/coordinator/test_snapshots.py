@@ -16,8 +16,8 @@ import zmqdist as zd
 from tests.coordinator.stalled import sent_by_coordinators
 from tests.dispatch.work import go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.messages import Define, Message
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 MIB = 2**20
 pytestmark = pytest.mark.shares_cluster  # its workers keep connections to those from which they fetched

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from zmqdist.coordinator.coordinator import ClusterCoordinator
-from zmqdist.coordinator.watchdog import TIMEOUT_ENV, RepeatedTimer, WatchDog
+from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator.watchdog import TIMEOUT_ENV, RepeatedTimer, WatchDog
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.dispatched import BACK_S, CUT_S, LEASE_S
 from tests.core.worked import ready
-from zmqdist.core.dispatch.broker import Broker, BrokerRules
-from zmqdist.core.worker import Worker
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.worker.machine import Worker
 
 
 @pytest.fixture

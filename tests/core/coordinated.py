@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from zmqdist.core.answers import Answer, Effect, Task
-from zmqdist.core.barriers import Outcome
-from zmqdist.core.coordination import Coordination, CoordinationConfig
-from zmqdist.core.keys import Keys
+from zmqdist.coordination.answers import Answer, Effect, Task
+from zmqdist.coordination.barriers_machine import Outcome
+from zmqdist.coordination.keys_machine import Keys
+from zmqdist.coordination.machine import Coordination, CoordinationConfig
 from zmqdist.errors import OK
 
 TIMEOUT_S = 2.0

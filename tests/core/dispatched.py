@@ -5,8 +5,7 @@ The payload of a piece of work is its number, and all of it is for function 7.
 
 from __future__ import annotations
 
-from zmqdist.core.dispatch.broker import Broker
-from zmqdist.core.events import Heard, ProcessExited, Send
+from zmqdist.events import Heard, ProcessExited, Send
 from zmqdist.messages import (
     CANCELLED,
     VALUE,
@@ -21,6 +20,7 @@ from zmqdist.messages import (
     Results,
     Submit,
 )
+from zmqdist.scheduling.dispatcher.broker import Broker
 
 LEASE_S, BACK_S, CUT_S = 10.0, 1.0, 5.0
 WELCOME = Registered(0, 1.0, LEASE_S, CUT_S)

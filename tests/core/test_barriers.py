@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.coordinated import Call, cluster, worker, workers
-from zmqdist.core.barriers import Barriers
+from zmqdist.coordination.barriers_machine import Barriers
 from zmqdist.errors import (
     CANCELLED,
     DEADLINE_EXCEEDED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqdist.core.batches import split
+from zmqdist.batches import split
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, ERROR_BYTES_MAX, INLINE_BYTES_MAX
 
 THIRD = BATCH_BYTES_MAX // 3

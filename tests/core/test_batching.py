@@ -1,11 +1,11 @@
-"""Which calls run together: the promises at the head of core/batching.py."""
+"""Which calls run together: the promises at the head of rpc/batching_machine.py."""
 
 from __future__ import annotations
 
 import random
 from math import inf
 
-from zmqdist.core.batching import Batches
+from zmqdist.rpc.batching_machine import Batches
 
 
 def test_calls_of_one_kind_gather_until_the_first_has_waited_long_enough() -> None:

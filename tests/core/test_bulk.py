@@ -7,9 +7,9 @@ from collections import deque
 
 import pytest
 
-from zmqdist.core.bulk import DONE, LATE, MORE, WRONG, Inbound, Outbound, Piece
-from zmqdist.core.pace import Pace
 from zmqdist.limits import CHUNK_BYTES
+from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, Inbound, Outbound, Piece
+from zmqdist.transport.pace import Pace
 
 WINDOW, CHUNK = 8, 3
 

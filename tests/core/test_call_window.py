@@ -1,4 +1,4 @@
-"""How much of its calls a client sends unasked, what it holds back, and what passes: P9 of core/calls.py."""
+"""How much of its calls a client sends unasked, what it holds back, and what passes: P9 of transport/calls_machine.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import random
 import pytest
 
 from zmqdist import errors
-from zmqdist.core.calls import ClientCall, ClientCalls
 from zmqdist.limits import CHUNK_BYTES, UNCOUNTED_BYTES_MAX
 from zmqdist.messages import Reply
+from zmqdist.transport.calls_machine import ClientCall, ClientCalls
 
 HOME = "host:1"
 LIFE = 77

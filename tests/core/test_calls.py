@@ -8,9 +8,9 @@ from math import inf, nan
 import pytest
 
 from zmqdist import errors
-from zmqdist.core.calls import ClientCall, ClientCalls, ServedCall, ServerCalls
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from zmqdist.messages import Call, CancelCall, Reply
+from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls
 
 HOME = "host:1"
 LIFE = 77

@@ -7,26 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
-from zmqdist.core.closures import (
-    DISPATCHER,
-    SUBMISSION_SHIFT,
-    UNAVAILABLE,
-    BulkArrived,
-    BulkUnreachable,
-    Closures,
-    DispatcherDown,
-    DispatcherUp,
-    EndAsked,
-    Event,
-    FunctionsDefined,
-    FunctionsDropped,
-    KeptDropped,
-    Scheduled,
-    WithdrawAsked,
-)
-from zmqdist.core.events import Heard, Send, Ticked
 from zmqdist.errors import LostStart
+from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     BULK,
@@ -48,6 +30,24 @@ from zmqdist.messages import (
     Taken,
     Withdraw,
     Workers,
+)
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.machine import (
+    DISPATCHER,
+    SUBMISSION_SHIFT,
+    UNAVAILABLE,
+    BulkArrived,
+    BulkUnreachable,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    Event,
+    FunctionsDefined,
+    FunctionsDropped,
+    KeptDropped,
+    Scheduled,
+    WithdrawAsked,
 )
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0

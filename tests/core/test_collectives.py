@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from zmqdist.core import collectives as core
-from zmqdist.core.collectives import OPS, Schedule
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.server import exchanges
+from zmqdist.tasks import collectives_machine as core
+from zmqdist.tasks import exchanges
+from zmqdist.tasks.collectives_machine import OPS, Schedule
 
 Array = NDArray[Any]
 REDUCED = ["float16", "float32", "float64", "int32", "int64", "bool", "complex64", "complex128"]

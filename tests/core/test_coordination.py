@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.coordinated import BACK_S, OURS, TIMEOUT_S, cluster, workers
-from zmqdist.core.coordination import TaskState
+from zmqdist.coordination.machine import TaskState
 from zmqdist.errors import (
     ABORTED,
     CANCELLED,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.core.coordinated import OURS, Call, Cluster, workers
-from zmqdist.core.answers import Answer, Effect, Task
-from zmqdist.core.barriers import Barriers, _Barrier
-from zmqdist.core.coordination import Coordination
+from zmqdist.coordination.answers import Answer, Effect, Task
+from zmqdist.coordination.barriers_machine import Barriers, _Barrier
+from zmqdist.coordination.machine import Coordination
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, OK
 
 STEPS = 150

@@ -10,10 +10,7 @@ import pytest
 
 from tests.core.dispatched import SEEN, WELCOME, begin, coordinator, done, given, hear, leases_of, submit, worker
 from zmqdist import errors
-from zmqdist.core.dispatch import placement
-from zmqdist.core.dispatch.broker import Broker
-from zmqdist.core.dispatch.records import Hands
-from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import (
     BULK,
@@ -42,6 +39,9 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
+from zmqdist.scheduling.dispatcher import placement
+from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.records import Hands
 
 # -- work and its results --------------------------------------------------------------------------------------------
 

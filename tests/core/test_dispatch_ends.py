@@ -24,10 +24,7 @@ from tests.core.dispatched import (
     worker,
 )
 from zmqdist import errors
-from zmqdist.core.dispatch import machine
-from zmqdist.core.dispatch.broker import Broker
-from zmqdist.core.dispatch.machine import SLOTS_END_S
-from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     BULK,
@@ -58,6 +55,9 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
+from zmqdist.scheduling.dispatcher import machine
+from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.machine import SLOTS_END_S
 
 ENDED = Send("c", GenerationEnded(1))
 

@@ -18,8 +18,7 @@ from tests.core.dispatched import (
     submit,
     worker,
 )
-from zmqdist.core.dispatch.broker import Broker, BrokerRules
-from zmqdist.core.events import PeerGone, Send, Ticked
+from zmqdist.events import PeerGone, Send, Ticked
 from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
@@ -41,6 +40,7 @@ from zmqdist.messages import (
     Taken,
     Withdraw,
 )
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
 
 
 @pytest.fixture

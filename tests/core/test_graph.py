@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.closures import UNAVAILABLE
-from zmqdist.core.events import Ticked
-from zmqdist.core.graph import (
+from zmqdist.events import Ticked
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
+from zmqdist.scheduling.coordinator.graph import (
     FIRST_ATTEMPT,
     INPUT_FAILED,
     TIMED_OUT,
@@ -32,7 +32,7 @@ from zmqdist.core.graph import (
     ValueLost,
     WithdrawAttempts,
 )
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
+from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
 
 A, B, C, D = (FIRST_ATTEMPT + number for number in range(4))
 """The first attempts."""

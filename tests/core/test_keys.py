@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.core.coordinated import Call
-from zmqdist.core.answers import Effect
-from zmqdist.core.keys import Keys, normal
+from zmqdist.coordination.answers import Effect
+from zmqdist.coordination.keys_machine import Keys, normal
 from zmqdist.errors import (
     ALREADY_EXISTS,
     CANCELLED,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.core.dispatched import SEEN, begin, coordinator, hear, submit, worker
-from zmqdist.core.closures import Closures, DispatcherUp, FunctionsDefined
-from zmqdist.core.dispatch.broker import Broker
-from zmqdist.core.events import Heard, ProcessExited, Send
+from zmqdist.events import Heard, ProcessExited, Send
 from zmqdist.limits import HEADER_BYTES_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import Assign, Define, Enlisted, Message, StartsLost, Submit
+from zmqdist.scheduling.coordinator.machine import Closures, DispatcherUp, FunctionsDefined
+from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.wire.headers import encode
 
 FUNCTIONS = [(fn, bytes(INLINE_BYTES_MAX)) for fn in range(1000, 1300)]

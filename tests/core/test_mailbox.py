@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.mailbox import Key, Mailbox, Wait
 from zmqdist.errors import (
     ABORTED,
     CANCELLED,
@@ -18,6 +17,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     OpError,
 )
+from zmqdist.tasks.mailbox_machine import Key, Mailbox, Wait
 
 LIFE = 7890
 

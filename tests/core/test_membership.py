@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from zmqdist import errors
-from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send, Ticked
-from zmqdist.core.membership import (
+from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.limits import WORKERS_MAX
+from zmqdist.messages import Beat, Goodbye, Leave, Refused, Register, Registered
+from zmqdist.scheduling.dispatcher.membership import (
     LOSSES_KEPT,
     Change,
     LossRecord,
@@ -18,8 +20,6 @@ from zmqdist.core.membership import (
     MemberLost,
     Membership,
 )
-from zmqdist.limits import WORKERS_MAX
-from zmqdist.messages import Beat, Goodbye, Leave, Refused, Register, Registered
 
 LEASE_S, BACK_S, CUT_S = 10.0, 1.0, 5.0
 

@@ -8,22 +8,16 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.closure_effects import Resolve
-from zmqdist.core.closures import (
-    Closures,
-    DispatcherUp,
-    FunctionsDefined,
-    FunctionsDropped,
-    Scheduled,
-)
-from zmqdist.core.dispatch.broker import Broker, BrokerRules
-from zmqdist.core.events import Heard, Send
-from zmqdist.core.slot import SLOT_BATCH_MAX
-from zmqdist.core.worker import Worker
-from zmqdist.core.worker_events import DispatcherUp as WorkerUp
-from zmqdist.core.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady
+from zmqdist.events import Heard, Send
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import VALUE
+from zmqdist.scheduling.coordinator.effects import Resolve
+from zmqdist.scheduling.coordinator.machine import Closures, DispatcherUp, FunctionsDefined, FunctionsDropped, Scheduled
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.worker.machine import Worker
+from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
+from zmqdist.scheduling.worker.worker_events import DispatcherUp as WorkerUp
+from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady
 
 WORKS = 1000
 WORKERS = ("w0", "w1")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.pace import QUEUE_S, SOJOURN_S_MAX, TRIP_KEPT_S, Pace
 from zmqdist.limits import CHUNK_BYTES, CHUNK_BYTES_MIN, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES, LANE_WINDOW_BYTES_START
+from zmqdist.transport.pace import QUEUE_S, SOJOURN_S_MAX, TRIP_KEPT_S, Pace
 
 MIB = 2**20
 MBIT = 125_000.0

@@ -1,4 +1,4 @@
-"""What a coordinator remembers of work with options, and of who is there: core/pins.py, and closures with it."""
+"""What a coordinator remembers of work with options, and of who is there: scheduling/coordinator/pins.py, and closures with it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,7 @@ from tests.core.test_closures import (
     submitted,
     to_dispatcher,
 )
-from zmqdist.core.closure_effects import Effect, Resolve, ResolveLost, RoomMade, RoundEnded
-from zmqdist.core.closures import (
-    UNAVAILABLE,
-    Closures,
-    DispatcherDown,
-    DispatcherUp,
-    EndAsked,
-    ForgetAsked,
-    FunctionsDefined,
-    Scheduled,
-    WithdrawAsked,
-)
-from zmqdist.core.events import Send, Ticked
-from zmqdist.core.pins import MembersChanged, Options
+from zmqdist.events import Send, Ticked
 from zmqdist.messages import (
     CANCELLED,
     ERROR,
@@ -46,6 +33,19 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, ResolveLost, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.machine import (
+    UNAVAILABLE,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    ForgetAsked,
+    FunctionsDefined,
+    Scheduled,
+    WithdrawAsked,
+)
+from zmqdist.scheduling.coordinator.pins import MembersChanged, Options
 
 MISSED_S = 20.0
 ONE = ("worker:1", 11, 101, "host")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.rounds import Agreed, Announcement, Failed, Rounds, Verdict
 from zmqdist.errors import ABORTED, CANCELLED, DEADLINE_EXCEEDED, INVALID_ARGUMENT, UNAVAILABLE
+from zmqdist.tasks.rounds_machine import Agreed, Announcement, Failed, Rounds, Verdict
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 

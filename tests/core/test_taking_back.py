@@ -8,20 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.dispatched import LEASE_S, SEEN, cancelled, hear, submit, worker
-from zmqdist.core.closure_effects import Effect, Resolve, WorkBegun
-from zmqdist.core.closures import (
-    DISPATCHER,
-    Closures,
-    DispatcherDown,
-    DispatcherUp,
-    Event,
-    FunctionsDefined,
-    Scheduled,
-    TakeBackAsked,
-)
-from zmqdist.core.dispatch.broker import Broker, BrokerRules
-from zmqdist.core.events import Heard, PeerGone, Send
-from zmqdist.core.pins import Options
+from zmqdist.events import Heard, PeerGone, Send
 from zmqdist.messages import (
     CANCELLED,
     VALUE,
@@ -39,6 +26,19 @@ from zmqdist.messages import (
     Submit,
     Withdraw,
 )
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
+from zmqdist.scheduling.coordinator.machine import (
+    DISPATCHER,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    Event,
+    FunctionsDefined,
+    Scheduled,
+    TakeBackAsked,
+)
+from zmqdist.scheduling.coordinator.pins import Options
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
 
 # -- the coordinator -------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Whose call begins next, and which arguments are let in, held to the promises of core/turns.py."""
+"""Whose call begins next, and which arguments are let in, held to the promises of rpc/turns.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from zmqdist.core.turns import Jam, Turns
+from zmqdist.rpc.turns import Jam, Turns
 
 ALL, UNASKED, CLIENT, CLIENT_UNASKED = 1000, 500, 100, 50
 

@@ -9,9 +9,20 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core import updates
-from zmqdist.core.updates import APPLIED, DONE, LATE, NEW, RUNNING, SETTLED, Keys, Sessions, Steps, UpdateLog
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
+from zmqdist.variables import updates_machine as updates
+from zmqdist.variables.updates_machine import (
+    APPLIED,
+    DONE,
+    LATE,
+    NEW,
+    RUNNING,
+    SETTLED,
+    Keys,
+    Sessions,
+    Steps,
+    UpdateLog,
+)
 
 
 def test_u2_a_question_that_comes_again_finds_the_answer() -> None:

@@ -30,27 +30,7 @@ from tests.core.worked import (
     welcome,
 )
 from zmqdist import errors
-from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.core.worker import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, Worker
-from zmqdist.core.worker_events import (
-    NOT_RUN,
-    DispatcherDown,
-    DispatcherUp,
-    Effect,
-    Event,
-    Exit,
-    ForgetFunctions,
-    Give,
-    Interrupt,
-    Kill,
-    Reclaim,
-    SlotDied,
-    SlotFinished,
-    SlotReady,
-    SlotReclaimed,
-    SlotSeen,
-    Spawn,
-)
+from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import (
     ALL_NUMBERS,
@@ -68,6 +48,26 @@ from zmqdist.messages import (
     Refused,
     Registered,
     SlotsLost,
+)
+from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, Worker
+from zmqdist.scheduling.worker.worker_events import (
+    NOT_RUN,
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    ForgetFunctions,
+    Give,
+    Interrupt,
+    Kill,
+    Reclaim,
+    SlotDied,
+    SlotFinished,
+    SlotReady,
+    SlotReclaimed,
+    SlotSeen,
+    Spawn,
 )
 
 # -- registering and beating -----------------------------------------------------------------------------------------

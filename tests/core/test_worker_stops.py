@@ -26,9 +26,10 @@ from tests.core.worked import (
     welcome,
 )
 from zmqdist import errors
-from zmqdist.core.events import Heard, Ticked
-from zmqdist.core.worker import DISPATCHER, SPAWN_FAILURES_MAX, Worker
-from zmqdist.core.worker_events import (
+from zmqdist.events import Heard, Ticked
+from zmqdist.messages import BULK, CANCELLED, Beat, CutOff, Forget, Leave, Release, SlotsLost
+from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, Worker
+from zmqdist.scheduling.worker.worker_events import (
     DispatcherDown,
     DispatcherUp,
     Effect,
@@ -44,16 +45,6 @@ from zmqdist.core.worker_events import (
     SlotReady,
     SlotReclaimed,
     Spawn,
-)
-from zmqdist.messages import (
-    BULK,
-    CANCELLED,
-    Beat,
-    CutOff,
-    Forget,
-    Leave,
-    Release,
-    SlotsLost,
 )
 
 # -- contact lost ----------------------------------------------------------------------------------------------------

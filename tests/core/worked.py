@@ -6,28 +6,10 @@ A lease's payload is its number, and all work is of coordinator 1, for function 
 from __future__ import annotations
 
 from zmqdist import errors
-from zmqdist.core.events import Heard, Send
-from zmqdist.core.worker import DISPATCHER, Worker
-from zmqdist.core.worker_events import (
-    DispatcherUp,
-    Effect,
-    Event,
-    Exit,
-    Give,
-    SlotFinished,
-    SlotReady,
-)
-from zmqdist.messages import (
-    CANCELLED,
-    VALUE,
-    Assign,
-    Done,
-    Goodbye,
-    Message,
-    Register,
-    Registered,
-    Returned,
-)
+from zmqdist.events import Heard, Send
+from zmqdist.messages import CANCELLED, VALUE, Assign, Done, Goodbye, Message, Register, Registered, Returned
+from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
+from zmqdist.scheduling.worker.worker_events import DispatcherUp, Effect, Event, Exit, Give, SlotFinished, SlotReady
 
 LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
 WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)

@@ -19,12 +19,7 @@ from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Da
 from zmqdist.data.constants import SHARD_HINT
 from zmqdist.data.creation import Creation
 from zmqdist.data.structure import DatasetSpec
-from zmqdist.errors import (
-    AlreadyExistsError,
-    DataLossError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from zmqdist.errors import AlreadyExistsError, DataLossError, FailedPreconditionError, InvalidArgumentError
 
 INF, UNKNOWN = INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tests.zygote import ServerProcess
-from zmqdist.data_service.client import distribute
-from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.data_service.reading import ELEMENTS_MAX
-from zmqdist.data_service.runners.fcfs import BUFFER_ELEMENTS_MAX
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
+from zmqdist.data.service.client import distribute
+from zmqdist.data.service.policy import ShardingPolicy
+from zmqdist.data.service.reading import ELEMENTS_MAX
+from zmqdist.data.service.runners.fcfs import BUFFER_ELEMENTS_MAX
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import WorkerServer
 
 PROTOCOL = "zmq"
 HEARTBEAT_MS = 100

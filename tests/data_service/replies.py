@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from zmqdist.data_service.elements import unpack
-from zmqdist.data_service.runners.base import Packed
+from zmqdist.data.service.elements import unpack
+from zmqdist.data.service.runners.base import Packed
 
 PATIENCE_S = 20.0
 

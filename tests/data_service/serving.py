@@ -9,11 +9,11 @@ from typing import Any
 
 from tests.zygote import template
 from zmqdist.data.dataset import Dataset
-from zmqdist.data_service.client import distribute
-from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
+from zmqdist.data.service.client import distribute
+from zmqdist.data.service.policy import ShardingPolicy
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import WorkerServer
 
 PATIENCE_S = 30.0
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from zmqdist.data import Dataset, layout
 from zmqdist.data.chunks import spec_to_json
-from zmqdist.data_service.snapshots.manager import Mode, Snapshot
-from zmqdist.data_service.snapshots.writer import StreamWriter
+from zmqdist.data.service.snapshots.manager import Mode, Snapshot
+from zmqdist.data.service.snapshots.writer import StreamWriter
 from zmqdist.errors import OpError
 
 

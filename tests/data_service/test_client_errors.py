@@ -16,20 +16,8 @@ import zmqdist as zd
 from tests.data_service.clusters import TestCluster
 from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful
-from zmqdist.data.service import (
-    CrossTrainerCache,
-    ShardingPolicy,
-    distribute,
-    from_dataset_id,
-    register_dataset,
-)
-from zmqdist.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    NotFoundError,
-    OpError,
-    UnimplementedError,
-)
+from zmqdist.data.service import CrossTrainerCache, ShardingPolicy, distribute, from_dataset_id, register_dataset
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError, UnimplementedError
 
 # Tasks go on in the cluster's workers when their readers have gone.
 pytestmark = pytest.mark.shares_cluster

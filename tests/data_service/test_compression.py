@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from zmqdist.data_service.compression import NAMES, Codec, codec_of
+from zmqdist.data.service.compression import NAMES, Codec, codec_of
 from zmqdist.errors import FailedPreconditionError, WireError
 
 PACKAGES = {"LZ4": "lz4.block", "ZSTD": "zstandard"}

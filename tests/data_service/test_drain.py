@@ -115,10 +115,10 @@ def test_sigterm_drains_a_worker_process() -> None:
 
 
 def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> None:
-    from zmqdist.core.splits import questions as q
-    from zmqdist.core.splits.book import Rules
-    from zmqdist.core.splits.machine import Splits
-    from zmqdist.core.splits.records import Terms
+    from zmqdist.data.service.machine import questions as q
+    from zmqdist.data.service.machine.book import Rules
+    from zmqdist.data.service.machine.machine import Splits
+    from zmqdist.data.service.machine.records import Terms
 
     machine = Splits(Rules(), 5, 0.0)
 

@@ -15,8 +15,8 @@ import zmqdist as zd
 from tests.wire.wire_values import Point, arrays, dtypes, filled, keys, same, scalars, texts, values
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.padding import Ragged
+from zmqdist.data.service.elements import EACH, ROW_BYTES_MAX, ROWS, SCALARS, check_spec, pack, unpack, weigh
 from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec
-from zmqdist.data_service.elements import EACH, ROW_BYTES_MAX, ROWS, SCALARS, check_spec, pack, unpack, weigh
 from zmqdist.errors import InvalidArgumentError, UnimplementedError, WireError
 from zmqdist.specs import TensorSpec
 from zmqdist.wire import safe

@@ -18,8 +18,8 @@ from tests.data_service.clusters import (
     worker_process,
 )
 from zmqdist.data import Dataset
-from zmqdist.data_service.client import distribute
-from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
+from zmqdist.data.service.client import distribute
+from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ def test_workers_that_are_killed_take_nothing_with_them() -> None:
 _READ = """
 import sys
 from zmqdist.data import Dataset
-from zmqdist.data_service.client import distribute
+from zmqdist.data.service.client import distribute
 dataset = Dataset.range(int(sys.argv[2])).apply(distribute("distributed_epoch", sys.argv[1], "killed", delivery="exactly_once"))
 for element in dataset:
     print(int(element), flush=True)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
-from zmqdist.data_service.runners.base import Wanted
-from zmqdist.data_service.runners.fcfs import FirstCome
+from zmqdist.data.service.runners.base import Wanted
+from zmqdist.data.service.runners.fcfs import FirstCome
 from zmqdist.errors import CancelledError
 
 MANY = 1 << 20

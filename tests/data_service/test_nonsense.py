@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.splits.book import Rules
 from zmqdist.data import Dataset, service
-from zmqdist.data_service.dispatcher import PREFIX, DataDispatcher
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
+from zmqdist.data.service.dispatcher import PREFIX, DataDispatcher
+from zmqdist.data.service.machine.book import Rules
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OpError
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.loop import Loop
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.failures import told
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
 
 PARKED = {"watch", "work", "portions", "streams", "snapshot_wait"}
 """These may be answered later, when there is something to tell."""

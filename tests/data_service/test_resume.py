@@ -13,7 +13,7 @@ import pytest
 
 from tests.data_service.clusters import TestCluster
 from zmqdist.data import Dataset
-from zmqdist.data_service.policy import ShardingPolicy
+from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError, UnimplementedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +132,7 @@ def test_an_error_behind_it_costs_one_element(cluster: TestCluster) -> None:
 _TRAIN = """
 import json, sys
 from zmqdist.data import Dataset
-from zmqdist.data_service.client import distribute
+from zmqdist.data.service.client import distribute
 dataset = Dataset.range(int(sys.argv[2])).apply(distribute("distributed_epoch", sys.argv[1], delivery="exactly_once"))
 iterator = iter(dataset)
 read = []

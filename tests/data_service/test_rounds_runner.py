@@ -11,10 +11,10 @@ import pytest
 
 from tests.data_service.clusters import until
 from tests.data_service.replies import Answer
-from zmqdist.core.splits.figures import Report
 from zmqdist.data import Dataset
-from zmqdist.data_service.runners.base import Wanted
-from zmqdist.data_service.runners.rounds import GROUPS_MAX, Rounds
+from zmqdist.data.service.machine.figures import Report
+from zmqdist.data.service.runners.base import Wanted
+from zmqdist.data.service.runners.rounds import GROUPS_MAX, Rounds
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
 
 MANY = 1 << 20

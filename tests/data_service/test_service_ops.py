@@ -16,18 +16,10 @@ from tests.data_service.clusters import TestCluster, until, values
 from tests.ports import free_port
 from zmqdist.data import Dataset, Options
 from zmqdist.data.external_state import stateful
-from zmqdist.data.service import (
-    ShardingPolicy,
-    distribute,
-    from_dataset_id,
-    register_dataset,
-)
-from zmqdist.dispatch.config import DispatcherConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from zmqdist.data.service import ShardingPolicy, distribute, from_dataset_id, register_dataset
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
 # Tasks go on in the cluster's workers when their readers have gone.
 pytestmark = pytest.mark.shares_cluster

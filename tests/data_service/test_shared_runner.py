@@ -12,9 +12,9 @@ import pytest
 
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
-from zmqdist.data_service.elements import weigh
-from zmqdist.data_service.runners.base import Wanted
-from zmqdist.data_service.runners.shared import Shared
+from zmqdist.data.service.elements import weigh
+from zmqdist.data.service.runners.base import Wanted
+from zmqdist.data.service.runners.shared import Shared
 from zmqdist.errors import CancelledError, InvalidArgumentError
 
 LARGE = 1 << 30

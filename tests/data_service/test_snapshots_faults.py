@@ -12,12 +12,12 @@ import pytest
 from tests.data_service.clusters import TestCluster, process_cluster, until, values
 from tests.data_service.test_snapshots_service import WAIT_S, Gate, gated, loaded, saved
 from zmqdist.data import Dataset
-from zmqdist.data_service.policy import ShardingPolicy
-from zmqdist.data_service.snapshots.manager import StreamState
-from zmqdist.data_service.snapshots.save import distributed_save
-from zmqdist.dispatch.config import DispatcherConfig
-from zmqdist.dispatch.server import DispatchServer
+from zmqdist.data.service.policy import ShardingPolicy
+from zmqdist.data.service.snapshots.manager import StreamState
+from zmqdist.data.service.snapshots.save import distributed_save
 from zmqdist.errors import AlreadyExistsError
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
 
 def restart_all(cluster: TestCluster) -> None:

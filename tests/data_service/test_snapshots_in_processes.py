@@ -17,13 +17,13 @@ import pytest
 from tests.data_service.serving import until
 from tests.zygote import template
 from zmqdist.data.dataset import Dataset
-from zmqdist.data_service.snapshots.save import distributed_save
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
+from zmqdist.data.service.snapshots.save import distributed_save
 from zmqdist.errors import CancelledError, UnknownError
-from zmqdist.net.processes import is_alive
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import WorkerServer
 from zmqdist.specs import TensorSpec
+from zmqdist.transport.processes import is_alive
 
 WAIT_S = 30.0
 
@@ -110,7 +110,7 @@ def test_a_pipeline_that_exits_fails_its_snapshot(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_save_ends_its_process_whatever_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.data_service.snapshots.stream_process.END_S", 0.1)
+    monkeypatch.setattr("zmqdist.data.service.snapshots.stream_process.END_S", 0.1)
     pids = tmp_path / "pids"
     pids.mkdir()
 

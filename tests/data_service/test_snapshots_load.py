@@ -18,9 +18,9 @@ from tests.data_service.test_snapshots_writer import fails_at_five
 from zmqdist import TensorSpec
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, layout
 from zmqdist.data.ops import saving, snapshots
+from zmqdist.data.service.snapshots import writer
 from zmqdist.data.splits import open_split, split_providers
 from zmqdist.data.tree import deserialize
-from zmqdist.data_service.snapshots import writer
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 
 

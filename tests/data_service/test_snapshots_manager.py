@@ -16,7 +16,7 @@ from tests.data_service.snapshots import begin, names, save
 from zmqdist.data import Dataset, layout, storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
-from zmqdist.data_service.snapshots.manager import Mode, Snapshot, Snapshots, StreamState
+from zmqdist.data.service.snapshots.manager import Mode, Snapshot, Snapshots, StreamState
 from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,

@@ -19,9 +19,9 @@ from tests.data.reading import plain, read
 from tests.data_service.snapshots import always, ask_of, begin, names, numbers, save, write, writer_of
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, layout, storage
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
+from zmqdist.data.service.snapshots.manager import Mode
+from zmqdist.data.service.snapshots.writer import StreamWriter, commit_interval_s
 from zmqdist.data.splits import open_split, open_stream, split_providers
-from zmqdist.data_service.snapshots.manager import Mode
-from zmqdist.data_service.snapshots.writer import StreamWriter, commit_interval_s
 from zmqdist.errors import CancelledError, InternalError, InvalidArgumentError, UnimplementedError
 
 

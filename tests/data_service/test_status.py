@@ -9,12 +9,12 @@ import pytest
 from tests.data_service.clusters import TestCluster, until
 from zmqdist.data import Dataset
 from zmqdist.data.service import ShardingPolicy
-from zmqdist.data_service import worker as data_worker
+from zmqdist.data.service import worker as data_worker
 from zmqdist.errors import UnavailableError
-from zmqdist.net.credentials import Credentials
 from zmqdist.observe.status import jobs, lines
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
+from zmqdist.transport.credentials import Credentials
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ import pytest
 from tests.data_service.serving import Service, serving, until
 from tests.zygote import ServerProcess
 from zmqdist.data.dataset import Dataset
-from zmqdist.data_service.client import from_dataset_id, register_dataset
-from zmqdist.data_service.task_process import CRASHES_MAX, TaskProcesses
-from zmqdist.data_service.worker import Task
-from zmqdist.dispatch.config import DispatcherConfig
-from zmqdist.dispatch.server import DispatchServer
+from zmqdist.data.service.client import from_dataset_id, register_dataset
+from zmqdist.data.service.task_process import CRASHES_MAX, TaskProcesses
+from zmqdist.data.service.worker import Task
 from zmqdist.errors import UnknownError
-from zmqdist.net.loop import Loop
-from zmqdist.net.processes import is_alive
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.processes import is_alive
 
 READ_ALL = 60_000
 
@@ -241,7 +241,7 @@ def test_a_reader_that_is_killed_leaves_the_others_theirs(child: Callable[..., s
         told = ("distributed_epoch", service.dispatcher.target, id)
         program = """
 import sys
-from zmqdist.data_service.client import from_dataset_id
+from zmqdist.data.service.client import from_dataset_id
 iterator = iter(from_dataset_id(*sys.argv[1:], job_name="shared"))
 print(int(next(iterator)), flush=True)
 sys.stdin.read()

@@ -12,8 +12,8 @@ import pytest
 
 from tests.data_service.clusters import PATIENCE_S, TestCluster, until
 from zmqdist.data import Dataset
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, OpError
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 QUIET_MS = 60_000
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.data_service.serving import Service, serving, until
 from zmqdist.data import Dataset, FixedLengthRecordDataset, TextLineDataset
-from zmqdist.data_service.client import distribute, from_dataset_id, register_dataset
-from zmqdist.data_service.policy import CrossTrainerCache, ShardingPolicy
+from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
+from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy
 from zmqdist.errors import (
     DataLossError,
     FailedPreconditionError,

@@ -15,11 +15,11 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.net import token
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.keys import keygen
 from zmqdist.rpc import Client
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport import token
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.keys import keygen
 
 Secrets = dict[str, Any]
 

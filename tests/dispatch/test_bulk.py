@@ -15,19 +15,19 @@ import zmqdist as zd
 from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch import fetch, references
-from zmqdist.dispatch.config import WorkerConfig
-from zmqdist.dispatch.fetch import CLIENTS_KEPT, Fetcher
-from zmqdist.dispatch.pulled import Pulled
-from zmqdist.dispatch.references import Held, Reference, decode_reference, encode_reference
-from zmqdist.dispatch.store import BulkStore
 from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, INLINE_BYTES_MAX
-from zmqdist.net import arena as arena_module
-from zmqdist.net.arena import this_arena
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
 from zmqdist.rpc.service import RpcService
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.worker import fetch, references
+from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
+from zmqdist.scheduling.worker.pulled import Pulled
+from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
+from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport.arena import this_arena
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
 MIB = 2**20
@@ -335,7 +335,7 @@ def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[...,
 def test_what_a_worker_keeps_is_bounded(
     hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.dispatch.pulled.PULLED_BYTES_MAX", 2 * LARGE)
+    monkeypatch.setattr("zmqdist.scheduling.worker.pulled.PULLED_BYTES_MAX", 2 * LARGE)
     far, own = hold(near=False), hold()
     pulled = Pulled(own, fetcher)
     for number in range(5):

@@ -15,7 +15,7 @@ from tests.dispatch.dispatcher_kills import StartDispatcher, StartWorker, kill_d
 from tests.dispatch.work import begun, counts, go, starts, until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 
 
 @pytest.mark.timeout(120)

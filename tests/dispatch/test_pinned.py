@@ -13,8 +13,8 @@ import zmqdist as zd
 from tests.dispatch.work import begun, go, notes, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 Start = Callable[..., Child]
 

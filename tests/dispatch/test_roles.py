@@ -16,11 +16,11 @@ from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data import Dataset
 from zmqdist.data.service import distribute
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.net import arena as arena_module
-from zmqdist.net import keys
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.keys import keygen
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport import keys
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.keys import keygen
 
 pytestmark = pytest.mark.shares_cluster
 

@@ -21,11 +21,11 @@ from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors, limits
 from zmqdist._version import __version__
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.coordinator.target import resolve
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.messages import Assign, Beat, Message
-from zmqdist.net.router import Router
 from zmqdist.rpc import Client
+from zmqdist.scheduling.coordinator.target import resolve
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 
 
@@ -195,7 +195,7 @@ def test_a_worker_that_waits_for_its_dispatcher_can_be_stopped(port: int) -> Non
 def test_waiting_for_a_dispatcher_is_logged(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import zmqdist.dispatch.worker as module
+    import zmqdist.scheduling.worker.runtime as module
 
     monkeypatch.setattr(module, "FIRST_CONTACT_LOG_S", 0.05)
     told = f"127.0.0.1:{port}"
@@ -231,7 +231,7 @@ def test_a_worker_that_cannot_exchange_pickles_is_refused_with_both_versions(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, differs: str
 ) -> None:
     said, problem = OTHERS[differs]
-    monkeypatch.setattr("zmqdist.dispatch.worker.our_hello", lambda *args: replace(our_hello(*args), **said))
+    monkeypatch.setattr("zmqdist.scheduling.worker.runtime.our_hello", lambda *args: replace(our_hello(*args), **said))
     with pytest.raises(errors.FailedPreconditionError, match=problem):
         zd.WorkerServer(WorkerConfig(dispatcher.address))
     assert dispatcher.num_workers == 0
@@ -243,7 +243,9 @@ def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, differs: str
 ) -> None:
     said, problem = OTHERS[differs]
-    monkeypatch.setattr("zmqdist.coordinator.shell.our_hello", lambda *args: replace(our_hello(*args), **said))
+    monkeypatch.setattr(
+        "zmqdist.scheduling.coordinator.shell.our_hello", lambda *args: replace(our_hello(*args), **said)
+    )
     with ClusterCoordinator(dispatcher) as coordinator, pytest.raises(errors.FailedPreconditionError, match=problem):
         coordinator.schedule(go).get(20)
 
@@ -252,7 +254,7 @@ def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
 def test_another_patch_or_a_peer_that_does_not_say_its_version_is_taken(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("zmqdist.dispatch.worker.our_hello", lambda *args: replace(our_hello(*args), **said))
+    monkeypatch.setattr("zmqdist.scheduling.worker.runtime.our_hello", lambda *args: replace(our_hello(*args), **said))
     with zd.WorkerServer(WorkerConfig(dispatcher.address)):
         assert dispatcher.num_workers == 1
 
@@ -261,7 +263,7 @@ def test_a_second_living_worker_of_the_same_name_is_refused(
     dispatcher: zd.DispatchServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It asks for a while, because its namesake might have died a moment ago."""
-    monkeypatch.setattr("zmqdist.core.contact.REGISTER_AGAIN_S", 100.0)
+    monkeypatch.setattr("zmqdist.scheduling.worker.contact.REGISTER_AGAIN_S", 100.0)
     with zd.WorkerServer(WorkerConfig(dispatcher.address, index=3)) as first:
         with pytest.raises(errors.AlreadyExistsError, match="worker:3"):
             zd.WorkerServer(WorkerConfig(dispatcher.address, index=3))
@@ -351,8 +353,8 @@ def test_a_worker_that_leaves_by_itself_is_given_nothing_more(dispatcher: zd.Dis
 @pytest.fixture
 def ask(dispatcher: zd.DispatchServer) -> Iterator[Callable[..., Any]]:
     """ask(method, ...): an RPC to the dispatcher."""
-    from zmqdist.net.credentials import Credentials
     from zmqdist.rpc import ZmqClient
+    from zmqdist.transport.credentials import Credentials
 
     security = Credentials().client(dispatcher.address, "submit")
     client = ZmqClient(dispatcher.address, "", True, 20_000, security=security)

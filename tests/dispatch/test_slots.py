@@ -13,8 +13,8 @@ import zmqdist as zd
 from tests.dispatch.work import begun, counts, go, starts, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 
 @pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])

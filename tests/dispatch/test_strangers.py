@@ -13,7 +13,6 @@ from tests.dispatch.work import begun, go, until, waits
 from tests.net.wired import Dialled
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.messages import (
     VALUE,
     Beat,
@@ -33,7 +32,8 @@ from zmqdist.messages import (
     Taken,
     Withdraw,
 )
-from zmqdist.net.security import client_security
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport.security import client_security
 
 WITHIN_S = 20.0
 Claims = Callable[..., Dialled]

@@ -14,9 +14,9 @@ import zmqdist as zd
 from tests.dispatch.work import begun, counts, dies_first, exits, go, segfaults, starts, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child
-from zmqdist.net.loop import Loop
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.transport.loop import Loop
 
 Start = Callable[..., Child]
 

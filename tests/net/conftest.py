@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.net.wired import Dialled, Served
-from zmqdist.net.security import ClientSecurity, ServerSecurity, client_security, server_security
+from zmqdist.transport.security import ClientSecurity, ServerSecurity, client_security, server_security
 
 
 @pytest.fixture(autouse=True)

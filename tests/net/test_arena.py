@@ -17,11 +17,11 @@ import pytest
 import zmqdist as zd
 from zmqdist.errors import InvalidArgumentError, UnavailableError, WireError
 from zmqdist.limits import ARENA_CELLS
-from zmqdist.net import arena as arena_module
-from zmqdist.net import memory
-from zmqdist.net.arena import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
-from zmqdist.net.lent import PeerArena, open_peer
-from zmqdist.net.shortage import usable_bytes
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport import memory
+from zmqdist.transport.arena import FROZEN, FROZEN_PUBLISHED, OURS, PUBLISHED, Arena, this_arena
+from zmqdist.transport.lent import PeerArena, open_peer
+from zmqdist.transport.shortage import usable_bytes
 from zmqdist.wire.arrays import is_frozen
 
 MIB = 2**20

@@ -16,12 +16,12 @@ import pytest
 
 from tests.net.wired import Served, until
 from zmqdist import errors
-from zmqdist.core.calls import ClientCall
 from zmqdist.messages import Call, Refused, Reply
-from zmqdist.net import channel as channels
-from zmqdist.net import line
-from zmqdist.net.channel import Channel
-from zmqdist.net.security import client_security
+from zmqdist.transport import channel as channels
+from zmqdist.transport import line
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.channel import Channel
+from zmqdist.transport.security import client_security
 from zmqdist.wire.hello import PROTOCOL, our_hello
 
 Serve = Callable[..., Served]
@@ -427,7 +427,7 @@ def test_a_wait_without_end_says_whom_it_waits_for(
     served.loop.stop()
     channel = open_channel(served.address)
     call = ClientCall("m", b"")
-    with caplog.at_level(logging.WARNING, "zmqdist.net"):
+    with caplog.at_level(logging.WARNING, "zmqdist.transport"):
         channel.call(call)
         until(lambda: len([r for r in caplog.records if f"wait for a server at {served.address}" in r.message]) >= 2)
     channel.close()
@@ -440,8 +440,8 @@ warnings.simplefilter("ignore")
 from tests.net.test_channel import ask
 from tests.net.wired import Served
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.net.channel import Channel
-from zmqdist.net.security import client_security, server_security
+from zmqdist.transport.channel import Channel
+from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.hello import PROTOCOL, our_hello
 served = Served(server_security("127.0.0.1"))
 def connect():

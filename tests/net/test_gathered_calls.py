@@ -13,8 +13,8 @@ from tests.net.wired import Served, until
 from zmqdist import errors
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
 from zmqdist.messages import Call, Calls
-from zmqdist.net import channel as channels
-from zmqdist.net.channel import Channel
+from zmqdist.transport import channel as channels
+from zmqdist.transport.channel import Channel
 
 __all__ = ["open_channel"]  # a fixture
 

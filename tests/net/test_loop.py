@@ -14,7 +14,7 @@ import zmq
 
 from tests.net.wired import until
 from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
-from zmqdist.net.loop import Loop
+from zmqdist.transport.loop import Loop
 
 
 @pytest.fixture
@@ -333,8 +333,8 @@ def test_a_loop_that_was_kept_from_running_reads_before_it_looks_who_is_late(mon
             late.set()
 
     real = select.epoll
-    monkeypatch.setattr("zmqdist.net.loop.select.epoll", lambda: Epoll(real(), comes_back_late))
-    monkeypatch.setattr("zmqdist.net.loop.time.monotonic", clock)
+    monkeypatch.setattr("zmqdist.transport.loop.select.epoll", lambda: Epoll(real(), comes_back_late))
+    monkeypatch.setattr("zmqdist.transport.loop.time.monotonic", clock)
     loop = Loop("zmqdist-test")
     try:
         ours, other = pair(loop)

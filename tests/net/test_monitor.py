@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from zmqdist.errors import FailedPreconditionError, UnauthenticatedError, UnavailableError
-from zmqdist.net.monitor import (
+from zmqdist.transport.monitor import (
     CLOSED,
     CLOSES_MAX,
     CONNECTED,
@@ -26,7 +26,7 @@ from zmqdist.net.monitor import (
     Refused,
     Up,
 )
-from zmqdist.net.security import CURVE, NONE, PLAIN, ClientSecurity
+from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
 
 ADDRESS = "10.0.0.1:5050"
 CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)

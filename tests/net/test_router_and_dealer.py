@@ -32,13 +32,13 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
-from zmqdist.net import link
-from zmqdist.net import router as router_module
-from zmqdist.net.greeting import GreetingProbe
-from zmqdist.net.link import configure
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import REFUSALS_MAX, Peer, Router
-from zmqdist.net.security import client_security, server_security
+from zmqdist.transport import link
+from zmqdist.transport import router as router_module
+from zmqdist.transport.greeting import GreetingProbe
+from zmqdist.transport.link import configure
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
+from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import MAGIC, PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello
 
@@ -53,9 +53,9 @@ HELLO = encode_hello(our_hello("client", 3, "raw"))
 
 DIALLING = """
 import sys
-from zmqdist.net.dealer import Dealer
-from zmqdist.net.loop import Loop
-from zmqdist.net.security import client_security
+from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import client_security
 from zmqdist.wire.hello import our_hello
 loop = Loop("zmqdist-child")
 ignore = lambda *args: None
@@ -69,9 +69,9 @@ sys.stdin.read()
 
 SERVING = """
 import sys
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
-from zmqdist.net.security import server_security
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import server_security
 from zmqdist.wire.hello import our_hello
 loop = Loop("zmqdist-child")
 router = Router(loop, server_security("127.0.0.1"), our_hello("server", int(sys.argv[1]), "child"))
@@ -471,8 +471,8 @@ def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = serve(server_security("127.0.0.1", insecure=True))
-    monkeypatch.setattr("zmqdist.net.router.decode_event", lambda frame: (0, 7))
-    monkeypatch.setattr("zmqdist.net.router._fd_of", lambda frame: 7)
+    monkeypatch.setattr("zmqdist.transport.router.decode_event", lambda frame: (0, 7))
+    monkeypatch.setattr("zmqdist.transport.router._fd_of", lambda frame: 7)
     staying, *leaving = [connect(served, insecure=True) for _ in range(4)]
     for one in (leaving[0], staying, *leaving[1:]):
         one.send(HELLO)

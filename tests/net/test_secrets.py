@@ -13,8 +13,8 @@ import zmq
 
 from tests.commands import invoke
 from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
-from zmqdist.net import keys, token
-from zmqdist.net.zap import ROLES
+from zmqdist.transport import keys, token
+from zmqdist.transport.zap import ROLES
 from zmqdist_cli.keygen import keygen as keygen_command
 
 

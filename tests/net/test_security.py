@@ -17,8 +17,8 @@ import pytest
 
 from tests.net.wired import Dialled, Served, until
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnauthenticatedError
-from zmqdist.net import keys, token
-from zmqdist.net.security import CURVE, NONE, PLAIN, client_security, listeners, server_security
+from zmqdist.transport import keys, token
+from zmqdist.transport.security import CURVE, NONE, PLAIN, client_security, listeners, server_security
 
 Serve = Callable[..., Served]
 Dial = Callable[..., Dialled]
@@ -245,7 +245,7 @@ def test_where_it_cannot_be_told_who_listens_keys_are_asked_for(monkeypatch: pyt
     def unreadable(*args: Any) -> None:
         raise PermissionError("hidden")
 
-    monkeypatch.setattr("zmqdist.net.security._collect", unreadable)
+    monkeypatch.setattr("zmqdist.transport.security._collect", unreadable)
     with pytest.raises(FailedPreconditionError, match=r"cannot tell who listens on 127\.0\.0\.1:1 .*zmqdist keygen"):
         client_security("127.0.0.1:1", "client").may_connect("127.0.0.1:1")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from zmqdist import errors
-from zmqdist.net import shortage
-from zmqdist.net.shortage import available_bytes, check_room, exhausted, oom_kills, usable_bytes
+from zmqdist.transport import shortage
+from zmqdist.transport.shortage import available_bytes, check_room, exhausted, oom_kills, usable_bytes
 
 MIB = 2**20
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:     2048 kB\n"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqdist.net.zap import DOMAIN, ROLES, Policy, ZapRequest, decide, parse
+from zmqdist.transport.zap import DOMAIN, ROLES, Policy, ZapRequest, decide, parse
 
 TOKEN = b"t" * 43
 KEY = bytes(range(32))

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist.messages import Call, Calls, Reply
-from zmqdist.net.dealer import Dealer
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Peer, Router
-from zmqdist.net.security import ClientSecurity, ServerSecurity
+from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.security import ClientSecurity, ServerSecurity
 from zmqdist.wire.hello import Hello, our_hello
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from zmqdist.launch.local_cluster import local_cluster
-from zmqdist.net.bare import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
 from zmqdist.observe import bench
 from zmqdist.observe.peer import peer_process, serving
 from zmqdist.rpc import Server
+from zmqdist.transport.bare import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
 
 TINY = bench.Plan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from zmqdist.cluster import ClusterConfig
-from zmqdist.net import keys, token
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.looking import Build
-from zmqdist.observe.doctor import cluster, machine, secrets
+from zmqdist.observe.doctor import cluster, host, secrets
 from zmqdist.observe.doctor.findings import Finding, healthy, ok, problem, warning
+from zmqdist.transport import keys, token
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.looking import Build
 
 
 def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> None:
@@ -42,7 +42,7 @@ def test_only_a_problem_makes_a_machine_ill() -> None:
 
 
 def test_this_machine_is_well_enough_for_the_tests() -> None:
-    found = machine.examine()
+    found = host.examine()
     assert healthy(found), [finding.line() for finding in found]
     assert {finding.subject for finding in found} >= {"zmqdist", "ZeroMQ", "descriptors", "/proc", "memory", "loopback"}
     assert "NumPy" in found[0].told
@@ -58,7 +58,7 @@ def test_this_machine_is_well_enough_for_the_tests() -> None:
     ids=lambda value: str(value)[:20],
 )
 def test_the_zeromq_in_use(build: Build, level: str, told: str) -> None:
-    one(machine.transport(build), level, told, "" if level == "ok" else "install pyzmq from a wheel")
+    one(host.transport(build), level, told, "" if level == "ok" else "install pyzmq from a wheel")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_the_limit_of_descriptors(
     limits: tuple[int, int], wanted: int, level: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    one(machine.descriptors(wanted), level, "may be open", advice)
+    one(host.descriptors(wanted), level, "may be open", advice)
 
 
 def test_the_descriptors_of_a_cluster_are_those_of_its_largest_process() -> None:
@@ -85,7 +85,7 @@ def test_the_descriptors_of_a_cluster_are_those_of_its_largest_process() -> None
             ClusterConfig.from_dict({"name": "x", "jobs": {"worker": worker}, "program": "true"})
         )
 
-    assert wanted(count=2) == machine.DESCRIPTORS_MIN
+    assert wanted(count=2) == host.DESCRIPTORS_MIN
     assert wanted(count=1000) > 5000
     assert wanted(count=1, slots=2000) > 6000
 
@@ -95,28 +95,28 @@ def test_a_proc_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
-    one(machine.proc(), "problem", "/proc cannot be read (Permission denied)", "mount it")
+    one(host.proc(), "problem", "/proc cannot be read (Permission denied)", "mount it")
 
 
 def test_shared_memory_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQDIST_ARENA", "off")
-    one(machine.shared_memory(), "warning", "switched off by ZMQDIST_ARENA=off", "unset ZMQDIST_ARENA")
+    one(host.shared_memory(), "warning", "switched off by ZMQDIST_ARENA=off", "unset ZMQDIST_ARENA")
 
 
 def test_shared_memory_that_others_cannot_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
+    monkeypatch.setattr(host, "_READ_THROUGH_PROC", "raise PermissionError('not dumpable')")
     told = "a child could not open memory of this process (PermissionError: not dumpable): large arrays go by sockets"
-    one(machine.shared_memory(), "warning", told, "run all processes as one user and group")
+    one(host.shared_memory(), "warning", told, "run all processes as one user and group")
 
 
 def test_shared_memory_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    one(machine.shared_memory(), "warning", "there is none", "memfd_create")
+    one(host.shared_memory(), "warning", "there is none", "memfd_create")
 
 
 def test_memory_that_is_low(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MEMORY_LOW", 2**60)
-    one(machine.memory(), "warning", "GiB are free", "end something")
+    monkeypatch.setattr(host, "MEMORY_LOW", 2**60)
+    one(host.memory(), "warning", "GiB are free", "end something")
 
 
 def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,15 +124,15 @@ def test_loopback_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(99, "Cannot assign requested address")
 
     monkeypatch.setattr(socket, "create_server", refuse)
-    one(machine.loopback(), "problem", "127.0.0.1 cannot be used", "`ip link set lo up`")
+    one(host.loopback(), "problem", "127.0.0.1 cannot be used", "`ip link set lo up`")
 
 
 def test_proxies_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in machine.PROXIES:
+    for name in host.PROXIES:
         monkeypatch.delenv(name, raising=False)
-    assert machine.proxies() == []
+    assert host.proxies() == []
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
-    one(machine.proxies(), "ok", "http_proxy set, which zmqdist does not look at", "")
+    one(host.proxies(), "ok", "http_proxy set, which zmqdist does not look at", "")
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------

@@ -18,19 +18,19 @@ from msgspec.structs import replace
 
 import zmqdist as zd
 from zmqdist.cluster import ClusterSpec
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.dispatch.worker import WorkerServer
-from zmqdist.net import keys, looking, token
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
-from zmqdist.net.security import server_security
 from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
 from zmqdist.rpc import ZmqClient, ZmqServer, about, asking
 from zmqdist.rpc.service import RpcService
-from zmqdist.server.server import Server
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.scheduling.worker.runtime import WorkerServer
+from zmqdist.tasks.server import Server
+from zmqdist.transport import keys, looking, token
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import server_security
 from zmqdist.wire.hello import PROTOCOL, encode_hello, our_hello
 
 PATIENCE_S = 20.0

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from zmqdist.dispatch.config import DispatcherConfig
-from zmqdist.dispatch.server import DispatchServer
 from zmqdist.observe import status
 from zmqdist.rpc import Client
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
 
 def worker(**changes: Any) -> dict[str, Any]:

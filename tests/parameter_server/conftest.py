@@ -15,8 +15,8 @@ import zmqdist as zd
 from tests.parameter_server.faults import Program
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.launch.ports import Reserved
-from zmqdist.parameter_server.connecting import Connected, connect
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
+from zmqdist.training.connecting import Connected, connect
 
 Make = Callable[..., zd.ParameterServerStrategy]
 

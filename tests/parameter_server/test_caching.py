@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from zmqdist.coordinator import ClusterCoordinator, functions
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator import functions
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
 

@@ -19,11 +19,12 @@ import zmqdist as zd
 from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors
-from zmqdist.coordinator import ClusterCoordinator, metrics
-from zmqdist.coordinator.utils import start_server
-from zmqdist.net.credentials import Credentials
-from zmqdist.parameter_server import inviting
-from zmqdist.parameter_server.connecting import Connected, connect
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator import metrics
+from zmqdist.tasks.coordinator_utils import start_server
+from zmqdist.training import inviting
+from zmqdist.training.connecting import Connected, connect
+from zmqdist.transport.credentials import Credentials
 
 Clusters = Callable[..., Cluster]
 Connect = Callable[..., Connected]
@@ -223,7 +224,7 @@ def test_a_cluster_of_one_process_is_connected_as_it_is() -> None:
 
 OTHER = """
 import json, sys
-from zmqdist.parameter_server.connecting import connect
+from zmqdist.training.connecting import connect
 connected = connect(json.loads(sys.argv[1]))
 print("connected", flush=True)
 sys.stdin.read()

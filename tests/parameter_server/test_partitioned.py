@@ -17,7 +17,7 @@ from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.data.composites import Sparse
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
 from zmqdist.parameter_server import get_replica_context
-from zmqdist.parameter_server.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
+from zmqdist.training.embedding import embedding_lookup, embedding_lookup_sparse, safe_embedding_lookup_sparse
 from zmqdist.variables.client import client_of
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
@@ -202,7 +202,7 @@ def test_a_scheduled_function_uses_it_as_one_variable_and_changes_the_original(c
 def test_a_second_one_needs_no_other_function_and_a_handle_weighs_the_same_whatever_it_holds(
     made: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from zmqdist.coordinator import functions
+    from zmqdist.scheduling.coordinator import functions
 
     strategy = made(cut(2))
     coordinator = ClusterCoordinator(strategy)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from zmqdist import partitioners
-from zmqdist.parameter_server import partition
-from zmqdist.parameter_server.partition import Initial, ShardInfo, offsets_of, shards_of
+from zmqdist.training import partition
+from zmqdist.training.partition import Initial, ShardInfo, offsets_of, shards_of
 
 F32 = np.float32
 

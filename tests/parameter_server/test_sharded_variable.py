@@ -13,8 +13,8 @@ import pytest
 
 from zmqdist import IndexedSlices, ShardedVariable, Variable, nest
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
-from zmqdist.parameter_server.homes import LocalHome
-from zmqdist.parameter_server.partition import offsets_of
+from zmqdist.training.homes import LocalHome
+from zmqdist.training.partition import offsets_of
 
 F32 = np.float32
 

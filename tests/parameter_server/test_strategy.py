@@ -14,14 +14,9 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.parameter_server import (
-    get_replica_context,
-    get_strategy,
-    in_cross_replica_context,
-    variable_creator_scope,
-)
-from zmqdist.parameter_server.coordinating import CoordinatorStub
-from zmqdist.parameter_server.strategy import OnWorkers, StrategyStub
+from zmqdist.parameter_server import get_replica_context, get_strategy, in_cross_replica_context, variable_creator_scope
+from zmqdist.training.coordinating import CoordinatorStub
+from zmqdist.training.strategy import OnWorkers, StrategyStub
 from zmqdist.wire import trusted
 
 pytestmark = pytest.mark.shares_cluster  # servers in this process start threads as they need them
@@ -441,7 +436,7 @@ def test_run_and_reduce_outside_scheduled_functions_warn_each_time(
     anywhere: zd.ParameterServerStrategy, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = ClusterCoordinator(anywhere)
-    caplog.set_level(logging.WARNING, "zmqdist.parameter_server")
+    caplog.set_level(logging.WARNING, "zmqdist.training")
 
     def step() -> Any:
         value = anywhere.run(lambda: ((2, 0),))

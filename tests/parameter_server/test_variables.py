@@ -19,7 +19,7 @@ from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
 from zmqdist import errors, optimizers
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.parameter_server import sessions
+from zmqdist.training import sessions
 from zmqdist.variables import client
 from zmqdist.wire import trusted
 

@@ -12,7 +12,7 @@ import pytest
 from tests.resolvers.samples import DEVICES
 from zmqdist import resolvers
 from zmqdist.cluster import ClusterSpec
-from zmqdist.resolvers.base import master_url
+from zmqdist.cluster.resolvers.base import master_url
 
 
 class Mine(resolvers.ClusterResolver):

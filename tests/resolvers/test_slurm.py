@@ -10,8 +10,8 @@ import pytest
 
 from tests.resolvers.samples import is_cluster
 from zmqdist import limits
+from zmqdist.cluster.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from zmqdist.resolvers import SlurmClusterResolver
-from zmqdist.resolvers.hostlist import expand_hostlist, expand_tasks_per_node
 from zmqdist.testing import check_resolver
 
 NODES = ["t02n13", "t02n41", "t02n43"]

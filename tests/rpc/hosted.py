@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.net.wired import Dialled
-from zmqdist.core.calls import ClientCall
 from zmqdist.limits import HANDLER_THREADS_MAX
-from zmqdist.net.channel import Channel
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
-from zmqdist.net.security import client_security, server_security
 from zmqdist.rpc import StatusOrResult, payload
 from zmqdist.rpc.result import as_returned
 from zmqdist.rpc.service import RpcService
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.channel import Channel
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.hello import our_hello
 
 

@@ -21,10 +21,10 @@ import pytest
 
 from tests.rpc.polled import until
 from zmqdist import errors
-from zmqdist.net.security import client_security
 from zmqdist.rpc import Client, Server, StatusOrResult, ZmqClient, ZmqServer
 from zmqdist.rpc.stubs import due_after
 from zmqdist.specs import TensorSpec, function
+from zmqdist.transport.security import client_security
 
 INT = TensorSpec((), np.int32)
 Serve = Callable[..., ZmqServer]

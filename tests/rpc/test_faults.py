@@ -18,8 +18,8 @@ from tests.rpc.large import address_of
 from tests.rpc.polled import until
 from zmqdist import errors
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.net import channel
 from zmqdist.rpc import Client, Server, ZmqClient, ZmqServer
+from zmqdist.transport import channel
 
 Serve = Callable[..., ZmqServer]
 Connect = Callable[..., ZmqClient]
@@ -183,7 +183,7 @@ def test_more_handlers_than_threads_wait_in_line(serve: Serve, connect: Connect)
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from zmqdist.net import channel
+from zmqdist.transport import channel
 from zmqdist.rpc import Client, Server
 channel.SLICE_S = 40.0
 release = threading.Event()

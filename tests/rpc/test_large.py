@@ -17,11 +17,11 @@ from tests.rpc.polled import until
 from zmqdist import errors, freeze
 from zmqdist.limits import CHUNK_BYTES, LANE_WINDOW_BYTES
 from zmqdist.messages import Call, Chunk, Credit
-from zmqdist.net import arena as arena_module
-from zmqdist.net.arena import this_arena
-from zmqdist.net.line import Line
-from zmqdist.net.router import Router
 from zmqdist.rpc import ZmqClient, ZmqServer
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport.arena import this_arena
+from zmqdist.transport.line import Line
+from zmqdist.transport.router import Router
 from zmqdist.wire import headers, safe
 
 Serve = Callable[..., ZmqServer]
@@ -94,7 +94,7 @@ def test_chunks_go_straight_into_the_array_that_was_given(
     remote: ZmqClient, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    monkeypatch.setattr("zmqdist.net.transfers.memory_for", lambda nbytes: made.append(nbytes))
+    monkeypatch.setattr("zmqdist.transport.transfers.memory_for", lambda nbytes: made.append(nbytes))
     out = np.zeros(5 * MIB, np.uint8)
     assert remote.ones_blocking(5 * MIB, out=out).all()
     assert made == []
@@ -346,7 +346,7 @@ def test_a_peer_that_keeps_every_segment_is_served_by_the_socket(
 def test_memory_that_cannot_be_shared_leaves_the_socket(
     serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
 ) -> None:
-    caplog.set_level("INFO", "zmqdist.net")
+    caplog.set_level("INFO", "zmqdist.transport")
 
     def refused(*_: Any, **__: Any) -> Any:
         raise OSError(1, "Operation not permitted")
@@ -357,8 +357,8 @@ def test_memory_that_cannot_be_shared_leaves_the_socket(
         monkeypatch.setattr(arena_module, "make_memfd", refused)
         told = "no shared memory here"
     else:
-        monkeypatch.setattr("zmqdist.net.lent._peers", {})
-        monkeypatch.setattr("zmqdist.net.lent.open_memfd", refused)
+        monkeypatch.setattr("zmqdist.transport.lent._peers", {})
+        monkeypatch.setattr("zmqdist.transport.lent.open_memfd", refused)
         told = "its shared memory cannot be opened from here"
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     given = np.arange(MIB)

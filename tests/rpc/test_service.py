@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from zmqdist import errors
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
-from zmqdist.net.security import server_security
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.rpc.service import RpcService
 from zmqdist.specs import TensorSpec, function
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import server_security
 from zmqdist.wire.hello import our_hello
 
 INT = TensorSpec((), np.int32)

@@ -19,12 +19,12 @@ import pytest
 from tests.rpc.hosted import Hosted, channel_to
 from tests.rpc.polled import until
 from zmqdist import cancelled, errors
-from zmqdist.core.calls import ClientCall
 from zmqdist.limits import STREAM_BYTES_AHEAD, STREAM_ITEMS_AHEAD, STREAMS_OF_PEER_MAX
-from zmqdist.net.channel import Channel
 from zmqdist.rpc import ZmqClient, ZmqServer, generators, payload, streams
 from zmqdist.specs import TensorSpec
 from zmqdist.specs import function as zd_function
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.channel import Channel
 from zmqdist.wire.items import Items, decode_items, encode_items
 
 Serve = Callable[..., ZmqServer]
@@ -155,7 +155,7 @@ def test_an_object_that_is_called_may_be_a_generator_function(serve: Serve, conn
 def test_a_stream_may_last_longer_than_python_can_wait(
     server: ZmqServer, connect: Connect, source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.core.calls.FAR_S", math.inf)
+    monkeypatch.setattr("zmqdist.transport.calls_machine.FAR_S", math.inf)
     monkeypatch.setattr("zmqdist.rpc.stubs.FAR_S", math.inf)
     with connect(server.address).count(timeout_in_ms=1e15) as stream:
         until(lambda: source.made >= STREAM_ITEMS_AHEAD)

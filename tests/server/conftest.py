@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 
 
 @pytest.fixture(autouse=True)

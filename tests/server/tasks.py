@@ -13,8 +13,8 @@ import pytest
 
 from tests.coordination.kept import until
 from tests.ports import free_addresses
-from zmqdist.server import exchanges
-from zmqdist.server.server import Server
+from zmqdist.tasks import exchanges
+from zmqdist.tasks.server import Server
 
 Child = Callable[..., "subprocess.Popen[str]"]
 

@@ -14,18 +14,18 @@ import pytest
 from tests.coordination.kept import Caller, assert_waited_for, until
 from tests.ports import free_addresses
 from zmqdist import errors
+from zmqdist.coordination.machine import CoordinationConfig
 from zmqdist.coordination.snapshot import KeeperSnapshot
-from zmqdist.core.coordination import CoordinationConfig
-from zmqdist.net import keys
-from zmqdist.server.coordination import config_of
-from zmqdist.server.server import Server
+from zmqdist.tasks.coordination import config_of
+from zmqdist.tasks.server import Server
+from zmqdist.transport import keys
 
 Made = Callable[..., Server]
 Child = Callable[..., "subprocess.Popen[str]"]
 
 TASK = """
 import json, sys
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 server = Server(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
 server.coordination.register(30)
 print("registered", flush=True)

@@ -26,15 +26,9 @@ from zmqdist.collectives import (
     CrossDeviceOps,
     ReduceOp,
 )
-from zmqdist.errors import (
-    UNAVAILABLE,
-    CancelledError,
-    DeadlineExceededError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from zmqdist.errors import UNAVAILABLE, CancelledError, DeadlineExceededError, InvalidArgumentError, UnavailableError
 from zmqdist.indexed_slices import IndexedSlices
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 
 Made = Callable[..., Server]
 Child = Callable[..., "subprocess.Popen[str]"]
@@ -591,7 +585,7 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
     four: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each member copies a chunk of its own; what is folded lies there already, and what has arrived goes on as it is."""
-    from zmqdist.net.arena import Arena
+    from zmqdist.transport.arena import Arena
 
     together(four, lambda server, rank: server.all_reduce(np.ones(2**20)))  # they know each other's memory from here on
     copies: list[int] = []
@@ -599,16 +593,18 @@ def test_pieces_of_a_ring_are_copied_into_shared_memory_once(
     monkeypatch.setattr(
         Arena, "snapshot", lambda arena, view: copies.append(memoryview(view).nbytes) or kept(arena, view)
     )
-    monkeypatch.setattr("zmqdist.net.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket"))
+    monkeypatch.setattr(
+        "zmqdist.transport.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket")
+    )
     together(four, lambda server, rank: server.all_reduce(np.ones(2**20)))
     assert copies == [2**21] * 4
 
 
 def test_it_works_without_shared_memory(four: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.net.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
+        "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
     )
-    monkeypatch.setattr("zmqdist.server.exchanges.this_arena", lambda: None)
+    monkeypatch.setattr("zmqdist.tasks.exchanges.this_arena", lambda: None)
     values = [np.arange(LARGE) * rank for rank in range(4)]
     same(together(four, lambda server, rank: server.all_reduce(values[rank])), np.arange(LARGE) * 6)
     same(together(four, lambda server, rank: server.broadcast(values[rank], root=3)), values[3])

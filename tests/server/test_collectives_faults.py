@@ -16,10 +16,10 @@ from tests.ports import free_addresses
 from tests.server.tasks import LARGE, Side, Silent, cluster, errors, together, until_announced, works
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import UNAVAILABLE, CancelledError, DeadlineExceededError, UnavailableError
-from zmqdist.net.credentials import Credentials
-from zmqdist.server.node import Node
-from zmqdist.server.server import Server
-from zmqdist.server.watch import Watches
+from zmqdist.tasks.node import Node
+from zmqdist.tasks.server import Server
+from zmqdist.tasks.watch import Watches
+from zmqdist.transport.credentials import Credentials
 
 Made = Callable[..., Server]
 Child = Callable[..., "subprocess.Popen[str]"]
@@ -152,7 +152,7 @@ def test_a_member_without_memory_for_the_result_tells_the_others(
         raise MemoryError("no room")
 
     with monkeypatch.context() as full:
-        full.setattr("zmqdist.server.exchanges.gather", none)
+        full.setattr("zmqdist.tasks.exchanges.gather", none)
         got = errors(pair, lambda server, rank: server.gather(np.ones(LARGE), timeout=10.0))
     assert all("no room" in str(error) for error in got)
     works(pair)
@@ -163,8 +163,8 @@ def test_a_member_without_memory_for_the_result_tells_the_others(
 MEMBER = """
 import sys
 import numpy as np
-from zmqdist.server import exchanges
-from zmqdist.server.server import Server
+from zmqdist.tasks import exchanges
+from zmqdist.tasks.server import Server
 addresses, rank = sys.argv[1].split(","), int(sys.argv[2])
 def silent(*args):
     print("silent", flush=True)

@@ -11,7 +11,7 @@ import pytest
 import zmqdist as zd
 from tests.ports import free_addresses
 from zmqdist.errors import InvalidArgumentError, NotFoundError, UnknownError
-from zmqdist.server import connect
+from zmqdist.tasks import connect
 
 Made = Callable[..., zd.Server]
 

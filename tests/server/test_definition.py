@@ -15,9 +15,9 @@ import pytest
 import zmqdist as zd
 from zmqdist.cluster.defs import ClusterDef, ServerDef
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnknownError
-from zmqdist.net import keys
-from zmqdist.server.definition import EVERYWHERE, address_to_bind, effective
-from zmqdist.server.server import Server
+from zmqdist.tasks.definition import EVERYWHERE, address_to_bind, effective
+from zmqdist.tasks.server import Server
+from zmqdist.transport import keys
 
 Made = Callable[..., Server]
 

@@ -17,8 +17,8 @@ from tests.ports import free_addresses
 from tests.server.tasks import Side
 from zmqdist.errors import INVALID_ARGUMENT, FailedPreconditionError, InvalidArgumentError, UnavailableError
 from zmqdist.rpc import ZmqClient, asking
-from zmqdist.server.server import Server
-from zmqdist.server.session import Session
+from zmqdist.tasks.server import Server
+from zmqdist.tasks.session import Session
 
 Made = Callable[..., Server]
 

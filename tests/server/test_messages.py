@@ -25,7 +25,7 @@ from zmqdist.errors import (
     InvalidArgumentError,
     UnavailableError,
 )
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 
 Made = Callable[..., Server]
 Child = Callable[..., "subprocess.Popen[str]"]
@@ -33,7 +33,7 @@ Child = Callable[..., "subprocess.Popen[str]"]
 SENDER = """
 import sys
 import numpy as np
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 addresses = sys.argv[1].split(",")
 with Server({"worker": addresses}, "worker", 1) as server:
     print("up", flush=True)
@@ -140,7 +140,7 @@ def test_abort_then_recv_or_send(pair: list[Server]) -> None:
 
 def test_order_is_kept_when_large_and_small_values_mix(pair: list[Server], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "zmqdist.net.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
+        "zmqdist.transport.transfers.Lanes.lends", property(lambda self: False, lambda self, value: None), raising=False
     )
     values: list[Any] = []
     for number in range(12):
@@ -210,13 +210,15 @@ def test_a_large_array_reaches_another_task_of_this_host_with_one_copy(
 ) -> None:
     pair[0].send(0, "worker:1", "warm").get_value()
     copies: list[int] = []
-    from zmqdist.net.arena import Arena
+    from zmqdist.transport.arena import Arena
 
     kept = Arena.snapshot
     monkeypatch.setattr(
         Arena, "snapshot", lambda arena, view: copies.append(memoryview(view).nbytes) or kept(arena, view)
     )
-    monkeypatch.setattr("zmqdist.net.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket"))
+    monkeypatch.setattr(
+        "zmqdist.transport.transfers.memory_for", lambda nbytes: pytest.fail("it was received by the socket")
+    )
     pair[0].send(np.ones(2**20), "worker:1", "foo").get_value()
     assert pair[1].recv("worker:0", "foo", timeout=10).nbytes == 2**23
     assert copies == [2**23]
@@ -239,7 +241,7 @@ def test_nothing_within_the_time(pair: list[Server]) -> None:
 
 
 def test_a_full_mailbox_refuses_and_tells_the_sender(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.server.mail.MAIL_ITEMS_MAX", 3)
+    monkeypatch.setattr("zmqdist.tasks.mail.MAIL_ITEMS_MAX", 3)
     pair = cluster(made, 2)
     sent = [pair[0].send(number, "worker:1", "foo") for number in range(5)]
     assert [result.get_error()[0] for result in sent] == [0, 0, 0, RESOURCE_EXHAUSTED, RESOURCE_EXHAUSTED]

@@ -26,8 +26,8 @@ from zmqdist.errors import (
     UnavailableError,
     UnknownError,
 )
-from zmqdist.server.server import Server
-from zmqdist.server.session import Session
+from zmqdist.tasks.server import Server
+from zmqdist.tasks.session import Session
 from zmqdist.wire.trusted import RemoteTraceback
 
 Opened = Callable[..., Session]
@@ -544,7 +544,7 @@ def test_reset_ends_what_other_sessions_wait_for(opened: Opened, server: Server,
 def test_a_reset_ends_a_session_also_at_tasks_that_it_has_not_used_before(
     made: Callable[..., Server], opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.server.sessions.SESSIONS_MAX", 2)
+    monkeypatch.setattr("zmqdist.tasks.sessions.SESSIONS_MAX", 2)
     spec = {"worker": free_addresses(2)}
     servers = [made(spec, "worker", index) for index in range(2)]
     sessions = [opened(servers[0]) for _ in range(2)]
@@ -598,7 +598,7 @@ def test_a_reset_frees_what_isolated_sessions_have(opened: Opened, server: Serve
 def test_a_task_keeps_a_bounded_number_of_functions(
     opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.server.sessions.FUNCTIONS_KEPT_MAX", 2)
+    monkeypatch.setattr("zmqdist.tasks.sessions.FUNCTIONS_KEPT_MAX", 2)
     session = opened()
     for number in range(4):
         assert session.run(lambda number=number: number) == number
@@ -613,7 +613,7 @@ def test_the_config_of_a_session_is_a_dict(server: Server) -> None:
 def test_a_session_that_is_closed_or_lost_leaves_nothing_at_the_task(
     opened: Opened, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("zmqdist.server.sessions.SESSION_LOST_S", 0.0)
+    monkeypatch.setattr("zmqdist.tasks.sessions.SESSION_LOST_S", 0.0)
     closed, lost = opened(isolate_session_state=True), Session(server, {"isolate_session_state": True})
     for session in (closed, lost):
         session.assign("v", 1)
@@ -632,7 +632,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def test_sessions_have_a_bound(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.server.sessions.SESSIONS_MAX", 1)
+    monkeypatch.setattr("zmqdist.tasks.sessions.SESSIONS_MAX", 1)
     first, second = opened(), opened()
     first.assign("v", 1)
     with pytest.raises(zd.errors.ResourceExhaustedError, match="has its 1 sessions already"):

@@ -20,8 +20,8 @@ from tests.ports import free_addresses
 from tests.server.tasks import LARGE, Side, Silent, cluster, together
 from zmqdist.errors import UNAVAILABLE, CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.rpc.service import RpcService
-from zmqdist.server.server import Server
-from zmqdist.server.session import Session
+from zmqdist.tasks.server import Server
+from zmqdist.tasks.session import Session
 
 Made = Callable[..., Server]
 
@@ -127,7 +127,7 @@ def test_a_member_that_has_come_last_is_told_of_its_own_stop(made: Made) -> None
 def test_a_watch_that_ends_with_the_own_server_says_nothing_of_the_other_task(
     made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "zmqdist.server"):
+    with caplog.at_level(logging.INFO, "zmqdist.tasks"):
         for _ in range(TIMES):
             pair = cluster(made, 2)
             sides = [Side(pair[rank].recv, f"worker:{1 - rank}", "tag") for rank in (0, 1)]

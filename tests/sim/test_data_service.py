@@ -5,7 +5,7 @@ pytest tests/sim --seed 1234      replays one seed exactly
 
 from __future__ import annotations
 
-from zmqdist.core.splits import records as r
+from zmqdist.data.service.machine import records as r
 from zmqdist.testing import simulate_data_service
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, client_of
 

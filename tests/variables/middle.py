@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 
-from zmqdist.net.address import split
+from zmqdist.transport.address import split
 
 
 class Wire:

@@ -15,8 +15,8 @@ from tests.variables.conftest import SESSION, Make
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.optimizers import SGD, Adam
-from zmqdist.server.server import Server
 from zmqdist.specs import TensorSpec
+from zmqdist.tasks.server import Server
 from zmqdist.variables import client as c
 from zmqdist.variables.client import Outcome, PsClient, Ref
 

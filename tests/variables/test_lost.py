@@ -21,7 +21,7 @@ from tests.variables.middle import Wire
 from zmqdist import limits
 from zmqdist.errors import DeadlineExceededError, PSUnavailableError, UnavailableError
 from zmqdist.optimizers import SGD
-from zmqdist.server.server import Server
+from zmqdist.tasks.server import Server
 from zmqdist.variables import client as c
 from zmqdist.variables.client import PsClient, Ref, client_of
 

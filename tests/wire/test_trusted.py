@@ -31,8 +31,8 @@ from zmqdist.errors import (
     WorkerLost,
 )
 from zmqdist.limits import ERROR_BYTES_MAX, FRAMES_MAX, INLINE_BYTES_MAX
-from zmqdist.net.arrays import freeze
 from zmqdist.specs import TensorSpec, function
+from zmqdist.transport.arrays import freeze
 from zmqdist.wire import trusted
 from zmqdist.wire.trusted import (
     RemoteTraceback,

@@ -1,6 +1,6 @@
 """A task's end of coordination: barriers with the other tasks, keys, who is there, who has failed.
 
-Not here: the connection and the registration (link.py), who keeps all this (service.py), what is decided (core/coordination.py).
+Not here: the connection and the registration (link.py), who keeps all this (service.py), what is decided (machine.py).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from zmqdist.background import in_background
 from zmqdist.cluster.devices import Device
+from zmqdist.coordination.answers import Task, named
 from zmqdist.coordination.link import Link, OnError, Wait
+from zmqdist.coordination.machine import UP
 from zmqdist.coordination.snapshot import CoordinationSnapshot
-from zmqdist.core.answers import Task, named
-from zmqdist.core.coordination import UP
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, from_code
 from zmqdist.limits import LEADER_WAIT_S
-from zmqdist.net.credentials import Credentials
 from zmqdist.rpc.client import ZmqClient, new_incarnation
+from zmqdist.transport.credentials import Credentials
 
 TaskName: TypeAlias = "str | tuple[str, int]"
 """ "worker:1", ("worker", 1) or "/job:worker/task:1"."""

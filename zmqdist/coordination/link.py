@@ -24,9 +24,9 @@ from math import inf
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
+from zmqdist.coordination.answers import named
 from zmqdist.coordination.service import PREFIX
 from zmqdist.coordination.snapshot import CoordinationSnapshot
-from zmqdist.core.answers import named
 from zmqdist.errors import (
     CANCELLED,
     FAILED_PRECONDITION,

@@ -12,14 +12,14 @@ Methods (each after "coordination."; `who` is (job, index, incarnation), times a
     beat(who)                               -> None
     reset(job, index), leave(who, together) -> None
     report_error(who, code, message)        -> None
-    barrier(who, name, counter, timeout, tasks)  -> (code, message, counter): see core/barriers.py
+    barrier(who, name, counter, timeout, tasks)  -> (code, message, counter): see barriers_machine.py
     cancel_barrier(who, name, counter)      -> None
     missing(name)                           -> the tasks for which a barrier waits
     wait_for_all(who, devices, timeout)     -> the devices of all
     alive(who, tasks), states(jobs)         -> tasks; (job, index, state, incarnation, code, message) of each
     kv_set(key, value, overwrite), kv_get(key, timeout), kv_try_get(key), kv_delete(key), kv_list(prefix), kv_increment(key, by)
 
-Not here: what is decided (core/coordination.py, core/barriers.py, core/keys.py).
+Not here: what is decided (machine.py, barriers_machine.py, keys_machine.py).
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from zmqdist.coordination.answers import Answer, Effect, Task, named
+from zmqdist.coordination.barriers_machine import Outcome
+from zmqdist.coordination.keys_machine import Keys
+from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskError, Welcome
 from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
-from zmqdist.core.answers import Answer, Effect, Task, named
-from zmqdist.core.barriers import Outcome
-from zmqdist.core.coordination import Coordination, CoordinationConfig, TaskError, Welcome
-from zmqdist.core.keys import Keys
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
 from zmqdist.limits import KEY_CHARS_MAX
-from zmqdist.net.loop import Loop
-from zmqdist.net.processes import is_alive
-from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.processes import is_alive
+from zmqdist.transport.router import Peer, Router
 from zmqdist.wire.hello import host_identity
 
 PREFIX: Final = "coordination."

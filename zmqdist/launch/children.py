@@ -28,8 +28,8 @@ from zmqdist.launch.zygote_client import Forked
 from zmqdist.limits import LOG_TAIL_BYTES, LOG_TAIL_LINES
 
 if TYPE_CHECKING:
-    from zmqdist.dispatch.config import WorkerConfig
     from zmqdist.launch.roles import TaskConfig
+    from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 log = logging.getLogger("zmqdist.launch")
 

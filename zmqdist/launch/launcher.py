@@ -31,8 +31,6 @@ from zmqdist.cluster.check import split_command
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV
 from zmqdist.cluster.sections import DispatcherJob, RuntimeConfig, SingleJob, WorkerJob
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-from zmqdist.dispatch.server import DispatchServer
 from zmqdist.launch import zygote_client
 from zmqdist.launch.children import Child, Children, end_with_parent
 from zmqdist.launch.folders import RunFolder
@@ -40,9 +38,11 @@ from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
 from zmqdist.launch.tasks import Tasks
 from zmqdist.limits import GRACE_S
-from zmqdist.net import keys, token
-from zmqdist.net.address import is_loopback, split
-from zmqdist.net.credentials import Credentials
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.transport import keys, token
+from zmqdist.transport.address import is_loopback, split
+from zmqdist.transport.credentials import Credentials
 
 Say = Callable[[str], object]
 

@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors, limits
 from zmqdist.background import in_background
-from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
 from zmqdist.launch import zygote_client
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.folders import RunFolder
 from zmqdist.launch.ports import Reserved
 from zmqdist.launch.roles import TaskConfig
-from zmqdist.net import token
-from zmqdist.net.address import is_ipv6, join
-from zmqdist.net.credentials import Credentials
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport import token
+from zmqdist.transport.address import is_ipv6, join
+from zmqdist.transport.credentials import Credentials
 
 if TYPE_CHECKING:
     from zmqdist.cluster.spec import ClusterSpec
-    from zmqdist.dispatch.server import DispatchServer
-    from zmqdist.dispatch.worker import WorkerServer
-    from zmqdist.server.server import Server
+    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.scheduling.worker.runtime import WorkerServer
+    from zmqdist.tasks.server import Server
 
 START_LIMIT_S = 30.0
 STOP_GRACE_S = 2.0
@@ -110,17 +110,17 @@ class local_cluster:
             raise
 
     def _open(self, config: DispatcherConfig) -> None:
-        from zmqdist.dispatch.server import DispatchServer
+        from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
         self._dispatcher = DispatchServer(config, listener=self._listener.detach())
 
     def _start_threads(self, count: int) -> None:
-        from zmqdist.dispatch.worker import WorkerServer
+        from zmqdist.scheduling.worker.runtime import WorkerServer
 
         self._threads += [WorkerServer(self._worker(index, False)) for index in range(count)]
         self.workers = count
         if self.ps:
-            from zmqdist.server.server import Server
+            from zmqdist.tasks.server import Server
 
             secret = self.credentials.token_file
             self._threads += [Server({"ps": self.ps}, "ps", index, token_file=secret) for index in range(len(self.ps))]
@@ -269,7 +269,7 @@ class local_cluster:
         ):
             raise errors.UnavailableError(None, None, f"not all workers had registered after {START_LIMIT_S:g} s")
         while servers and not any(child.ended.is_set() for child in started):
-            from zmqdist.server.probe import listening
+            from zmqdist.tasks.probe import listening
 
             for task in listening(servers):
                 del servers[task]

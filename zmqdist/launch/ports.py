@@ -11,7 +11,7 @@ import os
 import socket
 
 from zmqdist.errors import UnknownError
-from zmqdist.net.address import is_ipv6, join
+from zmqdist.transport.address import is_ipv6, join
 
 
 class Reserved:

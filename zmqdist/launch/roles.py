@@ -24,12 +24,12 @@ from zmqdist.background import logged
 from zmqdist.child_command import add_working_directory
 from zmqdist.launch.zygote import name_process
 from zmqdist.limits import GRACE_S
-from zmqdist.net.credentials import Credentials
+from zmqdist.transport.credentials import Credentials
 
 if TYPE_CHECKING:  # each role imports its own: a child should be there soon
     from zmqdist.cluster.spec import ClusterSpec
-    from zmqdist.dispatch.config import DispatcherConfig, WorkerConfig
-    from zmqdist.dispatch.worker import WorkerServer
+    from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+    from zmqdist.scheduling.worker.runtime import WorkerServer
 
 log = logging.getLogger("zmqdist.launch")
 
@@ -80,7 +80,7 @@ def exit_code_for(code: int) -> int:
 
 def run_dispatcher(config: DispatcherConfig, *, lifeline: int = -1, announce: Announce = print) -> int:
     """Serve until told to stop. Returns the exit code; an expected failure is one line on stderr."""
-    from zmqdist.dispatch.server import DispatchServer
+    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 
     with _Signals() as signals:
         try:
@@ -96,12 +96,14 @@ def run_worker(
     config: WorkerConfig, *, grace_s: float = GRACE_S, lifeline: int = -1, announce: Announce = print
 ) -> int:
     """Work until told to stop. Returns the exit code; an expected failure is one line on stderr."""
-    from zmqdist.dispatch.template import fork_template
-    from zmqdist.dispatch.worker import WorkerServer, end_log
+    from zmqdist.process.template import fork_template
+    from zmqdist.scheduling.worker.children import entries
+    from zmqdist.scheduling.worker.runtime import WorkerServer, end_log
 
     template = None
     if config.processes and threading.active_count() == 1:
-        template = fork_template(Credentials(config.token_file, config.keys_dir, config.insecure).environment())
+        environment = Credentials(config.token_file, config.keys_dir, config.insecure).environment()
+        template = fork_template(environment, entries())
     with _Signals() as signals, _silent(end_log):
         try:
             server = WorkerServer(config, start=False, template=template)
@@ -148,7 +150,7 @@ def run_server(
     Raises:
       ValueError: the job or the task must be named.
     """
-    from zmqdist.server.server import Server  # workers, which start through this module, do not need it
+    from zmqdist.tasks.server import Server  # workers, which start through this module, do not need it
 
     with _Signals() as signals:
         try:
@@ -257,13 +259,13 @@ def _failed(role: str, error: errors.OpError) -> int:
 def prepare(lifeline: str, kind: str, text: str = "") -> None:
     """Import what `main` needs with these arguments."""
     if kind == "WorkerConfig":
-        import zmqdist.dispatch.worker
-        from zmqdist.dispatch import template
+        import zmqdist.scheduling.worker.runtime
+        from zmqdist.scheduling.worker import children
 
-        template.import_all()
+        children.entries()
     else:
         import zmqdist.cluster.spec
-        import zmqdist.server.server  # noqa: F401
+        import zmqdist.tasks.server  # noqa: F401
 
 
 def main() -> int:
@@ -277,7 +279,7 @@ def main() -> int:
     lifeline, kind, told = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     name_process(f"{told['job']}:{told['index']}")
     if kind == "WorkerConfig":
-        from zmqdist.dispatch.config import WorkerConfig
+        from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
         return run_worker(WorkerConfig(**told), lifeline=lifeline, announce=log.info)
     from zmqdist.cluster.spec import ClusterSpec

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zmqdist import errors, limits
-from zmqdist.dispatch.config import WorkerConfig
 from zmqdist.launch.children import Child, Children
 from zmqdist.launch.roles import OK, REFUSED, USAGE, TaskConfig
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
 
 Say = Callable[[str], object]
 Exited = Callable[[Child], object]

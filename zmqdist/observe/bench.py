@@ -28,11 +28,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.net.address import join, split
-from zmqdist.net.bare import BareClient
 from zmqdist.observe.status import Table
 from zmqdist.rpc import Client, StatusOrResult
+from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+from zmqdist.transport.address import join, split
+from zmqdist.transport.bare import BareClient
 
 MIB: Final = 2**20
 ANSWER_MS: Final = 30_000
@@ -133,7 +133,7 @@ def shown(number: float | None) -> str:
 
 
 def measure_calls(peer: str, plan: Plan) -> list[Figure]:
-    """Blocking and pipelined calls to a peer (observe/peer.py), against a bare echo in the same process.
+    """Blocking and pipelined calls to a peer (peer.py), against a bare echo in the same process.
 
     Raises:
       OpError: the peer cannot be reached, or is none.
@@ -265,7 +265,7 @@ def _result(coordinator: ClusterCoordinator, bare: BareClient, size: int, transf
 
 
 def bare_of(peer: str) -> BareClient:
-    """A client of the bare echo that a peer (observe/peer.py) has beside its RPC server; close it, or use it in a with-statement."""
+    """A client of the bare echo that a peer (peer.py) has beside its RPC server; close it, or use it in a with-statement."""
     with Client.create("zmq", peer, "zmqdist bench", ANSWER_MS) as client:
         return BareClient(join(split(peer)[0], int(client.call("bare_port").get_value()[0])))
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from zmqdist import errors
 from zmqdist.child_command import child_command
-from zmqdist.net.address import join, split
-from zmqdist.net.bare import BareServer
 from zmqdist.rpc import Server
+from zmqdist.transport.address import join, split
+from zmqdist.transport.bare import BareServer
 
 PATIENCE_S = 30.0
 

@@ -11,12 +11,12 @@ What else there is - arguments by name, await, streams, batches, large arrays - 
 Not here: work that may run on any of several workers (coordinator), and anything that sends code: values only.
 """
 
-from zmqdist.net.figures import ClientSnapshot, ServerSnapshot
 from zmqdist.rpc.client import Client, ZmqClient
 from zmqdist.rpc.listing import MethodInfo
 from zmqdist.rpc.result import StatusOrResult
 from zmqdist.rpc.server import Server, ZmqServer
 from zmqdist.rpc.streams import Stream
+from zmqdist.transport.figures import ClientSnapshot, ServerSnapshot
 
 __all__ = [
     "Server",

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from zmqdist import errors
-from zmqdist.core.calls import ServedCall
 from zmqdist.messages import Reply
-from zmqdist.net.router import Peer
-from zmqdist.net.transfers import Source
 from zmqdist.rpc.failures import failed
 from zmqdist.rpc.snapshots import pack_result
+from zmqdist.transport.calls_machine import ServedCall
+from zmqdist.transport.router import Peer
+from zmqdist.transport.transfers import Source
 
 if TYPE_CHECKING:
     from zmqdist.rpc.service import RpcService

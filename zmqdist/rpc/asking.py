@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from zmqdist.core.calls import ClientCall
-from zmqdist.net.arena import Block
-from zmqdist.net.transfers import Source
 from zmqdist.rpc import payload
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.snapshots import snapshot
+from zmqdist.transport.arena import Block
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.transfers import Source
 
 
 def start(

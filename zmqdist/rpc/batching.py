@@ -7,7 +7,7 @@ Rules
     given; anything else is UNKNOWN for all calls of that batch, and so is what it raises its error.
     A call that nobody waits for any more is left out.
 
-Not here: what goes together, and when (core/batching.py).
+Not here: what goes together, and when (batching_machine.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.core.batching import Batches
 from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, UnknownError
+from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.methods import Method
 from zmqdist.running import enter, leave
 

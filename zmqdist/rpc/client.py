@@ -7,7 +7,7 @@ Rules
     A mistake that can be seen here - another structure of the arguments, a value that cannot travel - is raised by the call
     itself; all else is the outcome of the call.
 
-Not here: threads and the socket (net/channel.py).
+Not here: threads and the socket (transport/channel.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, Final
 
-from zmqdist.core.calls import ClientCall
 from zmqdist.errors import InvalidArgumentError, UnavailableError
-from zmqdist.net.address import plain
-from zmqdist.net.channel import Channel
-from zmqdist.net.figures import ClientSnapshot
-from zmqdist.net.security import ClientSecurity, client_security
 from zmqdist.rpc import payload
 from zmqdist.rpc.into import Into
 from zmqdist.rpc.listing import MethodInfo, heard
@@ -31,6 +26,11 @@ from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
 from zmqdist.rpc.stubs import check_name, due_after, stubs
+from zmqdist.transport.address import plain
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.channel import Channel
+from zmqdist.transport.figures import ClientSnapshot
+from zmqdist.transport.security import ClientSecurity, client_security
 from zmqdist.wire.hello import our_hello
 
 LAYER: Final = "zmq"
@@ -81,7 +81,7 @@ class Client:
           address: "host:port"; "zmq://host:port" is fine too.
           timeout_in_ms: default deadline of each call, of this one too; 0 or less for none: then it waits for ever, and
             logs whom it waits for.
-          keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token, or ZMQDIST_KEYS_DIR.
+          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token, or ZMQDIST_KEYS_DIR.
 
         Raises:
           ValueError: another layer.

@@ -29,12 +29,12 @@ from zmqdist.limits import (
     STREAMS_MAX,
     STREAMS_OF_PEER_MAX,
 )
-from zmqdist.net.router import Peer
 from zmqdist.rpc.failures import told
 from zmqdist.rpc.methods import Method
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.rpc.streams import CLOSE, NEXT, OPEN
 from zmqdist.running import enter, leave
+from zmqdist.transport.router import Peer
 from zmqdist.wire.items import Items, encode_items
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.core.calls import ClientCall
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.net.transfers import fresh
 from zmqdist.rpc import payload
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.transfers import fresh
 from zmqdist.wire.arrays import is_fortran
 from zmqdist.wire.safe import array_alone
 
 
 class Into:
-    """The caller's array, as the room of a call (core/calls.py) and as the reader of its answer.
+    """The caller's array, as the room of a call (transport/calls_machine.py) and as the reader of its answer.
 
     Chunks go straight into it, anything else is copied there once. It is not touched before the answer is known to be one array of its
     shape and dtype.

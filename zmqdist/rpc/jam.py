@@ -1,6 +1,6 @@
 """A line in the log when all handler threads wait for what never comes, as those of handlers do that call their own server.
 
-Not here: when that is said (core/turns.py).
+Not here: when that is said (turns.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from zmqdist.core.turns import JAM_S, Jam
 from zmqdist.rpc.batching import Batched
 from zmqdist.rpc.pool import Pool
+from zmqdist.rpc.turns import JAM_S, Jam
 
 log = logging.getLogger("zmqdist.rpc")
 

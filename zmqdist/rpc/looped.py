@@ -12,8 +12,8 @@ from typing import Any
 
 from zmqdist.errors import OpError, UnavailableError, from_code
 from zmqdist.messages import Call, Message, Replies, Reply
-from zmqdist.net.dealer import Dealer
 from zmqdist.rpc import payload
+from zmqdist.transport.dealer import Dealer
 
 Then = Callable[[Any, OpError | None], None]
 """Gets the value, or the error."""

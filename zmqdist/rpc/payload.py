@@ -2,7 +2,7 @@
 
 What lends itself to an array (has `__array__`) travels as one.
 
-Not here: which types travel (wire/safe.py), copies of what may change (snapshots.py), the way of large parts (net/transfers.py).
+Not here: which types travel (wire/safe.py), copies of what may change (snapshots.py), the way of large parts (transport/transfers.py).
 """
 
 from __future__ import annotations

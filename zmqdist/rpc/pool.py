@@ -3,7 +3,7 @@
 They are daemons: a handler that never ends must not keep the process from ending. `concurrent.futures` joins its threads at
 exit, and makes a Future for each piece of work that nobody looks at here.
 
-Not here: whose turn it is, and how many bytes may wait (core/turns.py).
+Not here: whose turn it is, and how many bytes may wait (turns.py).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
-from zmqdist.core.turns import Turns
 from zmqdist.limits import CLIENT_PULLED_BYTES_MAX, CLIENT_UNASKED_BYTES_MAX
-from zmqdist.net.shortage import usable_bytes
+from zmqdist.rpc.turns import Turns
+from zmqdist.transport.shortage import usable_bytes
 
 log = logging.getLogger("zmqdist.rpc")
 
@@ -64,7 +64,7 @@ class Pool:
           nbytes: bytes that it holds and that were not told of before.
 
         Returns:
-          Why it is refused (core/turns.py, P5); empty when it was taken.
+          Why it is refused (turns.py, P5); empty when it was taken.
         """
         with self._lock:
             if nbytes and (refused := self._turns.arrived(owner, key, nbytes)):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from zmqdist import nest
-from zmqdist.core.calls import ClientCall
 from zmqdist.errors import InvalidArgumentError, from_code
-from zmqdist.net.channel import Channel
 from zmqdist.rpc import payload
 from zmqdist.specs import convert
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.channel import Channel
 
 
 class StatusOrResult:

@@ -9,13 +9,13 @@ from typing import Any
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError
 from zmqdist.limits import GRACE_S, HANDLER_THREADS_MAX
-from zmqdist.net.address import plain, split
-from zmqdist.net.figures import ServerSnapshot
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Router
-from zmqdist.net.security import server_security
 from zmqdist.rpc.client import check_layer, new_incarnation
 from zmqdist.rpc.service import RpcService, log
+from zmqdist.transport.address import plain, split
+from zmqdist.transport.figures import ServerSnapshot
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import server_security
 from zmqdist.wire.hello import our_hello
 
 
@@ -36,7 +36,7 @@ class Server:
         Args:
           rpc_layer: "zmq".
           address: "host:port"; port 0 takes a free one at `start`.
-          keys_dir, token_file: as in `zmqdist.net.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
+          keys_dir, token_file: as in `zmqdist.transport.security`; by default the user's token on loopback, and ZMQDIST_KEYS_DIR.
           threads_max: calls that run at a time, besides those of inline methods and streams; the others wait, and their clients have
             turns. Threads are made as they are needed. Handlers that wait for other calls of this server need as many more.
 

@@ -7,13 +7,13 @@ Rules
     else gets a code by its class, and a text with class and traceback.
     Values travel by the safe codec: nothing is unpickled here.
     A handler can ask `zmqdist.cancelled()`: its caller cancelled or has gone, or its time is up. (Inline ones are over too soon.)
-    Calls that wait for a thread have their turns by client, and their arguments a bound in bytes (core/turns.py). Of an inline method, and
+    Calls that wait for a thread have their turns by client, and their arguments a bound in bytes (turns.py). Of an inline method, and
     of one that answers later, they begin at once. What a client holds back is let in when there is room for it.
     The answer to a call that came alone leaves at once. The others, if they have no frames, gather for a turn of the loop and
     leave as one message to each peer.
 
 Not here: what may be registered and how arguments are checked (methods.py), streams (generators.py), batches (batching.py), when a call is
-taken, dropped or answered (core/calls.py), sockets (net).
+taken, dropped or answered (transport/calls_machine.py), sockets (net).
 """
 
 from __future__ import annotations
@@ -29,20 +29,9 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist import errors
-from zmqdist.core.calls import ServedCall, ServerCalls, counted
-from zmqdist.errors import (
-    FailedPreconditionError,
-    InvalidArgumentError,
-    OpError,
-    PermissionDeniedError,
-    WireError,
-)
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
-from zmqdist.net.figures import ServerSnapshot
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Peer, Router
-from zmqdist.net.transfers import Source, fresh, nbytes_told
 from zmqdist.rpc.about import ABOUT, about_us
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching import Batched
@@ -53,6 +42,11 @@ from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pool import Pool
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.running import enter, leave
+from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted
+from zmqdist.transport.figures import ServerSnapshot
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Peer, Router
+from zmqdist.transport.transfers import Source, fresh, nbytes_told
 
 log = logging.getLogger("zmqdist.rpc")
 

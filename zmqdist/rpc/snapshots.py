@@ -21,10 +21,10 @@ import numpy as np
 
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.net.arena import this_arena
-from zmqdist.net.received import Received, memory_for
-from zmqdist.net.transfers import Source, is_large
 from zmqdist.rpc import payload
+from zmqdist.transport.arena import this_arena
+from zmqdist.transport.received import Received, memory_for
+from zmqdist.transport.transfers import Source, is_large
 
 _GENERATOR: Final = (
     "the method returned a generator, which does not travel: register the generator function itself (with def and yield), whose calls are "
@@ -33,7 +33,7 @@ _GENERATOR: Final = (
 
 
 def snapshot(parts: Sequence[Any], *, lends: bool, still: bool) -> Sequence[Source]:
-    """Sources for net/transfers.py, which nobody will change. Small ones are given back as they are.
+    """Sources for transport/transfers.py, which nobody will change. Small ones are given back as they are.
 
     Args:
       parts: from `payload.pack`.

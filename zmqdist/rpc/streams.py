@@ -19,12 +19,12 @@ from typing import Any, Final
 
 from zmqdist import errors
 from zmqdist.background import in_background
-from zmqdist.core.calls import ClientCall
 from zmqdist.errors import FailedPreconditionError, OpError, from_code
-from zmqdist.net.channel import Channel
 from zmqdist.rpc import payload
 from zmqdist.rpc.result import ended
 from zmqdist.rpc.snapshots import snapshot
+from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.channel import Channel
 from zmqdist.wire.items import decode_items
 
 OPEN: Final = "zmqdist.open"

@@ -10,9 +10,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from zmqdist.core.calls import FAR_S, ClientCall
 from zmqdist.errors import InvalidArgumentError
-from zmqdist.net.channel import Channel
 from zmqdist.rpc import payload
 from zmqdist.rpc.into import Into
 from zmqdist.rpc.listing import MethodInfo
@@ -20,6 +18,8 @@ from zmqdist.rpc.result import StatusOrResult, as_returned, outcome
 from zmqdist.rpc.signatures import Parameters, is_flat
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.rpc.streams import Stream
+from zmqdist.transport.calls_machine import FAR_S, ClientCall
+from zmqdist.transport.channel import Channel
 
 
 def due_after(timeout_in_ms: float, default_in_ms: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from zmqdist.cluster import ClusterSpec
-from zmqdist.resolvers import ClusterResolver
+from zmqdist.cluster.resolvers.base import ClusterResolver
 
 
 def check_resolver(resolver: ClusterResolver) -> None:

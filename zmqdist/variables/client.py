@@ -2,7 +2,7 @@
 
 Rules
     What is started is asked again, with the same id, as long as somebody waits for it: after a connection that went, for
-    PS_PATIENCE_S, if the process may still be there. An update is applied once all the same (core/updates.py).
+    PS_PATIENCE_S, if the process may still be there. An update is applied once all the same (updates_machine.py).
     A ps that is gone, or that was started again and knows the variables no more, is PSUnavailableError: at once where the kernel
     refuses the connection or another life of it answers, else after that time. With `recovery_s` in the handle, it is
     waited for that long until the variables are there again.
@@ -38,12 +38,12 @@ from zmqdist.errors import (
 )
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_LOSSES_MAX, PS_PATIENCE_S
-from zmqdist.net.address import split
-from zmqdist.net.credentials import Credentials
 from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.about import ABOUT
 from zmqdist.specs import TensorSpec
+from zmqdist.transport.address import split
+from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.casting import cast
 from zmqdist.variables.functions import PackedFunction, UpdateFunctions
 from zmqdist.variables.host import PREFIX

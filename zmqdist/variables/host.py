@@ -2,7 +2,7 @@
 
 Rules
     A program opens a *session*, a number that it draws, and numbers its variables itself. So everything it asks can be asked
-    again: a second `create` finds the first, an update has an id (core/updates.py).
+    again: a second `create` finds the first, an update has an id (updates_machine.py).
     A session that is not known, or a variable of one, is ABORTED: this process has been started since, or has dropped it.
     Nothing else of this part is ABORTED.
     The tables are the loop's. What takes microseconds is done there at once; what is large is done in threads, under a lock
@@ -10,7 +10,7 @@ Rules
     An update of a synchronous step is answered when the step is applied; no thread waits for that.
     Pickles come only from roles that may send code.
 
-Not here: what a change does (hosted.py), which update is applied (core/updates.py), who asks again when (client.py).
+Not here: what a change does (hosted.py), which update is applied (updates_machine.py), who asks again when (client.py).
 """
 
 from __future__ import annotations
@@ -24,21 +24,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from zmqdist.core.updates import APPLIED, DONE, LATE, NEW, RUNNING, Keys, Sessions, UpdateLog
-from zmqdist.errors import (
-    AbortedError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-)
+from zmqdist.errors import AbortedError, FailedPreconditionError, InvalidArgumentError
 from zmqdist.limits import INLINE_BYTES_MAX, PS_CLIENTS_MAX, PS_FUNCTIONS_MAX, PS_ONCE_MAX, PS_PROGRAM_GONE_S
-from zmqdist.net.loop import Loop
-from zmqdist.net.router import Peer, Router
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.specs import TensorSpec
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.carrying import carried_out, carried_out_but, initial_value, is_small, with_values
 from zmqdist.variables.hosted import Sum, Variable
 from zmqdist.variables.once import Once
+from zmqdist.variables.updates_machine import APPLIED, DONE, LATE, NEW, RUNNING, Keys, Sessions, UpdateLog
 from zmqdist.wire import trusted
 
 PREFIX: Final = "zmqdist.ps."

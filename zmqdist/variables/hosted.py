@@ -27,12 +27,12 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqdist.core.updates import Steps
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_STEPS_OPEN_MAX
 from zmqdist.optimizers import Optimizer, summed_rows
 from zmqdist.variables.storage import SCATTERS, Storage, mean_of
+from zmqdist.variables.updates_machine import Steps
 
 Array: TypeAlias = NDArray[Any]
 Gradient: TypeAlias = "Array | tuple[Array, Array]"

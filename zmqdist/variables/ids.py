@@ -1,4 +1,4 @@
-"""Numbers of a client's updates, by which a ps knows one that it is asked for again (core/updates.py)."""
+"""Numbers of a client's updates, by which a ps knows one that it is asked for again (updates_machine.py)."""
 
 from __future__ import annotations
 

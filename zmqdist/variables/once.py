@@ -4,9 +4,9 @@ Rules
     An update is noted under the locks of the variables that it changes, so that what `saved` of a variable gives is of the same moment as
     the value beside it. A variable that comes back from a checkpoint comes with what its value there has; an update that is asked for
     again is passed over for those variables that have it, and made for the others.
-    As many are remembered as core/updates.py remembers keys.
+    As many are remembered as updates_machine.py remembers keys.
 
-Not here: who is answered what while an update is carried out (host.py, core/updates.py).
+Not here: who is answered what while an update is carried out (host.py, updates_machine.py).
 """
 
 from __future__ import annotations

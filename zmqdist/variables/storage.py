@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
-from zmqdist.net.arrays import freeze
+from zmqdist.transport.arrays import freeze
 from zmqdist.wire.arrays import is_frozen
 
 Array = NDArray[Any]

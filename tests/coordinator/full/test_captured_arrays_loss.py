@@ -10,7 +10,7 @@ import pytest
 import zmqdist as zd
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.net import arena
+from zmqdist.transport import arena
 
 SIZE = 2**18
 

@@ -18,7 +18,7 @@ import sys
 from types import SimpleNamespace
 import numpy as np
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.net.credentials import Credentials
+from zmqdist.transport.credentials import Credentials
 target, token = sys.argv[1:]
 coordinator = ClusterCoordinator(SimpleNamespace(target=target, credentials=Credentials(token_file=token)))
 """

@@ -17,7 +17,7 @@ SCRIPT = """
 import multiprocessing, sys
 from types import SimpleNamespace
 import zmqdist as zd
-from zmqdist.net.credentials import Credentials
+from zmqdist.transport.credentials import Credentials
 
 FACTOR = 3
 

@@ -13,7 +13,7 @@ from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_
 from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.net import arena
+from zmqdist.transport import arena
 
 
 def test_without_shared_memory_it_is_read_from_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,8 @@ import zmqdist as zd
 from tests.coordinator import per_worker_work as work
 from tests.dispatch.work import begun, go, until, waits
 from zmqdist import errors
-from zmqdist.coordinator import (
-    ClusterCoordinator,
-)
-from zmqdist.coordinator.values import RemoteValueStatus
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator.values import RemoteValueStatus
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.shares_cluster]  # its dispatcher may start another thread of a pool
 

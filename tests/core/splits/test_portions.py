@@ -1,4 +1,4 @@
-"""Portions: the promises E1 to E7 of core/splits/portions.py, told one by one and at random."""
+"""Portions: the promises E1 to E7 of data/service/machine/portions.py, told one by one and at random."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.splits import cutting
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
-from zmqdist.core.splits import runs as sets
-from zmqdist.core.splits.book import Rules
-from zmqdist.core.splits.machine import Splits
-from zmqdist.core.splits.state import State
+from zmqdist.data.service.machine import cutting
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.machine import runs as sets
+from zmqdist.data.service.machine.book import Rules
+from zmqdist.data.service.machine.machine import Splits
+from zmqdist.data.service.machine.state import State
 from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
 
 NUMBER = 77

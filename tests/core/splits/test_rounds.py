@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from zmqdist import errors
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
-from zmqdist.core.splits.book import Rules
-from zmqdist.core.splits.machine import Splits
-from zmqdist.core.splits.state import State
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.machine.book import Rules
+from zmqdist.data.service.machine.machine import Splits
+from zmqdist.data.service.machine.state import State
 
 CONSUMERS = 3
 

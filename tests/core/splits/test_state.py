@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
-from zmqdist.core.splits.book import Rules
-from zmqdist.core.splits.figures import Report
-from zmqdist.core.splits.machine import Splits
-from zmqdist.core.splits.state import State, decode_state
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.machine.book import Rules
+from zmqdist.data.service.machine.figures import Report
+from zmqdist.data.service.machine.machine import Splits
+from zmqdist.data.service.machine.state import State, decode_state
 from zmqdist.errors import (
     ALREADY_EXISTS,
     FAILED_PRECONDITION,

@@ -7,9 +7,9 @@ import signal
 from tests.data_service.serving import Service, until
 from tests.data_service.test_task_process import READ_ALL, process_of, worker_process
 from zmqdist.data.dataset import Dataset
-from zmqdist.dispatch.config import DispatcherConfig
-from zmqdist.dispatch.server import DispatchServer
-from zmqdist.net.processes import is_alive
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+from zmqdist.transport.processes import is_alive
 
 
 def test_a_worker_that_was_stopped_and_goes_on_has_new_processes_and_tells_no_crash() -> None:

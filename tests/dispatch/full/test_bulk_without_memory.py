@@ -12,9 +12,9 @@ import pytest
 import zmqdist as zd
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch import fetch
-from zmqdist.net import arena as arena_module
-from zmqdist.net.arena import this_arena
+from zmqdist.scheduling.worker import fetch
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport.arena import this_arena
 
 MIB = 2**20
 

@@ -11,7 +11,7 @@ from tests.dispatch.dispatcher_kills import StartDispatcher, StartWorker, kill_d
 from tests.dispatch.work import Settled, begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.dispatch.config import DispatcherConfig
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 
 
 def test_what_ran_when_the_dispatcher_went_runs_again_or_ends_but_gives_one_result(

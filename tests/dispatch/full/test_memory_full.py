@@ -21,8 +21,8 @@ import zmqdist as zd
 from tests.dispatch.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.net import arena as arena_module
-from zmqdist.net.shortage import oom_kills
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport.shortage import oom_kills
 
 MIB = 2**20
 pytestmark = pytest.mark.timeout(90)

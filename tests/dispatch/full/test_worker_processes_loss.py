@@ -15,9 +15,9 @@ import zmqdist as zd
 from tests.dispatch.work import begun, counts, dies_first, exits, starts, until, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
-from zmqdist.coordinator.fetching import Fetching
-from zmqdist.dispatch.config import DispatcherConfig
 from zmqdist.launch.children import Child
+from zmqdist.scheduling.coordinator.fetching import Fetching
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 
 Start = Callable[..., Child]
 
@@ -110,7 +110,7 @@ def test_a_worker_that_freezes_as_soon_as_it_is_there_is_lost_and_joins_again_wh
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its connection has told how often it beats."""
-    import zmqdist.net.router as router
+    import zmqdist.transport.router as router
 
     monkeypatch.setattr(router, "HEARTBEAT_SERVER_S", 0.3)
     config = DispatcherConfig(lease_s=1.0, reconnect_grace_s=0.1)

@@ -10,14 +10,14 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.net.wired import Served, until
-from zmqdist.net.security import server_security
+from zmqdist.transport.security import server_security
 
 PROCESSES, CONNECTIONS, ROUNDS = 4, 150, 5
 
 CROWD = """
 import sys
 import zmq
-from zmqdist.net.link import configure
+from zmqdist.transport.link import configure
 from zmqdist.wire.hello import encode_hello, our_hello
 context = zmq.Context()
 context.max_sockets = 4096

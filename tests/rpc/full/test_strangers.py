@@ -22,9 +22,9 @@ import zmq
 from tests.rpc.polled import until
 from zmqdist.limits import CHUNK_BYTES
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Ping, Replies, Reply, Shares
-from zmqdist.net.address import endpoint, split
-from zmqdist.net.security import client_security
 from zmqdist.rpc import ZmqClient
+from zmqdist.transport.address import endpoint, split
+from zmqdist.transport.security import client_security
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import decode_hello, encode_hello, our_hello
 from zmqdist.wire.safe import encode as encode_value
@@ -42,7 +42,7 @@ import resource, sys
 limit, handshake_s = int(sys.argv[1]), float(sys.argv[2])
 if limit:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-from zmqdist.net import router
+from zmqdist.transport import router
 router.HANDSHAKE_S = handshake_s
 from zmqdist.rpc import ZmqServer
 server = ZmqServer("127.0.0.1:0")

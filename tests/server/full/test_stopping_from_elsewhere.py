@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.server.tasks import cluster_of, start_child
-from zmqdist.server.session import Session
+from zmqdist.tasks.session import Session
 
 Child = Callable[..., "subprocess.Popen[str]"]
 

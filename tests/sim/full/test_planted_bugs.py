@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from zmqdist.core import worker
-from zmqdist.core.closures import Closures
-from zmqdist.core.dispatch import placement
-from zmqdist.core.dispatch.machine import Dispatch
-from zmqdist.core.dispatch.placement import Placement
-from zmqdist.core.dispatch.records import Session
-from zmqdist.core.events import Send
-from zmqdist.core.membership import Membership
-from zmqdist.core.pins import PLAIN, Pins
-from zmqdist.core.waiting import Waiting
-from zmqdist.core.worker import Worker
-from zmqdist.core.worker_events import FreeBulk, Reclaim
+from zmqdist.events import Send
 from zmqdist.messages import Assign, Begun, Define, Members, Submit
+from zmqdist.scheduling.coordinator.machine import Closures
+from zmqdist.scheduling.coordinator.pins import PLAIN, Pins
+from zmqdist.scheduling.dispatcher import placement
+from zmqdist.scheduling.dispatcher.machine import Dispatch
+from zmqdist.scheduling.dispatcher.membership import Membership
+from zmqdist.scheduling.dispatcher.placement import Placement
+from zmqdist.scheduling.dispatcher.records import Session
+from zmqdist.scheduling.worker import machine as worker
+from zmqdist.scheduling.worker.machine import Worker
+from zmqdist.scheduling.worker.waiting import Waiting
+from zmqdist.scheduling.worker.worker_events import FreeBulk, Reclaim
 from zmqdist.testing import simulate
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds

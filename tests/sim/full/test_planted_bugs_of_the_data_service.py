@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from zmqdist.core.contact import Contact
-from zmqdist.core.splits import cutting
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
-from zmqdist.core.splits.book import Book
-from zmqdist.core.splits.clients import Clients
-from zmqdist.core.splits.commits import Commits
-from zmqdist.core.splits.dealing import Dealing
-from zmqdist.core.splits.machine import Splits
-from zmqdist.core.splits.portions import Portioning
-from zmqdist.core.splits.state import State
-from zmqdist.core.splits.workers import Workers
+from zmqdist.data.service.machine import cutting
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.machine.book import Book
+from zmqdist.data.service.machine.clients import Clients
+from zmqdist.data.service.machine.commits import Commits
+from zmqdist.data.service.machine.dealing import Dealing
+from zmqdist.data.service.machine.machine import Splits
+from zmqdist.data.service.machine.portions import Portioning
+from zmqdist.data.service.machine.state import State
+from zmqdist.data.service.machine.workers import Workers
 from zmqdist.messages import Register
+from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
 

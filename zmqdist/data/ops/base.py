@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 OPERATORS: dict[str, type[Op]] = {}
 """Every operator by its name."""
 
-ELSEWHERE = {"distribute": "zmqdist.data_service.source"}
+ELSEWHERE = {"distribute": "zmqdist.data.service.source"}
 """Operators that stand above this package, with the module that enters them."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str})

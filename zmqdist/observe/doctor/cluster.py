@@ -10,12 +10,12 @@ from zmqdist import errors
 from zmqdist.cluster.config import ClusterConfig
 from zmqdist.cluster.sections import WorkerJob
 from zmqdist.cluster.spec import ClusterSpec
-from zmqdist.dispatch.slots import OTHER_FDS, SLOT_FDS
-from zmqdist.net.credentials import Credentials
 from zmqdist.observe.doctor.findings import Finding, ok, problem
-from zmqdist.observe.doctor.machine import DESCRIPTORS_MIN
+from zmqdist.observe.doctor.host import DESCRIPTORS_MIN
 from zmqdist.observe.doctor.network import Address, client_of, expected, planned
-from zmqdist.server.reach import REACH
+from zmqdist.scheduling.worker.slots import OTHER_FDS, SLOT_FDS
+from zmqdist.tasks.reach import REACH
+from zmqdist.transport.credentials import Credentials
 
 AT_A_TIME: Final = 16
 TASK: Final = "server-"

@@ -14,14 +14,14 @@ from typing import Final
 
 from zmqdist import errors
 from zmqdist._version import __version__
-from zmqdist.net import keys, looking
-from zmqdist.net.address import split
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.looking import Owner, Seen
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, asking
 from zmqdist.rpc.about import ABOUT, About, heard
+from zmqdist.transport import keys, looking
+from zmqdist.transport.address import split
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.looking import Owner, Seen
 
 LOOKS: Final = 5
 """Questions for the round trip and the clock; the quickest counts."""

@@ -7,17 +7,17 @@ import stat
 from pathlib import Path
 
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.net import keys, token
-from zmqdist.net.credentials import Credentials
-from zmqdist.net.zap import ROLES
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
+from zmqdist.transport import keys, token
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.zap import ROLES
 
 _TOKEN_ADVICE = "a token is one line in a file of mode 0600, in a folder of mode 0700; remove a bad one, and the next start makes another"
 _KEYS_ADVICE = "copy the files of the folder that `zmqdist keygen` made once more, each with mode 0600"
 
 
 def examine(credentials: Credentials) -> list[Finding]:
-    """The token, and the keys where there are any, by the rules of net/security.py."""
+    """The token, and the keys where there are any, by the rules of transport/security.py."""
     if credentials.insecure:
         return [
             warning("security", "switched off by --insecure", "make keys (zmqdist keygen DIR), or stay on 127.0.0.1")

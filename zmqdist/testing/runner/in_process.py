@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from zmqdist.testing.runner.ports import ReservedCluster, reserved
 
 if TYPE_CHECKING:
-    from zmqdist.server.server import Server
+    from zmqdist.tasks.server import Server
 
 
 _running: dict[int, InProcessCluster] = {}
@@ -58,7 +58,7 @@ def create_in_process_cluster(
     """
     if rpc_layer != "zmq":
         raise ValueError(f"rpc_layer is 'zmq' here, not {rpc_layer!r}")
-    from zmqdist.server.server import Server
+    from zmqdist.tasks.server import Server
 
     cluster = InProcessCluster(
         reserved({"chief": int(has_chief), "worker": num_workers, "ps": num_ps, "evaluator": int(has_eval)})

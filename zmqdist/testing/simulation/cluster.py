@@ -15,13 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from zmqdist.core.closures import SUBMISSION_SHIFT
-from zmqdist.core.dispatch.broker import Broker, BrokerRules
-from zmqdist.core.dispatch.broker import Event as BrokerEvent
-from zmqdist.core.events import Heard, PeerGone, ProcessExited, Ticked
-from zmqdist.core.membership import Member
-from zmqdist.core.pins import PLAIN
+from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
+from zmqdist.scheduling.coordinator.machine import SUBMISSION_SHIFT
+from zmqdist.scheduling.coordinator.pins import PLAIN
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
+from zmqdist.scheduling.dispatcher.membership import Member
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection

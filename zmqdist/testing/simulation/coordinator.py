@@ -6,8 +6,18 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from zmqdist.core.closure_effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
-from zmqdist.core.closures import (
+from zmqdist.events import Heard, Send, Ticked
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost, Submit
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    Fetch,
+    Resolve,
+    ResolveLost,
+    RoomMade,
+    RoundEnded,
+    WorkBegun,
+)
+from zmqdist.scheduling.coordinator.machine import (
     LOST,
     UNAVAILABLE,
     BulkArrived,
@@ -23,9 +33,7 @@ from zmqdist.core.closures import (
     TakeBackAsked,
     WithdrawAsked,
 )
-from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.core.pins import MembersChanged, Options
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost, Submit
+from zmqdist.scheduling.coordinator.pins import MembersChanged, Options
 from zmqdist.testing.simulation.network import SimConnection
 
 if TYPE_CHECKING:

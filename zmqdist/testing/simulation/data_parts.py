@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from zmqdist.core.events import Heard, PeerGone, ProcessExited, Send
-from zmqdist.core.events import Ticked as TimePassed
-from zmqdist.core.membership import MemberJoined, MemberLost, Membership
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
-from zmqdist.core.splits.book import Rules
-from zmqdist.core.splits.machine import Splits
-from zmqdist.core.splits.state import State
-from zmqdist.core.worker import DISPATCHER, Worker
-from zmqdist.core.worker_events import DispatcherDown, DispatcherUp, Exit
-from zmqdist.core.worker_events import Event as WorkerEvent
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.machine.book import Rules
+from zmqdist.data.service.machine.machine import Splits
+from zmqdist.data.service.machine.state import State
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
+from zmqdist.events import Heard, PeerGone, ProcessExited, Send
+from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
+from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, Membership
+from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
+from zmqdist.scheduling.worker.worker_events import DispatcherDown, DispatcherUp, Exit
+from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
 from zmqdist.testing.simulation.data_links import Link, Then, Ticket
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
 from zmqdist.testing.simulation.data_parts import FULL_S, SimReader, SimTask, SimWorker

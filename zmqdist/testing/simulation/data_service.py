@@ -18,9 +18,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from zmqdist.core.splits import questions as q
-from zmqdist.core.splits import records as r
-from zmqdist.core.splits.portions import DEATHS_MAX
+from zmqdist.data.service.machine import questions as q
+from zmqdist.data.service.machine import records as r
+from zmqdist.data.service.machine.portions import DEATHS_MAX
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.data_links import Link

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
-from zmqdist.core.events import Heard, Send, Ticked
-from zmqdist.core.worker import DISPATCHER, Worker
-from zmqdist.core.worker_events import (
+from zmqdist.events import Heard, Send, Ticked
+from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, Returned, SlotsLost
+from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
+from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
     DispatcherDown,
     DispatcherUp,
@@ -33,7 +34,6 @@ from zmqdist.core.worker_events import (
     SlotSeen,
     Spawn,
 )
-from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, Returned, SlotsLost
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class SimWorker:
             self.cluster.end_connection(self.connection, noticed_by_client=False)
 
     def freeze(self, *, slots_too: bool) -> None:
-        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (dispatch/template.py)."""
+        """SIGSTOP, of the worker's process or of its slots as well. A watch ends slots whose worker does not run (process/template.py)."""
         self.process.frozen = True
         self.slots_frozen = self.thawed_unheard = slots_too
         since = self.cluster.clock.now

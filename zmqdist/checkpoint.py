@@ -1,0 +1,30 @@
+"""Checkpoints: variables to a folder and back, into any number of shards.
+
+    zd.checkpoint.save("model", variables)
+    zd.checkpoint.restore("model", variables)
+
+    checkpoint = zd.checkpoint.Checkpoint(model=variables, epoch=0)
+    with zd.checkpoint.CheckpointManager(checkpoint, "checkpoints", every_s=60) as manager:
+        manager.restore_or_initialize()
+
+What is on the disk is in manifest.py. How to use it is in docs/checkpoints.md.
+"""
+
+from zmqdist.training.checkpoint.following import checkpoints_iterator, latest_checkpoint
+from zmqdist.training.checkpoint.manager import CheckpointManager
+from zmqdist.training.checkpoint.objects import Checkpoint
+from zmqdist.training.checkpoint.recovery import Recovered, Recovery, RecoverySnapshot
+from zmqdist.training.checkpoint.saving import load, restore, save
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "Recovered",
+    "Recovery",
+    "RecoverySnapshot",
+    "checkpoints_iterator",
+    "latest_checkpoint",
+    "load",
+    "restore",
+    "save",
+]

@@ -1,0 +1,1 @@
+"""One file a resolver; `zmqdist.resolvers` has their names."""

@@ -1,0 +1,129 @@
+"""What every resolver answers: which cluster, which task am I, where is the master, what accelerators are there.
+
+Rules
+    A resolver is asked, not subscribed to: `cluster_spec` looks anew at each call. `task_type` and `task_id` may be set by hand;
+    what was set wins. An address becomes a URL by putting `<rpc_layer>://` in front of it, where an rpc_layer is known; no
+    address stays "".
+
+A resolver of your own needs `cluster_spec` and `master`, and no call of `__init__` of this class.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from zmqdist.cluster import ClusterSpec
+from zmqdist.cluster.resolvers import devices
+from zmqdist.cluster.rules import validate_cluster_spec
+from zmqdist.errors import ConfigError
+
+
+def master_url(address: str, rpc_layer: str | None) -> str:
+    """`"ps0:2222"` as `"zmq://ps0:2222"`. Without an address, or an rpc_layer, nothing is added, nor to what is a URL already."""
+    return f"{rpc_layer}://{address}" if address and rpc_layer and "://" not in address else address
+
+
+class ClusterResolver(abc.ABC):
+    """The base of all resolvers."""
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+    _rpc_layer: str | None = None
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster as it is now."""
+
+    @abc.abstractmethod
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The URL of a task, or of the cluster's master where none is named; "" where there is nobody to connect to.
+
+        Raises:
+          ValueError: the cluster has no such task.
+        """
+
+    def _task_master(self, task_type: str | None, task_id: int | None, rpc_layer: str | None) -> str:
+        """The URL of that task, by default of the own one; "" where that is not known."""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+
+    @property
+    def environment(self) -> str:
+        """What kind of place this is, in a word of whoever made the resolver; "" where nobody said."""
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process; None where it is not known."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process in its job; None where it is not known."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """What stands before `://` in a master's URL; None or "" for addresses alone."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+    ) -> dict[str, int]:
+        """How many accelerators of each type: {"GPU": 4}; {} on a host that only has CPUs.
+
+        Args:
+          task_type, task_id: both given: only those of that task. Of other tasks nothing is known here: {}.
+          config_proto: {"device_count": {"GPU": 2}} is believed without a look at the host.
+        """
+        if config_proto is not None and "device_count" in config_proto:
+            return {kind: count for kind, count in config_proto["device_count"].items() if kind != "CPU" and count}
+        wanted = set() if task_type is None or task_id is None else {f"job:{task_type}", f"task:{task_id}"}
+        parts = [name.split("/") for name in self._device_names() if wanted <= set(name.split("/"))]
+        found = Counter(each.split(":")[1] for name in parts for each in name if each.startswith("device:"))
+        return {kind: count for kind, count in found.items() if kind != "CPU"}
+
+    def validate(self) -> list[str]:
+        """What is wrong with the cluster and with this task's place in it, one sentence each; empty when nothing is.
+
+        Looks at names of jobs, the one chief, the one evaluator, the own task, and addresses; connects to nobody. A chief or an
+        evaluator may stand beside the cluster, without an address.
+        """
+        try:
+            spec = self.cluster_spec()
+            me = self.task_type, self.task_id
+        except (ConfigError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            return [str(error.args[0]) if isinstance(error, KeyError) else str(error)]
+        problems = []
+        beside = me[0] == "chief" and "chief" not in spec.jobs  # a program that schedules: nobody connects to it
+        try:
+            validate_cluster_spec(spec, *((None, None) if beside else me))
+        except ValueError as error:
+            problems.append(str(error))
+        if sum(map(spec.num_tasks, spec.jobs)) > 1 and None in me:
+            problems.append("the cluster has several tasks, and nothing says which one this process is")
+        return problems + spec.validate()
+
+    def _device_names(self) -> list[str]:
+        """The devices that are known, as `/job:worker/task:0/device:GPU:1`: those of this host, which are the own task's."""
+        known = self.task_type is not None and self.task_id is not None
+        own = f"/job:{self.task_type}/task:{self.task_id}" if known else ""
+        return [f"{own}/device:GPU:{index}" for index in range(len(devices.gpus()))]

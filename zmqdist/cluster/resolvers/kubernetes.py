@@ -1,0 +1,165 @@
+"""The cluster that the labels of pods describe. Needs the package `kubernetes` (extra `kubernetes`), or a client of the caller's.
+
+Rules
+    A job is a list of label selectors. Its tasks are the pods of the first selector by name, then those of the second, and so on.
+    All of them must be running, else there is no answer: a cluster that lacks a task would give its index to another.
+
+Nothing waits unless `wait_timeout` says so, and each question to the API server has a bound of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from zmqdist import limits
+from zmqdist.cluster import ClusterSpec
+from zmqdist.cluster.addresses import join_address
+from zmqdist.cluster.resolvers.base import ClusterResolver
+
+
+class ExecutableLocation(enum.Enum):
+    """Where the program runs, which decides how it finds the API server."""
+
+    WITHIN_CLUSTER = 0
+    """In a pod: by the pod's service account."""
+    OFF_CLUSTER = 1
+    """Elsewhere: by the user's kubeconfig."""
+
+
+class _NotYet(Exception):
+    """What may come right by waiting."""
+
+
+class KubernetesClusterResolver(ClusterResolver):
+    """Asks the API server at each `cluster_spec`.
+
+    Args:
+      job_to_label_mapping: {job: [label selectors]}; by default the workers are the pods with `job-name=tensorflow`.
+      tf_server_port: the port of every task.
+      override_client: in place of a `kubernetes.client.CoreV1Api`; then that package is not needed.
+      executable_location: WITHIN_CLUSTER or OFF_CLUSTER; of no meaning with `override_client`.
+      address_type: "host_ip", the node's address, which is right for pods with `hostNetwork`; "pod_ip"; or "dns", the name that
+        a pod of a StatefulSet keeps when it is started again (its headless service must be there).
+      namespace: where to look; None looks in all, which a pod is rarely allowed to.
+      wait_timeout: how many seconds `cluster_spec` waits for pods that are not running yet; 0 does not wait.
+      num_tasks: {job: number}: so many pods must be there, which keeps a cluster that is being started from being taken for whole.
+
+    Raises:
+      ImportError: the package is not there.
+      RuntimeError: the package does not find the API server.
+      ValueError: a location or an address type that is none, or `num_tasks` for an unknown job.
+    """
+
+    def __init__(
+        self,
+        job_to_label_mapping: Mapping[str, Iterable[str]] | None = None,
+        tf_server_port: int = 8470,
+        rpc_layer: str | None = "zmq",
+        override_client: Any = None,
+        executable_location: ExecutableLocation = ExecutableLocation.WITHIN_CLUSTER,
+        *,
+        address_type: Literal["host_ip", "pod_ip", "dns"] = "host_ip",
+        namespace: str | None = None,
+        wait_timeout: float = 0.0,
+        num_tasks: Mapping[str, int] | None = None,
+    ) -> None:
+        if address_type not in ("host_ip", "pod_ip", "dns"):
+            raise ValueError(f'address_type must be "host_ip", "pod_ip" or "dns", not {address_type!r}')
+        mapping = {"worker": ["job-name=tensorflow"]} if job_to_label_mapping is None else job_to_label_mapping
+        self._selectors = {job: list(selectors) for job, selectors in mapping.items()}
+        self._port = tf_server_port
+        self._rpc_layer = rpc_layer
+        self._client = _client(executable_location) if override_client is None else override_client
+        self._address_type = address_type
+        self._namespace = namespace
+        self._wait_timeout = wait_timeout
+        self._num_tasks = dict(num_tasks or {})
+        if unknown := sorted(self._num_tasks.keys() - self._selectors.keys()):
+            raise ValueError(f"num_tasks names jobs that have no label selectors: {', '.join(unknown)}")
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The pods as they are now.
+
+        Raises:
+          RuntimeError: a pod is not running, has no address, or pods are missing, also after `wait_timeout`; or we may not list
+            pods. A pod that has ended is not waited for. Whatever else the client raises comes as it is.
+        """
+        until = time.monotonic() + float(self._wait_timeout)
+        while True:
+            try:
+                return ClusterSpec({job: self._addresses(job) for job in self._selectors})
+            except _NotYet as problem:
+                left = until - time.monotonic()
+                if left <= 0:
+                    waited = f" (waited {self._wait_timeout:g} s)" if self._wait_timeout else ""
+                    raise RuntimeError(f"{problem}{waited}") from None
+            time.sleep(min(left, limits.POD_LOOK_S))
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The URL of that task, or of the own one where it was set; else ""."""
+        return self._task_master(task_type, task_id, rpc_layer)
+
+    def _addresses(self, job: str) -> list[str]:
+        pods = [pod for selector in self._selectors[job] for pod in self._pods(selector)]
+        for pod in pods:
+            phase = pod.status.phase
+            if phase != "Running":
+                told = f'Pod "{pod.metadata.name}" is not running; phase: "{phase}"'
+                raise (RuntimeError if phase in ("Failed", "Succeeded") else _NotYet)(told)
+        wanted = self._num_tasks.get(job, 1 if self._wait_timeout else 0)
+        if len(pods) < wanted or (job in self._num_tasks and len(pods) > wanted):
+            told = " or ".join(self._selectors[job])
+            raise _NotYet(f"job {job!r} has {len(pods)} pods with the label {told}, expected {wanted}")
+        return [join_address(self._host(pod), self._port) for pod in pods]
+
+    def _pods(self, selector: str) -> list[Any]:
+        bound = {"label_selector": selector, "_request_timeout": limits.POD_LIST_S}
+        try:
+            if self._namespace is None:
+                found = self._client.list_pod_for_all_namespaces(**bound)
+            else:
+                found = self._client.list_namespaced_pod(self._namespace, **bound)
+        except Exception as error:
+            if getattr(error, "status", None) not in (401, 403):
+                raise
+            where = "all namespaces" if self._namespace is None else f"namespace {self._namespace}"
+            told = f"the API server does not let us list the pods of {where}: give the service account that right"
+            raise RuntimeError(told + (", or name a namespace" if self._namespace is None else "")) from error
+        return sorted(found.items, key=lambda pod: str(pod.metadata.name))
+
+    def _host(self, pod: Any) -> str:
+        if self._address_type == "dns":
+            if not (pod.spec.hostname and pod.spec.subdomain):
+                raise RuntimeError(
+                    f'Pod "{pod.metadata.name}" has no name in DNS: '
+                    "only pods of a StatefulSet, or with hostname and subdomain, have one"
+                )
+            return f"{pod.spec.hostname}.{pod.spec.subdomain}.{pod.metadata.namespace}.svc"
+        host = getattr(pod.status, self._address_type)
+        if not host:
+            raise _NotYet(f'Pod "{pod.metadata.name}" has no {self._address_type} yet')
+        return str(host)
+
+
+def _client(location: ExecutableLocation) -> Any:
+    try:
+        import kubernetes
+    except ImportError:
+        raise ImportError(
+            "KubernetesClusterResolver needs the Python client of Kubernetes: pip install zmqdist[kubernetes]"
+        ) from None
+    within = ExecutableLocation(location) is ExecutableLocation.WITHIN_CLUSTER
+    load = kubernetes.config.load_incluster_config if within else kubernetes.config.load_kube_config
+    try:
+        load()
+    except kubernetes.config.ConfigException as error:
+        told = (
+            "this is not a pod with a service account; elsewhere pass executable_location=ExecutableLocation.OFF_CLUSTER"
+            if within
+            else "there is no kubeconfig that can be used; in a pod pass ExecutableLocation.WITHIN_CLUSTER"
+        )
+        raise RuntimeError(f"no Kubernetes API server is known ({error}): {told}") from error
+    return kubernetes.client.CoreV1Api()

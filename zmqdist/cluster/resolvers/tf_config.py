@@ -1,0 +1,169 @@
+"""The cluster that the environment describes: TF_CONFIG, as TensorFlow's platforms set it, or its twin ZMQDIST_CONFIG.
+
+Rules
+    TF_CONFIG is JSON: {"cluster": ..., "task": {"type": ..., "index": ...}, "rpc_layer": ..., "session_master": ...}, every key may be
+    absent. ZMQDIST_CONFIG is the same, or the path of a cluster file, which says all but the task. TF_CONFIG wins as a whole, where both
+    are there: `zmqdist launch` sets both, and only in TF_CONFIG is the task. Without either the cluster is empty.
+
+    Whatever is given to the resolver, or set, wins over both. The environment is read at each question, never kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from zmqdist.cluster import ClusterSpec
+from zmqdist.cluster.environment import CONFIG_ENV, TF_CONFIG_ENV, is_json
+from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """Reads TF_CONFIG, else ZMQDIST_CONFIG, each time it is asked.
+
+    Args:
+      task_type, task_id, rpc_layer, environment: in place of what the variable says.
+
+    Raises (from whatever is asked):
+      json.JSONDecodeError: the variable is no JSON; an empty TF_CONFIG is none.
+      ValueError, TypeError: it is JSON that describes no cluster, or an index that is no number.
+      ConfigError: it names a cluster file that cannot be read or is wrong.
+    All of them name the variable or the file.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        self._task_type = task_type
+        self._task_id = task_id
+        self._rpc_layer = rpc_layer
+        self._environment = environment
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The `cluster` of the variable; empty where it has none."""
+        variable, config = _read()
+        cluster = config.get("cluster", {})
+        try:
+            return ClusterSpec(cluster)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{variable}: cluster: {error}") from None
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """`session_master` where the variable has one, as it is; "" in a cluster of one task or none; else that task's URL.
+
+        Raises:
+          ValueError: the cluster has no such task, or there are several and nothing says which.
+        """
+        variable, config = _read()
+        if config.get("session_master") is not None:
+            return str(config["session_master"])
+        spec = self.cluster_spec()
+        if not spec.jobs or (len(spec.jobs) == 1 and spec.num_tasks(spec.jobs[0]) == 1):
+            return ""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            raise ValueError(
+                f"{variable} does not say which task this process is; "
+                'add "task": {"type": "worker", "index": 0}, or give task_type and task_id to the resolver'
+            )
+        try:
+            address = spec.task_address(task_type, task_id)
+        except ValueError as error:
+            raise ValueError(f"{variable}: task: {error}") from None
+        return master_url(address, self.rpc_layer if rpc_layer is None else rpc_layer)
+
+    @property
+    def environment(self) -> str:
+        if self._environment is not None:
+            return self._environment
+        return str(_read()[1].get("environment") or "")
+
+    @property
+    def task_type(self) -> str | None:
+        if self._task_type is not None:
+            return str(self._task_type)
+        told = _task().get("type")
+        return None if told is None else str(told)
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        if self._task_id is not None:
+            return int(self._task_id)
+        told = _task().get("index")
+        try:
+            return None if told is None else int(told)
+        except (TypeError, ValueError):
+            raise ValueError(f"{_read()[0]}: task: the index must be a number, not {told!r}") from None
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        if self._rpc_layer is not None:
+            return self._rpc_layer
+        told = _read()[1].get("rpc_layer")
+        return None if told is None else str(told)
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+    ) -> dict[str, int]:
+        """Those of the own task, where none is named."""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        return super().num_accelerators(task_type, task_id, config_proto)
+
+
+def _task() -> dict[str, Any]:
+    variable, config = _read()
+    task = config.get("task") or {}
+    if not isinstance(task, dict):
+        raise ValueError(f'{variable}: task must be an object like {{"type": "worker", "index": 0}}, not {task!r}')
+    return task
+
+
+def _read() -> tuple[str, dict[str, Any]]:
+    """(the variable that counts, what it says)."""
+    text = os.environ.get(TF_CONFIG_ENV)
+    if text is not None:
+        return TF_CONFIG_ENV, _parsed(TF_CONFIG_ENV, text)
+    text = os.environ.get(CONFIG_ENV)
+    if not text:
+        return TF_CONFIG_ENV, {}
+    return CONFIG_ENV, _parsed(CONFIG_ENV, text) if is_json(text) else _of_file()
+
+
+def _parsed(variable: str, text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        told = f'{variable} is no JSON; write {{"cluster": {{...}}, "task": {{...}}}} or unset it: {error.msg}'
+        raise json.JSONDecodeError(told, text, error.pos) from None
+    if not isinstance(config, dict):
+        raise ValueError(f'{variable} must be a JSON object like {{"cluster": {{...}}}}, not {config!r}')
+    return config
+
+
+def _of_file() -> dict[str, Any]:
+    """A cluster file in the form of TF_CONFIG."""
+    from zmqdist.cluster import ClusterConfig  # YAML takes 20 ms to import
+
+    config = ClusterConfig.from_environment()
+    assert config is not None
+    return {"cluster": config.task_spec, "rpc_layer": "zmq"}

@@ -1,0 +1,108 @@
+"""Several resolvers as one: ps from here, workers from there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from zmqdist.cluster import ClusterSpec
+from zmqdist.cluster.resolvers.base import ClusterResolver, master_url
+
+
+class UnionResolver(ClusterResolver):
+    """The jobs of all; whatever else is asked, the first one answers, unless it is given here.
+
+    Where several have the same job, lists of tasks follow one another; as soon as one of them is sparse, indices stay as they are.
+
+    Raises:
+      ValueError: no resolver, or an unknown keyword.
+      TypeError: one of them is none.
+    """
+
+    def __init__(
+        self,
+        *resolvers: ClusterResolver,
+        rpc_layer: str | None = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise ValueError(f"unknown arguments: {', '.join(sorted(unknown))}")
+        if not resolvers:
+            raise ValueError("a union needs at least one resolver")
+        for each in resolvers:
+            if not isinstance(each, ClusterResolver):
+                raise TypeError(f"a union is made of resolvers, {each!r} is none")
+        self._resolvers = resolvers
+        self._rpc_layer = rpc_layer
+        self._task_type = task_type
+        self._task_id = task_id
+
+    def cluster_spec(self) -> ClusterSpec:
+        """All jobs.
+
+        Raises:
+          KeyError: two resolvers have a task of the same index, in a job of which one of them is sparse.
+        """
+        found: dict[str, list[list[str] | dict[int, str]]] = {}
+        for resolver in self._resolvers:
+            for job, tasks in resolver.cluster_spec().as_dict().items():
+                found.setdefault(job, []).append(tasks or [])
+        return ClusterSpec({job: _merged(job, parts) for job, parts in found.items()})
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The URL of that task of the union where both are given, else the first resolver's master."""
+        rpc_layer = rpc_layer or self.rpc_layer
+        if task_type is not None and task_id is not None:
+            return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer)
+        return self._resolvers[0].master(rpc_layer=rpc_layer)
+
+    @property
+    def environment(self) -> str:
+        return self._resolvers[0].environment
+
+    @property
+    def task_type(self) -> str | None:
+        return self._resolvers[0].task_type if self._task_type is None else self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        return self._resolvers[0].task_id if self._task_id is None else self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        return self._resolvers[0].rpc_layer if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Mapping[str, Any] | None = None
+    ) -> dict[str, int]:
+        """What the first resolver says."""
+        return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+
+
+def _merged(job: str, parts: list[list[str] | dict[int, str]]) -> list[str] | dict[int, str]:
+    dense = [part for part in parts if isinstance(part, list)]
+    if len(dense) == len(parts):
+        return list(itertools.chain(*dense))
+    merged: dict[int, str] = {}
+    for part in parts:
+        tasks = dict(enumerate(part)) if isinstance(part, list) else part
+        twice = sorted(merged.keys() & tasks.keys())
+        if twice:
+            raise KeyError(f"job {job!r} has the task indices {twice} from two resolvers")
+        merged.update(tasks)
+    return merged

@@ -1,0 +1,184 @@
+"""A store of values by key, which tasks share; who asks for a key that is not there may wait for it.
+
+Rules
+    A key is a path: "dir/name". Slashes at the ends, and several in a row, mean nothing. To delete a key deletes what is below it, too.
+    A value belongs to the store; the shell gives out snapshots. `nbytes` is what it counts.
+
+Promises, checked by tests/core/test_keys.py
+    P1  a key has the value that was set last; without `overwrite` the first one stays
+    P2  each ticket is answered once: with the value that was there, or came, or with DEADLINE_EXCEEDED once its time has passed
+    P3  nothing is left of a ticket that was answered or dropped
+    P4  at most `keys_max` keys and `bytes_max` bytes are held; what does not fit changes nothing
+
+Not here: what values are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from math import inf
+from typing import Any
+
+from zmqdist.coordination.answers import Answer, Effect, Fail, Ticket
+from zmqdist.errors import (
+    ALREADY_EXISTS,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    FAILED_PRECONDITION,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    RESOURCE_EXHAUSTED,
+)
+from zmqdist.limits import KEY_CHARS_MAX, KEYS_BYTES_MAX, KEYS_MAX
+
+_AFTER_SLASH = chr(ord("/") + 1)
+
+
+def normal(key: str) -> str:
+    """The key without slashes that mean nothing; "" when nothing is left."""
+    return "/".join(part for part in key.split("/") if part)
+
+
+class Keys:
+    """See the module's docstring.
+
+    Attributes:
+      deadline: `ticked` must be called then at the latest; `inf` for never.
+    """
+
+    def __init__(self, keys_max: int = KEYS_MAX, bytes_max: int = KEYS_BYTES_MAX) -> None:
+        self.deadline = inf
+        self.nbytes = 0
+        self._keys_max = keys_max
+        self._bytes_max = bytes_max
+        self._values: dict[str, tuple[Any, int]] = {}
+        self._sorted: list[str] = []
+        self._waiting: dict[str, dict[Ticket, float]] = {}
+        self._by_ticket: dict[Ticket, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def put(self, ticket: Ticket, key: str, value: Any, nbytes: int, overwrite: bool = False) -> list[Effect]:
+        """Give a key its value. ALREADY_EXISTS when it has one, unless `overwrite`."""
+        path = normal(key)
+        if not path:
+            return [
+                Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key: wanted a name, or several with slashes between")
+            ]
+        if path in self._values and not overwrite:
+            return [Fail(ticket, ALREADY_EXISTS, f"key {path!r} has a value already; overwrite=True gives it another")]
+        problem = self._full(path, nbytes)
+        if problem:
+            return [Fail(ticket, RESOURCE_EXHAUSTED, problem)]
+        return [*self._put(path, value, nbytes), Answer(ticket)]
+
+    def get(self, ticket: Ticket, key: str, due: float = inf) -> list[Effect]:
+        """The value of a key; when it has none, the next one that it gets."""
+        path = normal(key)
+        if path in self._values:
+            return [Answer(ticket, self._values[path][0])]
+        if not path:
+            return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
+        self._waiting.setdefault(path, {})[ticket] = due
+        self._by_ticket[ticket] = path
+        self.deadline = min(self.deadline, due)
+        return []
+
+    def try_get(self, ticket: Ticket, key: str) -> list[Effect]:
+        """The value of a key, or NOT_FOUND."""
+        path = normal(key)
+        if path not in self._values:
+            return [Fail(ticket, NOT_FOUND, f"there is no key {path!r}")]
+        return [Answer(ticket, self._values[path][0])]
+
+    def below(self, ticket: Ticket, prefix: str) -> list[Effect]:
+        """All that is below a directory, by its whole key; "" for everything."""
+        return [Answer(ticket, {path: self._values[path][0] for path in self._below(normal(prefix))})]
+
+    def delete(self, ticket: Ticket, key: str) -> list[Effect]:
+        """Remove a key and all below it; the answer is how many there were."""
+        path = normal(key)
+        if not path:
+            return [Fail(ticket, INVALID_ARGUMENT, f"{key!r} is no key")]
+        gone = self._below(path)
+        if gone:
+            start = bisect_left(self._sorted, gone[0])
+            del self._sorted[start : start + len(gone)]
+        if path in self._values:
+            gone.append(path)
+            del self._sorted[bisect_left(self._sorted, path)]
+        for name in gone:
+            self.nbytes -= self._values.pop(name)[1]
+        return [Answer(ticket, len(gone))]
+
+    def increment(self, ticket: Ticket, key: str, by: int, nbytes: int) -> list[Effect]:
+        """Add to a whole number; one that is not there is 0. The answer is the sum."""
+        path = normal(key)
+        before = self._values.get(path, (0, 0))[0]
+        if type(before) is not int:
+            text = f"key {path!r} has a value of type {type(before).__name__}, not a whole number to add to"
+            return [Fail(ticket, FAILED_PRECONDITION, text)]
+        total = before + by
+        effects = self.put(ticket, key, total, nbytes, overwrite=True)
+        return [Answer(ticket, total) if effect == Answer(ticket) else effect for effect in effects]
+
+    def dropped(self, ticket: Ticket) -> None:
+        """Nobody waits for this answer any more."""
+        path = self._by_ticket.pop(ticket, None)
+        if path is not None:
+            del self._waiting[path][ticket]
+            if not self._waiting[path]:
+                del self._waiting[path]
+
+    def ticked(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        if now < self.deadline:
+            return []
+        late = [
+            (ticket, path) for path, waiting in self._waiting.items() for ticket in waiting if waiting[ticket] <= now
+        ]
+        for ticket, _ in late:
+            self.dropped(ticket)
+        self.deadline = min((due for waiting in self._waiting.values() for due in waiting.values()), default=inf)
+        return [Fail(ticket, DEADLINE_EXCEEDED, f"nobody set key {path!r} in time") for ticket, path in late]
+
+    def stopped(self, why: str) -> list[Effect]:
+        """Nobody keeps these keys any more: all who wait are told."""
+        tickets = list(self._by_ticket)
+        for ticket in tickets:
+            self.dropped(ticket)
+        return [Fail(ticket, CANCELLED, why) for ticket in tickets]
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait."""
+        return len(self._by_ticket)
+
+    def _below(self, path: str) -> list[str]:
+        if not path:
+            return list(self._sorted)
+        start = bisect_left(self._sorted, path + "/")
+        return self._sorted[start : bisect_left(self._sorted, path + _AFTER_SLASH, start)]
+
+    def _full(self, path: str, nbytes: int) -> str:
+        if len(path) > KEY_CHARS_MAX:
+            return f"a key of {len(path)} characters; at most {KEY_CHARS_MAX} are allowed"
+        if path not in self._values and len(self._values) >= self._keys_max:
+            return f"{self._keys_max} keys are held: delete some before setting {path!r}"
+        after = self.nbytes - self._values.get(path, (None, 0))[1] + nbytes + len(path)
+        if after > self._bytes_max:
+            return f"the values would take {after} bytes with {path!r}; at most {self._bytes_max} are held: delete some"
+        return ""
+
+    def _put(self, path: str, value: Any, nbytes: int) -> list[Effect]:
+        if path in self._values:
+            self.nbytes -= self._values[path][1]
+        else:
+            insort(self._sorted, path)
+        self._values[path] = value, nbytes + len(path)
+        self.nbytes += nbytes + len(path)
+        waiting = self._waiting.pop(path, {})
+        for ticket in waiting:
+            del self._by_ticket[ticket]
+        return [Answer(ticket, value) for ticket in waiting]

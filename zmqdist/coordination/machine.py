@@ -1,0 +1,599 @@
+"""Which tasks of a cluster are there, which have failed, and what they wait for together.
+
+Theory of operation
+    A task registers under its name and its incarnation, a number for one life of its process, and is up from then on. It asks for
+    errors (`polled`) all the time: that is its sign of life. It is in error when it says so itself, when nothing was heard of it for
+    `heartbeat_timeout_s`, when its connection ended and the same incarnation was not back within `reconnect_grace_s`, when its process was
+    seen to end, or when another incarnation of it shows up. An error is told to everybody, unless its job may recover. It ends barriers
+    that wait for that task. A task in error stays so until it is `reset`; of a job that may recover, or where
+    `new_incarnation_may_return`, one that was lost may also just register again.
+    A task that shuts down, or is reset, has left. What it said before may still arrive: for another `heartbeat_timeout_s` it is heard.
+
+Promises, checked by tests/core/test_coordination.py
+    P1  a name has one incarnation at a time; a call of another one is answered ABORTED
+    P2  each ticket is answered once or dropped, and nothing is left of it then
+    P3  a task that is lost ends every barrier that needs it; a new one that needs it fails at once, naming it
+    P4  every error of a task whose job does not recover reaches every task that asks, once each, in order
+    P5  all who ask who is alive with the same set get the same answer, when all of it that live have asked
+
+A cluster without a list of tasks (a dispatcher's) takes whoever registers; barriers there must say for whom they are.
+
+Not here: rounds of barriers (barriers.py), keys (keys.py), connections and processes (service.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import Final, NamedTuple
+
+from zmqdist import limits
+from zmqdist.coordination.answers import Answer, Effect, Fail, Task, Ticket, listed, named
+from zmqdist.coordination.barriers_machine import Barriers, Outcome
+from zmqdist.errors import (
+    ABORTED,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    FAILED_PRECONDITION,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+)
+
+MISSING: Final = "missing"
+"""It has not registered yet."""
+JOINING: Final = "joining"
+"""It has registered, and waits for the others to do so."""
+UP: Final = "up"
+ERROR: Final = "error"
+LEFT: Final = "left"
+
+EVERYBODY: Final = "zmqdist.all"
+GOING: Final = "zmqdist.shutdown"
+"""Barriers of our own."""
+
+RETIRED_KEPT: Final = 8
+"""Earlier incarnations of a task that are known as such: what they still say does not harm their successor."""
+
+
+@dataclass(frozen=True)
+class CoordinationConfig:
+    """When tasks are given up, and how they come and go. Durations are seconds.
+
+    Attributes:
+      heartbeat_timeout_s: a task of which nothing was heard for so long is in error. The beats come four times as often.
+      reconnect_grace_s: so long a task whose connection ended has to come back.
+      shutdown_timeout_s: tasks that shut down wait so long for all others to do so, too; 0: they just leave.
+      recoverable_jobs: tasks of these jobs may fail and come back: the others are not told.
+      new_incarnation_may_return: a task that was lost may register again in a new life without a reset, whatever its job.
+      register_together: registering ends when all tasks have registered,
+      register_timeout_s: or fails after so long.
+    """
+
+    heartbeat_timeout_s: float = limits.LEASE_S
+    reconnect_grace_s: float = limits.RECONNECT_GRACE_S
+    shutdown_timeout_s: float = 0.0
+    recoverable_jobs: frozenset[str] = frozenset()
+    new_incarnation_may_return: bool = False
+    register_together: bool = False
+    register_timeout_s: float = limits.CLUSTER_LOST_LIMIT_S
+
+
+class TaskError(NamedTuple):
+    """An error of a task, as others are told of it. `number` counts them."""
+
+    number: int
+    task: Task
+    code: int
+    message: str
+
+
+class Welcome(NamedTuple):
+    """What a task is told that has registered: the number of errors that have been told so far."""
+
+    errors_count: int
+
+
+class TaskState(NamedTuple):
+    """What is known of a task: "missing", "joining", "up", "error" or "left"; code and message are of its error."""
+
+    task: Task
+    state: str
+    incarnation: int
+    code: int
+    message: str
+
+
+@dataclass(slots=True)
+class _Record:
+    task: Task
+    state: str = MISSING
+    incarnation: int = 0
+    heard_at: float = 0.0
+    away_until: float = inf
+    heard_until: float = -inf
+    """After it has left: so long it is still answered."""
+    code: int = OK
+    message: str = ""
+    retired: list[int] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
+    joining: Ticket = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """The place of a ticket in the barrier of those who shut down."""
+
+    ticket: Ticket
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The place of a ticket in the barrier of those who wait for everybody."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class _Poll:
+    ticket: Ticket
+    after: int
+    until: float
+
+
+class Coordination:
+    """See the module's docstring. A method is an event; what it returns is to be told to those who asked.
+
+    Attributes:
+      deadline: `ticked` must be called then at the latest; `inf` for never.
+    """
+
+    def __init__(self, tasks: Iterable[Task] | None, config: CoordinationConfig) -> None:
+        """Args:
+        tasks: who belongs to the cluster, in its order; None: whoever registers.
+        """
+        self._config = config
+        self._open = tasks is None
+        self._records = {task: _Record(task) for task in tasks or ()}
+        self._barriers = Barriers()
+        self._errors: list[TaskError] = []
+        self._errors_count = 0
+        self._polls: dict[Task, _Poll] = {}
+        self._alive: dict[frozenset[Task], dict[Task, Ticket]] = {}
+        self._check_at = inf
+        self._register_by = inf
+        self._complete = not config.register_together
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
+        """A task says that it is there. The answer is a Welcome."""
+        record = self._records.get(task)
+        if record is None and self._open:
+            if len(self._records) >= limits.WORKERS_MAX:
+                return [
+                    Fail(ticket, RESOURCE_EXHAUSTED, f"{limits.WORKERS_MAX} tasks are known here: no room for more")
+                ]
+            record = self._records[task] = _Record(task)
+        if record is None:
+            return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
+        if incarnation in record.retired:
+            return [Fail(ticket, ABORTED, f"{named(task)} has been started again since: this life of it is over")]
+        same = incarnation == record.incarnation
+        if record.state == UP and same:
+            self._heard(record, now)
+            return [Answer(ticket, Welcome(self._errors_count))]
+        effects: list[Effect] = []
+        if record.state == UP and task[0] in self._config.recoverable_jobs:
+            effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was started again", now)
+        elif record.state == UP:
+            text = f"{named(task)} registered again in another life, without a reset: it was started again, or is there twice"
+            return [*self._fail(record, ABORTED, text, now), Fail(ticket, ABORTED, text)]
+        if record.state == ERROR and not self._may_return(record):
+            return [Fail(ticket, ABORTED, f"{named(task)} is in error, and must be reset first: {record.message}")]
+        return effects + self._join(record, ticket, incarnation, now)
+
+    def beaten(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
+        """A sign of life. The answer is the task's own error, if it has one."""
+        record = self._records.get(task)
+        if record is None or record.state == MISSING or (record.state == LEFT and now > record.heard_until):
+            text = f"{named(task)} is not registered" if record is not None else self._not_in_cluster(task)
+            return [Fail(ticket, INVALID_ARGUMENT, text)]
+        if record.state == ERROR:
+            return [Fail(ticket, record.code, record.message)]
+        if incarnation != record.incarnation:
+            text = f"{named(task)} was heard in another life than the one that registered"
+            known = incarnation in record.retired or record.state != UP
+            return [*([] if known else self._fail(record, ABORTED, text, now)), Fail(ticket, ABORTED, text)]
+        self._heard(record, now)
+        return [Answer(ticket)]
+
+    def polled(
+        self, ticket: Ticket, task: Task, incarnation: int, after: int, until: float, now: float
+    ) -> list[Effect]:
+        """A task asks for errors of tasks, and lives.
+
+        The answer is a list of TaskError with a number above `after`, as soon as there is one; at `until` an empty one.
+        """
+        problem = self._problem(task, incarnation, now)
+        if problem is not None:
+            return [Fail(ticket, *problem)]
+        record = self._records[task]
+        if record.state == UP:
+            self._heard(record, now)
+        effects: list[Effect] = []
+        earlier = self._polls.pop(task, None)
+        if earlier is not None:
+            effects.append(Fail(earlier.ticket, CANCELLED, f"{named(task)} asked again"))
+        told = [error for error in self._errors if error.number > after]
+        if told:
+            return [*effects, Answer(ticket, told)]
+        self._polls[task] = _Poll(ticket, after, until)
+        self._check_at = min(self._check_at, until)
+        return effects
+
+    def away(self, task: Task, incarnation: int, now: float) -> list[Effect]:
+        """Its connection has ended; the same incarnation may be back within the grace."""
+        record = self._records.get(task)
+        if record is not None and record.state == UP and record.incarnation == incarnation:
+            record.away_until = now + self._config.reconnect_grace_s
+            self._check_at = min(self._check_at, record.away_until)
+        return []
+
+    def is_away(self, task: Task, incarnation: int) -> bool:
+        """Whether it may still come back from an ended connection."""
+        record = self._records.get(task)
+        return self.holds(task, incarnation) and record is not None and record.away_until < inf
+
+    def holds(self, task: Task, incarnation: int) -> bool:
+        """Whether this is the life of the task that is registered, and not in error."""
+        record = self._records.get(task)
+        return record is not None and record.incarnation == incarnation and record.state in (UP, JOINING)
+
+    def lost(self, task: Task, incarnation: int, why: str, now: float) -> list[Effect]:
+        """Somebody who knows says that this life of a task is over."""
+        record = self._records.get(task)
+        if record is None or record.state != UP or record.incarnation != incarnation:
+            return []
+        return self._fail(record, UNAVAILABLE, f"{named(task)} is lost: {why}", now)
+
+    def reported(
+        self, ticket: Ticket, task: Task, incarnation: int, code: int, message: str, now: float
+    ) -> list[Effect]:
+        """A task says that it has failed."""
+        problem = self._problem(task, incarnation, now)
+        if problem is None and self._records[task].state != UP:
+            problem = FAILED_PRECONDITION, f"{named(task)} has disconnected"
+        if problem is not None:
+            return [Fail(ticket, *problem)]
+        text = f"{named(task)} reported an error: {message}"
+        return [*self._fail(self._records[task], code, text, now), Answer(ticket)]
+
+    def reset(self, ticket: Ticket, task: Task, now: float) -> list[Effect]:
+        """Forget what a task was; it may register again, in whatever life."""
+        if task not in self._records:
+            return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(task))]
+        return [*self._leave(self._records[task], "was reset", now), Answer(ticket)]
+
+    def left(self, ticket: Ticket, task: Task, incarnation: int, together: bool, now: float) -> list[Effect]:
+        """A task shuts down; `together` with the others, where the cluster does so."""
+        problem = self._problem(task, incarnation, now)
+        if problem is not None and problem[0] != FAILED_PRECONDITION:
+            return [Fail(ticket, *problem)]
+        record = self._records[task]
+        if record.state != UP or not together or not self._config.shutdown_timeout_s:
+            return [*self._leave(record, "has shut down", now), Answer(ticket)]
+        going = self._barriers.tasks_of(GOING) or frozenset(
+            record.task for record in self._records.values() if record.state not in (ERROR, LEFT)
+        )
+        counter = self._barriers.next_counter(GOING)
+        due = now + self._config.shutdown_timeout_s
+        place = _Leaving(ticket, task)
+        return self._told(self._barriers.came(place, GOING, counter, task, going, due), now)
+
+    # -- together ----------------------------------------------------------------------------------------------------------
+
+    def barrier(
+        self,
+        ticket: Ticket,
+        task: Task,
+        incarnation: int,
+        name: str,
+        counter: int,
+        tasks: Iterable[Task] | None,
+        due: float,
+        now: float,
+    ) -> list[Effect]:
+        """A task calls a barrier. The answer is an Outcome; who may not call at all gets an error.
+
+        Args:
+          tasks: for whom it is; None: for the whole cluster.
+        """
+        problem = self._problem(task, incarnation, now)
+        if problem is not None and not (task in self._records and self._records[task].state == ERROR):
+            return [Fail(ticket, *problem)]
+        if tasks is None and self._open:
+            text = f"barrier {name!r}: say for which tasks, this cluster has no list of them"
+            return [Fail(ticket, INVALID_ARGUMENT, text)]
+        wanted = frozenset(self._records if tasks is None else tasks)
+        effects = self._barriers.came(ticket, name, counter, task, wanted, due, self._hopeless(name, task, wanted))
+        return self._told(effects, now)
+
+    def barrier_cancelled(self, ticket: Ticket, name: str, counter: int, task: Task, now: float) -> list[Effect]:
+        """A task gives a barrier up, for all."""
+        return self._told(self._barriers.cancelled(ticket, name, counter, task), now)
+
+    def missing(self, name: str) -> list[Task]:
+        """For whom a barrier waits at present."""
+        return self._barriers.missing(name)
+
+    def waited_for_all(
+        self, ticket: Ticket, task: Task, incarnation: int, devices: list[str], due: float, now: float
+    ) -> list[Effect]:
+        """A task waits until all tasks of the cluster do so. The answer is what devices all have, in the order of the tasks."""
+        problem = self._problem(task, incarnation, now)
+        if problem is not None:
+            return [Fail(ticket, *problem)]
+        self._records[task].devices = list(devices)
+        everybody = frozenset(self._records)
+        hopeless = self._hopeless(EVERYBODY, task, everybody)
+        counter = self._barriers.next_counter(EVERYBODY)
+        place = _Waiting(ticket)
+        return self._told(self._barriers.came(place, EVERYBODY, counter, task, everybody, due, hopeless), now)
+
+    def asked_alive(
+        self, ticket: Ticket, task: Task, incarnation: int, tasks: Iterable[Task] | None, now: float
+    ) -> list[Effect]:
+        """A task asks who of a set is alive; answered to all of them that live, when all of them have asked."""
+        problem = self._problem(task, incarnation, now)
+        if problem is not None:
+            return [Fail(ticket, *problem)]
+        wanted = frozenset(self._records if tasks is None else tasks)
+        unknown = wanted - self._records.keys()
+        if unknown:
+            return [Fail(ticket, INVALID_ARGUMENT, self._not_in_cluster(min(unknown)))]
+        if task not in wanted:
+            text = f"{named(task)} asks who of {listed(sorted(wanted))} is alive, and is none of them"
+            return [Fail(ticket, INVALID_ARGUMENT, text)]
+        asking = self._alive.setdefault(wanted, {})
+        effects: list[Effect] = []
+        if task in asking:
+            effects.append(Fail(asking[task], CANCELLED, f"{named(task)} asked again"))
+        asking[task] = ticket
+        return effects + self._tell_alive()
+
+    def states(self, jobs: Iterable[str] | None = None) -> list[TaskState]:
+        """What is known of all tasks, or of those of some jobs, in the order of the cluster."""
+        wanted = None if jobs is None else set(jobs)
+        return [
+            TaskState(r.task, r.state, r.incarnation, r.code, r.message)
+            for r in self._records.values()
+            if wanted is None or r.task[0] in wanted
+        ]
+
+    # -- the machine's own ---------------------------------------------------------------------------------------------------
+
+    @property
+    def deadline(self) -> float:
+        return min(self._check_at, self._barriers.deadline, self._register_by)
+
+    @property
+    def waiting(self) -> int:
+        """Questions that wait for their answers."""
+        joining = sum(record.state == JOINING for record in self._records.values())
+        return self._barriers.waiting + len(self._polls) + sum(map(len, self._alive.values())) + joining
+
+    @property
+    def open_barriers(self) -> dict[str, list[Task]]:
+        """Barriers at which a task waits: name -> the tasks that are missing there."""
+        return {name: self._barriers.missing(name) for name in self._barriers.open}
+
+    def heard_at(self, task: Task) -> float:
+        """When a known task gave its last sign of life."""
+        return self._records[task].heard_at
+
+    def ticked(self, now: float) -> list[Effect]:
+        """Time has passed."""
+        effects = self._told(self._barriers.ticked(now), now)
+        if now >= self._register_by:
+            effects += self._give_up_joining()
+        if now >= self._check_at:
+            effects += self._check(now)
+        return effects
+
+    def dropped(self, ticket: Ticket) -> list[Effect]:
+        """Nobody waits for the answer any more."""
+        self._barriers.dropped(ticket)
+        self._barriers.dropped(_Waiting(ticket))
+        for task, poll in self._polls.items():
+            if poll.ticket == ticket:
+                del self._polls[task]
+                break
+        for record in self._records.values():
+            if record.state == JOINING and record.joining == ticket:
+                record.state, record.joining = MISSING, None
+            self._barriers.dropped(_Leaving(ticket, record.task))
+        for asking in self._alive.values():
+            for task in [task for task, other in asking.items() if other == ticket]:
+                del asking[task]
+        self._alive = {tasks: asking for tasks, asking in self._alive.items() if asking}
+        return []
+
+    def stopped(self, why: str, now: float) -> list[Effect]:
+        """Nobody coordinates these tasks any more: all who wait are told so."""
+        effects = self._told(self._barriers.stopped(why), now)
+        effects += [Fail(poll.ticket, CANCELLED, why) for poll in self._polls.values()]
+        effects += [Fail(ticket, CANCELLED, why) for asking in self._alive.values() for ticket in asking.values()]
+        for record in self._records.values():
+            if record.state == JOINING:
+                effects.append(Fail(record.joining, CANCELLED, why))
+                record.state, record.joining = MISSING, None
+        self._polls, self._alive = {}, {}
+        return effects
+
+    def _problem(self, task: Task, incarnation: int, now: float) -> tuple[int, str] | None:
+        """Why this task may not ask (code, text)."""
+        record = self._records.get(task)
+        if record is None:
+            return INVALID_ARGUMENT, self._not_in_cluster(task)
+        if record.state in (MISSING, JOINING):
+            return FAILED_PRECONDITION, f"{named(task)} has not been registered"
+        if incarnation != record.incarnation:
+            return ABORTED, f"{named(task)} asks in another life than the one that registered"
+        if record.state == LEFT and now > record.heard_until:
+            return FAILED_PRECONDITION, f"{named(task)} has disconnected"
+        if record.state == ERROR:
+            return FAILED_PRECONDITION, record.message
+        return None
+
+    def _hopeless(self, name: str, task: Task, wanted: frozenset[Task]) -> tuple[int, str] | None:
+        """Why no barrier of these tasks can pass."""
+        unknown = wanted - self._records.keys()
+        if unknown:
+            return INVALID_ARGUMENT, f"barrier {name!r}: {self._not_in_cluster(min(unknown))}"
+        for record in (self._records[other] for other in sorted(wanted | {task})):
+            if record.state == ERROR:
+                return INTERNAL, f"barrier {name!r} failed: {record.message}"
+            if record.state == LEFT:
+                return INTERNAL, f"barrier {name!r} failed: {named(record.task)} has left"
+        return None
+
+    def _join(self, record: _Record, ticket: Ticket, incarnation: int, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if record.state == JOINING:
+            effects.append(Fail(record.joining, ABORTED, f"{named(record.task)} registered again meanwhile"))
+        if record.incarnation and record.incarnation != incarnation:
+            record.retired = [*record.retired, record.incarnation][-RETIRED_KEPT:]
+            self._barriers.restarted(record.task)
+        record.incarnation, record.code, record.message, record.devices = incarnation, OK, "", []
+        self._heard(record, now)
+        if self._complete:
+            record.state = UP
+            return [*effects, Answer(ticket, Welcome(self._errors_count))]
+        record.state, record.joining = JOINING, ticket
+        self._register_by = min(self._register_by, now + self._config.register_timeout_s)
+        if all(other.state == JOINING for other in self._records.values()):
+            self._complete, self._register_by = True, inf
+            for other in self._records.values():
+                effects.append(Answer(other.joining, Welcome(self._errors_count)))
+                other.state, other.joining = UP, None
+                self._heard(other, now)
+        return effects
+
+    def _give_up_joining(self) -> list[Effect]:
+        self._register_by = inf
+        joining = [record for record in self._records.values() if record.state == JOINING]
+        missing = listed(record.task for record in self._records.values() if record.state != JOINING)
+        text = f"{len(joining)}/{len(self._records)} tasks registered in time; missing: {missing}"
+        effects: list[Effect] = [Fail(record.joining, DEADLINE_EXCEEDED, text) for record in joining]
+        for record in joining:
+            record.state, record.joining = MISSING, None
+        return effects
+
+    def _may_return(self, record: _Record) -> bool:
+        """Whether a task in error may just register again."""
+        recovers = record.task[0] in self._config.recoverable_jobs or self._config.new_incarnation_may_return
+        return record.code == UNAVAILABLE and recovers
+
+    def _heard(self, record: _Record, now: float) -> None:
+        record.heard_at, record.away_until = now, inf
+        self._check_at = min(self._check_at, now + self._config.heartbeat_timeout_s)
+
+    def _check(self, now: float) -> list[Effect]:
+        """Who is overdue, and whose question for errors has waited long enough."""
+        effects: list[Effect] = []
+        timeout_s = self._config.heartbeat_timeout_s
+        for record in list(self._records.values()):
+            if record.state != UP:
+                continue
+            if record.away_until <= now:
+                why = "its connection ended and it did not come back"
+                effects += self._fail(record, UNAVAILABLE, f"{named(record.task)} is lost: {why}", now)
+            elif record.heard_at + timeout_s <= now:
+                why = f"nothing was heard of it for {timeout_s:g} s"
+                effects += self._fail(record, UNAVAILABLE, f"{named(record.task)} is lost: {why}", now)
+        for task, poll in list(self._polls.items()):
+            if poll.until <= now:
+                del self._polls[task]
+                effects.append(Answer(poll.ticket, []))
+        times = [min(r.heard_at + timeout_s, r.away_until) for r in self._records.values() if r.state == UP]
+        self._check_at = min([*times, *(poll.until for poll in self._polls.values())], default=inf)
+        return effects
+
+    def _fail(self, record: _Record, code: int, message: str, now: float) -> list[Effect]:
+        """A task is in error: barriers that need it end, and the others are told."""
+        record.state, record.code, record.message, record.away_until = ERROR, code, message, inf
+        effects = self._told(self._barriers.task_failed(record.task, message), now)
+        effects += self._tell_alive()
+        self._errors_count += 1
+        error = TaskError(self._errors_count, record.task, code, message)
+        recovers = record.task[0] in self._config.recoverable_jobs
+        if not recovers:
+            self._errors = [*self._errors, error][-limits.TASK_ERRORS_KEPT :]
+        for task in [record.task] if recovers else list(self._polls):
+            poll = self._polls.pop(task, None)
+            if poll is not None:
+                effects.append(Answer(poll.ticket, [error]))
+        return effects
+
+    def _leave(self, record: _Record, how: str, now: float) -> list[Effect]:
+        if record.state in (MISSING, LEFT):
+            return []
+        effects: list[Effect] = []
+        if record.state == JOINING:
+            effects.append(Fail(record.joining, CANCELLED, f"{named(record.task)} {how}"))
+            record.joining = None
+        record.state, record.heard_until = LEFT, now + self._config.heartbeat_timeout_s
+        record.away_until = inf
+        effects += self._told(self._barriers.task_failed(record.task, f"{named(record.task)} {how}"), now)
+        return effects + self._tell_alive()
+
+    def _told(self, effects: list[Effect], now: float) -> list[Effect]:
+        """What the barriers say, with our own ones turned into what their callers wait for."""
+        told: list[Effect] = []
+        gone: list[tuple[_Leaving, Outcome]] = []
+        for effect in effects:
+            if not isinstance(effect, Answer) or not isinstance(effect.ticket, _Leaving | _Waiting):
+                told.append(effect)
+                continue
+            outcome: Outcome = effect.value
+            if isinstance(effect.ticket, _Leaving):
+                gone.append((effect.ticket, outcome))
+            elif outcome.code == OK:
+                told.append(Answer(effect.ticket.ticket, [d for r in self._records.values() for d in r.devices]))
+            else:
+                told.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
+        return told + self._let_go(gone, now)
+
+    def _let_go(self, gone: list[tuple[_Leaving, Outcome]], now: float) -> list[Effect]:
+        """Those who waited to leave together leave, whether all have come or not; who has not is told that it was left behind."""
+        effects: list[Effect] = []
+        for place, outcome in gone:
+            if outcome.code != CANCELLED:  # that one has only asked again
+                effects += self._leave(self._records[place.task], "has shut down", now)
+            done = outcome.code == OK
+            effects.append(Answer(place.ticket) if done else Fail(place.ticket, outcome.code, outcome.message))
+        failed = next((outcome for _, outcome in gone if outcome.code not in (OK, CANCELLED)), None)
+        if failed is not None:
+            for record in [record for record in self._records.values() if record.state == UP]:
+                text = f"{named(record.task)} did not shut down with the others: {failed.message}"
+                effects += self._fail(record, INTERNAL, text, now)
+        return effects
+
+    def _tell_alive(self) -> list[Effect]:
+        effects: list[Effect] = []
+        for tasks, asking in list(self._alive.items()):
+            for task in [task for task in asking if self._records[task].state != UP]:
+                effects.append(Fail(asking.pop(task), FAILED_PRECONDITION, f"{named(task)} is not alive itself"))
+            alive = [task for task in sorted(tasks) if self._records[task].state == UP]
+            if not asking or len(asking) == len(alive):
+                del self._alive[tasks]
+                effects += [Answer(ticket, alive) for ticket in asking.values()]
+        return effects
+
+    def _not_in_cluster(self, task: Task) -> str:
+        return f"{named(task)} is not in the cluster, which has {listed(self._records)}"

@@ -1,0 +1,22 @@
+"""Scheduling functions on a cluster: `ClusterCoordinator`, `RemoteValue`, `PerWorkerValues`, and where a function runs."""
+
+from zmqdist.running import get_current_worker_index, get_num_workers
+from zmqdist.scheduling.coordinator import metrics as metrics
+from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
+from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
+from zmqdist.scheduling.coordinator.values import RemoteValue, RemoteValueStatus
+from zmqdist.tasks import coordinator_utils as utils  # noqa: F401
+
+PerWorkerValue = PerWorkerValues
+experimental_get_current_worker_index = get_current_worker_index
+
+__all__ = [
+    "ClusterCoordinator",
+    "PerWorkerValue",
+    "PerWorkerValues",
+    "RemoteValue",
+    "RemoteValueStatus",
+    "experimental_get_current_worker_index",
+    "get_current_worker_index",
+    "get_num_workers",
+]

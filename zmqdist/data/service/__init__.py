@@ -1,0 +1,59 @@
+"""The data service under its public names: dispatcher, workers, and what sends a pipeline to them.
+
+The names load on first use, by text: pipelines stand below the servers that run them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zmqdist.data.service.client import distribute, from_dataset_id, register_dataset
+    from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy
+    from zmqdist.data.service.snapshots.save import distributed_save
+    from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+    from zmqdist.scheduling.dispatcher.runtime import DispatchServer
+    from zmqdist.scheduling.worker.runtime import WorkerServer
+
+_WHERE = {
+    "_distribute": "zmqdist.data.service.client",
+    "_from_dataset_id": "zmqdist.data.service.client",
+    "_register_dataset": "zmqdist.data.service.client",
+    "CrossTrainerCache": "zmqdist.data.service.policy",
+    "DispatchServer": "zmqdist.scheduling.dispatcher.runtime",
+    "DispatcherConfig": "zmqdist.scheduling.dispatcher.config",
+    "ShardingPolicy": "zmqdist.data.service.policy",
+    "WorkerConfig": "zmqdist.scheduling.dispatcher.config",
+    "WorkerServer": "zmqdist.scheduling.worker.runtime",
+    "distribute": "zmqdist.data.service.client",
+    "distributed_save": "zmqdist.data.service.snapshots.save",
+    "from_dataset_id": "zmqdist.data.service.client",
+    "register_dataset": "zmqdist.data.service.client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'zmqdist.data.service' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "CrossTrainerCache",
+    "DispatchServer",
+    "DispatcherConfig",
+    "ShardingPolicy",
+    "WorkerConfig",
+    "WorkerServer",
+    "distribute",
+    "distributed_save",
+    "from_dataset_id",
+    "register_dataset",
+]

@@ -1,0 +1,341 @@
+"""`distribute`, `register_dataset`, `from_dataset_id`: a pipeline that others run, as a dataset to go on with here.
+
+Checks of arguments are made when the function is called, registration when a dataset is there; nothing else happens before an iterator
+is made. Texts of errors are those of tf.data service where programs look at them.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from zmqdist.data.dataset import Dataset
+from zmqdist.data.external_state import check_external_state
+from zmqdist.data.service.dealing import insist
+from zmqdist.data.service.machine.records import AT_MOST_ONCE, EXACTLY_ONCE
+from zmqdist.data.service.policy import CrossTrainerCache, ShardingPolicy, policy_of
+from zmqdist.data.service.service_of import Service, service_of
+from zmqdist.data.service.source import Distributed
+from zmqdist.data.sharding import distributed_cardinality
+from zmqdist.data.splits import portion_rules
+from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
+from zmqdist.data.tree import Tree, make
+from zmqdist.errors import FailedPreconditionError, NotFoundError
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+
+REGISTER_S = 3600.0
+"""Registration waits so long for a dispatcher, as tf.data service does."""
+
+COMPRESSIONS = ("AUTO", None, "SNAPPY", "ZSTD", "LZ4", "GZIP")
+DELIVERIES = (AT_MOST_ONCE, EXACTLY_ONCE)
+TARGET_WORKERS = ("AUTO", "ANY", "LOCAL")
+ON_CONFLICT = ("keep", "replace", "error")
+
+
+def distribute(
+    processing_mode: Any,
+    service: Any,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    compression: str | None = "AUTO",
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+    *,
+    delivery: str = "at_most_once",
+    ordered: bool = False,
+) -> Callable[[Dataset], Dataset]:
+    """A transformation for `Dataset.apply`: what stands before it runs on the service's workers, what follows runs here.
+
+    What is not said here is as in tf.data service, and in docs/data_service.md.
+
+    Args:
+      processing_mode: a ShardingPolicy, "parallel_epochs" (OFF) or "distributed_epoch" (DYNAMIC).
+      service: the dispatcher: "host:port", "zmq://host:port", a DispatchServer, a local_cluster, or a coordinator.
+      delivery: "at_most_once": what a worker has when it dies is lost. "exactly_once": others compute it, and the iterator has a state.
+      ordered: the elements come in the pipeline's own order, and exactly once. Both are for "distributed_epoch": docs/delivery.md.
+
+    Raises (when it is called):
+      ValueError, InvalidArgumentError: arguments that make no sense.
+    Raises (when it is applied):
+      TypeError: to something else than a Dataset.
+      UnimplementedError: portions of this pipeline are not the whole of it.
+    """
+    read = _checked(
+        processing_mode,
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+        delivery,
+        ordered,
+    )
+    _check_compression(compression)
+
+    def apply(dataset: Dataset) -> Dataset:
+        _check_dataset(dataset)
+        if ordered or delivery == EXACTLY_ONCE:
+            portion_rules(dataset)  # or an error that says what cannot be cut
+        id = register_dataset(service, dataset, compression)
+        made = _reading(service_of(service), id, _metadata_of(dataset, compression), read)
+        made.op.__dict__["upstream"] = dataset
+        return made
+
+    return apply
+
+
+def register_dataset(
+    service: Any,
+    dataset: Dataset,
+    compression: str | None = "AUTO",
+    dataset_id: Any = None,
+    *,
+    on_conflict: str = "keep",
+) -> str:
+    """Give a pipeline to the service. Returns its id, for `from_dataset_id`, here or in another program.
+
+    Waits for a dispatcher that is not there yet, up to an hour.
+
+    Args:
+      dataset_id: the id it shall have; None takes a new one. What was registered first under an id is kept.
+      on_conflict: what is done where another pipeline of the same structure has this id: "keep" the first, "replace" it, or "error".
+
+    Raises:
+      InvalidArgumentError: a dataset of another structure, compression or length has this id.
+      AlreadyExistsError: another pipeline has it, and `on_conflict` is "error".
+      FailedPreconditionError: the dataset cannot be sent, or depends on external state and its options forbid that.
+    """
+    _check_compression(compression)
+    if on_conflict not in ON_CONFLICT:
+        raise ValueError(f"`on_conflict` is {on_conflict!r}, wants one of {list(ON_CONFLICT)}")
+    _check_dataset(dataset)
+    at = service_of(service)
+    request = secrets.randbits(62)
+    id = None if dataset_id is None else id_of(dataset_id)
+    check_external_state(dataset)
+    try:
+        description = dataset.serialize()
+    except FailedPreconditionError as error:
+        text = f"Serialization error while trying to register a dataset with tf.data service: {error.message}"
+        raise FailedPreconditionError(None, None, text) from error
+    metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
+
+    def question(client: ZmqClient) -> Any:
+        args = (request, id, description, metadata, on_conflict)
+        return asking.start(client, "zmqdist.data.register", *args).get_value()
+
+    found, _other = _asked(at, question, f"registering a dataset with {at.address}")
+    return str(found)
+
+
+def from_dataset_id(
+    processing_mode: Any,
+    service: Any,
+    dataset_id: Any,
+    element_spec: Any = None,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    cross_trainer_cache: CrossTrainerCache | None = None,
+    target_workers: str = "AUTO",
+    *,
+    delivery: str = "at_most_once",
+    ordered: bool = False,
+) -> Dataset:
+    """Read a pipeline that was registered before. Arguments as those of `distribute`.
+
+    Args:
+      dataset_id: what `register_dataset` returned or was given.
+      element_spec: what the elements look like; None asks the service. The first element that is read is compared with it.
+
+    Raises:
+      ValueError: no such dataset. With an `element_spec`: NotFoundError.
+    """
+    read = _checked(
+        processing_mode,
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+        delivery,
+        ordered,
+    )
+    at = service_of(service)
+    id = id_of(dataset_id)
+
+    def question(client: ZmqClient) -> Any:
+        return asking.start(client, "zmqdist.data.metadata", id).get_value()
+
+    try:
+        metadata = json.loads(_asked(at, question, f"asking {at.address} for dataset {id}"))
+    except NotFoundError as error:
+        if element_spec is None:
+            raise ValueError(
+                f"Failed to fetch element spec for dataset id {id} from tf.data service: {error.message}"
+            ) from error
+        raise
+    if element_spec is not None:
+        metadata["element_spec"] = to_json(element_spec)
+    if job_name is not None:
+        read["job_name"] = f"dataset_id={id}/{job_name}"
+    return _reading(at, id, metadata, read)
+
+
+def id_of(dataset_id: Any) -> str:
+    """An id as users may give it: str, bytes, int, or one of these in a NumPy array without dimensions. Raises ValueError."""
+    value = dataset_id.item() if hasattr(dataset_id, "item") else dataset_id
+    if not isinstance(value, (str, bytes, int)):
+        raise ValueError(f"`dataset_id` is {dataset_id!r}, wants what `register_dataset` returns: a string")
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _checked(
+    processing_mode: Any,
+    job_name: Any,
+    consumer_index: Any,
+    num_consumers: Any,
+    max_outstanding_requests: Any,
+    data_transfer_protocol: Any,
+    cross_trainer_cache: CrossTrainerCache | None,
+    target_workers: str,
+    delivery: str,
+    ordered: bool,
+) -> dict[str, Any]:
+    """The fields of the operator that these arguments mean. Raises ValueError, InvalidArgumentError."""
+    mode = policy_of(processing_mode)
+    if job_name is not None and not isinstance(job_name, str):
+        raise ValueError(f"`job_name` must be a string, but `job_name` was of type {type(job_name)}.")
+    if job_name == "":
+        raise ValueError("`job_name` must not be empty")
+    if num_consumers is not None and job_name is None:
+        raise ValueError("`job_name` must be set when setting `num_consumers`")
+    if (consumer_index is None) != (num_consumers is None):
+        raise ValueError("`consumer_index` and `num_consumers` go together: give both or none")
+    consumer_index = _number("consumer_index", consumer_index)
+    num_consumers = _number("num_consumers", num_consumers)
+    if num_consumers is not None and num_consumers < 1:
+        raise ValueError(f"`num_consumers` is {num_consumers}, wants 1 or more")
+    if num_consumers is not None and not 0 <= consumer_index < num_consumers:
+        raise ValueError(f"`consumer_index` is {consumer_index}, wants 0 to {num_consumers - 1}")
+    max_outstanding_requests = _number("max_outstanding_requests", max_outstanding_requests)
+    if max_outstanding_requests is not None and max_outstanding_requests != -1 and max_outstanding_requests < 1:
+        raise invalid(f"max_outstanding_requests must be positive or -1, got {max_outstanding_requests}")
+    if data_transfer_protocol is not None and not isinstance(data_transfer_protocol, str):
+        raise ValueError(f"`data_transfer_protocol` is {data_transfer_protocol!r}, wants a string")
+    if cross_trainer_cache is not None and not isinstance(cross_trainer_cache, CrossTrainerCache):
+        raise ValueError(f"`cross_trainer_cache` is {cross_trainer_cache!r}, wants a CrossTrainerCache")
+    if not isinstance(ordered, bool):
+        raise ValueError(f"`ordered` is {ordered!r}, wants True or False")
+    if delivery not in DELIVERIES:
+        raise ValueError(f"`delivery` is {delivery!r}, wants one of {list(DELIVERIES)}")
+    if (ordered or delivery == EXACTLY_ONCE) and (mode != ShardingPolicy.DYNAMIC or cross_trainer_cache is not None):
+        raise invalid(
+            'delivery="exactly_once" and ordered=True are for ShardingPolicy.DYNAMIC ("distributed_epoch") without a cross-trainer cache: '
+            "elsewhere workers give the same elements more than once"
+        )
+    target = str(target_workers or "AUTO").upper()
+    if target not in TARGET_WORKERS:
+        raise invalid(f"Unrecognized target workers: {target_workers}")
+    return {
+        "mode": int(mode),
+        "job_name": job_name,
+        "consumer_index": -1 if consumer_index is None else int(consumer_index),
+        "num_consumers": int(num_consumers or 0),
+        "max_outstanding": max_outstanding_requests or -1,
+        "protocol": data_transfer_protocol or "",
+        "trainer": "" if cross_trainer_cache is None else cross_trainer_cache.trainer_id,
+        "target_workers": target,
+        "delivery": delivery,
+        "ordered": ordered,
+    }
+
+
+def _number(name: str, value: Any) -> Any:
+    """An int as it may be given, NumPy's too; None as it is. Raises ValueError."""
+    try:
+        return value if value is None else operator.index(value)
+    except TypeError:
+        raise ValueError(f"`{name}` is {value!r}, wants a whole number") from None
+
+
+def _check_dataset(dataset: Any) -> None:
+    if not isinstance(dataset, Dataset):
+        raise TypeError(f"a data service runs datasets: wanted a zmqdist.data.Dataset, got {type(dataset).__name__}")
+
+
+def _check_compression(compression: Any) -> None:
+    if compression not in COMPRESSIONS:
+        raise ValueError(f"Invalid `compression` argument: {compression}. Must be one of {list(COMPRESSIONS)}")
+
+
+def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
+    known = dataset.known_spec
+    return {
+        "element_spec": None if known is UNKNOWN_SPEC else to_json(known),
+        "compression": compression,
+        "cardinality": dataset.cardinality(),
+    }
+
+
+def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
+    spec = metadata["element_spec"]
+    policy = ShardingPolicy(read["mode"]).name
+    return make(
+        Distributed(
+            service=service.address,
+            token_file=service.token_file,
+            keys_dir=service.keys_dir,
+            insecure=service.insecure,
+            dataset=id,
+            spec=None if spec is None else from_json(spec),
+            compression=metadata["compression"],
+            count=distributed_cardinality(metadata["cardinality"], policy, bool(read["num_consumers"])),
+            **read,
+        )
+    )
+
+
+def _asked(service: Service, question: Callable[[ZmqClient], Any], what: str) -> Any:
+    security = service.credentials.client(service.address, "submit")
+    with ZmqClient(service.address, "data client", security=security) as client:
+        return insist(lambda: question(client), REGISTER_S, threading.Event(), what)
+
+
+def _distribute(
+    *args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any
+) -> Callable[[Dataset], Dataset]:
+    """`distribute` for tests: the reader asks for news only so often."""
+    apply = distribute(*args, **options)
+    return lambda dataset: _refreshed(apply(dataset), task_refresh_interval_hint_ms)
+
+
+def _from_dataset_id(*args: Any, task_refresh_interval_hint_ms: int | None = None, **options: Any) -> Dataset:
+    """`from_dataset_id` for tests, as `_distribute`."""
+    return _refreshed(from_dataset_id(*args, **options), task_refresh_interval_hint_ms)
+
+
+_register_dataset = register_dataset
+
+
+def _refreshed(dataset: Dataset, hint_ms: int | None) -> Dataset:
+    if hint_ms is None or hint_ms < 0:
+        return dataset
+    made = make(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
+    made.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))
+    return made

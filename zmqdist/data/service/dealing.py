@@ -1,0 +1,197 @@
+"""A task's questions to the dispatcher: which positions are mine, what is the pipeline.
+
+Waits and tries again while the dispatcher is away; the same question goes with the same number, so that nothing is given twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, MutableSequence
+from math import inf
+from typing import Any, Final
+
+from zmqdist import limits
+from zmqdist.data.service.runners.base import POSITION, SOURCE
+from zmqdist.errors import (
+    ABORTED,
+    CANCELLED,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    CancelledError,
+    NotFoundError,
+    OpError,
+    UnavailableError,
+)
+from zmqdist.random import chance
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+
+log = logging.getLogger("zmqdist.data.service")
+
+RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
+"""Codes after which the same question may be asked again: the other side was not there, or gave up."""
+
+PATIENT: Final = RETRIABLE | {RESOURCE_EXHAUSTED}
+"""For questions in the middle of reading: a dispatcher whose disk is full refuses them until there is room again."""
+
+FIRST_PAUSE_S: Final = 0.001
+PAUSE_GROWS: Final = 1.3
+PAUSE_S_MAX: Final = 10.0
+
+RUN_MAX: Final = 4096
+QUICK_S: Final = 0.02
+"""Positions that are used up sooner are asked for in larger runs."""
+
+
+def insist(
+    question: Callable[[], Any],
+    timeout_s: float,
+    stopped: threading.Event,
+    what: str,
+    again: frozenset[int] = RETRIABLE,
+) -> Any:
+    """Ask until there is an answer that is not "try again". Says in the log, every WAIT_LOG_S, why it goes on asking.
+
+    Args:
+      timeout_s: `inf` for no end.
+      stopped: ends it with CancelledError.
+      what: for the error.
+      again: codes after which it is asked again.
+
+    Raises:
+      OpError: what the question raised last.
+    """
+    began = said_at = time.monotonic()
+    until = began + timeout_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        if stopped.is_set():
+            raise CancelledError(None, None, f"{what}: it was stopped")
+        try:
+            return question()
+        except OpError as error:
+            left_s = until - time.monotonic()
+            if error.error_code not in again or left_s <= 0:
+                raise
+            if (now := time.monotonic()) - said_at >= limits.WAIT_LOG_S:
+                said_at = now
+                log.warning("%s has failed for %.0f s, and is tried again: %s", what, now - began, error.message)
+        stopped.wait(min(pause_s * chance.uniform(0.6, 1.0), left_s))
+        pause_s = min(PAUSE_S_MAX, pause_s * PAUSE_GROWS)
+
+
+class Undealt(UnavailableError):
+    """The dispatcher gave no positions: not a fault of the pipeline that asked. Readers hear from the dispatcher what becomes of them."""
+
+
+class Drained(CancelledError):
+    """A worker that leaves takes no more positions: inside, the end of a task that would go on for ever."""
+
+
+class Dealer:
+    """The positions of one task. `ask` is called by the pipeline, in whichever of its threads."""
+
+    def __init__(
+        self, client: ZmqClient, state: int, task: int, life: int, timeout_s: float, progress: MutableSequence[int]
+    ) -> None:
+        self._progress = progress
+        self._client = client
+        self._who = (state, task, life)
+        self._timeout_s = timeout_s
+        self.stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._runs: dict[int, _Run] = {}
+        self._drained = False
+
+    def ask(self, source: int, repetition: int) -> int | None:
+        """The next position of a source; None at the end of this repetition."""
+        with self._lock:
+            run = self._runs.setdefault(source, _Run())
+            if run.repetition != repetition:
+                run.repetition, run.next, run.stop = repetition, 0, 0
+            if self._drained:
+                if repetition > run.drained_in >= 0:
+                    raise Drained(None, None, "the worker takes no more positions")
+                run.drained_in = repetition
+                return None
+            if run.next == run.stop:
+                now = time.monotonic()
+                run.size = min(RUN_MAX, run.size * 2) if now - run.asked_at < QUICK_S else max(1, run.size // 2)
+                run.asked_at = now
+                start, length = self._more(source, repetition, run.size)
+                run.next, run.stop = start, start + length
+                if not length:
+                    return None
+            position = run.next
+            run.next = position + 1
+            self._progress[SOURCE], self._progress[POSITION] = source + 1, position
+            return position
+
+    def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
+        request = secrets.randbits(62)
+
+        def question() -> Any:
+            return asking.start(
+                self._client, "zmqdist.data.splits", *self._who, source, request, repetition, count
+            ).get_value()
+
+        try:
+            start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
+        except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
+            raise Undealt(None, None, error.message) from error
+        return int(start), int(length)
+
+    def drain(self) -> None:
+        """Give the pipeline no more: hand back what it has not taken. Waits for the dispatcher.
+
+        Raises OpError: it did not take them back.
+        """
+        with self._lock:
+            self._drained = True
+            for source, run in self._runs.items():
+                run.drained_in = -1
+                if run.next < run.stop:
+                    self._hand_back(source, run)
+                    run.next = run.stop
+
+    def _hand_back(self, source: int, run: _Run) -> None:
+        state, task, life = self._who
+        request = secrets.randbits(62)
+        args = (state, task, life, source, request, run.repetition, ((run.next, run.stop - run.next),))
+
+        def question() -> Any:
+            return asking.start(self._client, "zmqdist.data.hand_back", *args).get_value()
+
+        insist(question, self._timeout_s, self.stopped, f"task {task}", PATIENT)
+
+    def portions(self, client: int, count: int) -> list[tuple[int, int, int, int, int]]:
+        """The next portions for a reader; waits until there are some. None: there will be none, or nobody reads them."""
+        request = secrets.randbits(62)
+
+        def question() -> Any:
+            return asking.start(self._client, "zmqdist.data.portions", *self._who, client, request, count).get_value()
+
+        try:
+            return [
+                tuple(each) for each in insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
+            ]
+        except (NotFoundError, CancelledError):
+            return []
+
+    def close(self) -> None:
+        """End what waits."""
+        self.stopped.set()
+
+
+class _Run:
+    """Positions in hand, of one source."""
+
+    def __init__(self) -> None:
+        self.repetition = -1
+        self.next = self.stop = 0
+        self.size = 1
+        self.asked_at = -inf
+        self.drained_in = -1

@@ -1,0 +1,64 @@
+"""The answer to a question for elements of a reader elsewhere: it goes out by RPC, compressed as the reader wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from zmqdist.data.service.elements import pack
+from zmqdist.data.service.runners.base import Packed
+from zmqdist.data.service.squeezing import squeeze
+from zmqdist.errors import OpError
+from zmqdist.rpc.asked import Asked
+from zmqdist.transport.loop import Loop
+
+SOME: Final = 0
+END: Final = 1
+SKIP: Final = 2
+"""Kinds of answers: packed elements and their tag; nothing more; nothing now."""
+
+
+class RemoteReply:
+    """An answer that goes out by RPC."""
+
+    def __init__(self, asked: Asked, loop: Loop, codec: str) -> None:
+        self._asked = asked
+        self._loop = loop
+        self._codec = codec
+        self.answered = False
+
+    def wanted(self) -> bool:
+        return self._asked.wanted()
+
+    def soon(self, fn: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon(fn)
+        except OpError:
+            pass  # the worker has ended: so has the connection
+
+    def elements(self, elements: list[Any], tag: Any = None) -> None:
+        self._answer(lambda: squeeze(pack(elements), self._codec), tag)
+
+    def packed(self, batch: Packed) -> None:
+        self._answer(lambda: batch.form(self._codec), None)
+
+    def _answer(self, batch: Callable[[], Any], tag: Any) -> None:
+        self.answered = True
+        try:
+            value = (SOME, batch(), tag)
+        except BaseException as error:
+            self._asked.fail(error)
+        else:
+            self._asked.answer(value)
+
+    def end(self) -> None:
+        self.answered = True
+        self._asked.answer((END, None, None))
+
+    def skip(self, tag: Any = None) -> None:
+        self.answered = True
+        self._asked.answer((SKIP, None, tag))
+
+    def fail(self, error: BaseException) -> None:
+        self.answered = True
+        self._asked.fail(error)

@@ -1,0 +1,106 @@
+"""What a reader asks of a task, and how it is answered: the same whether it is in this process or another."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+from zmqdist.data.service.squeezing import squeeze
+
+PROGRESS: Final = 3
+TAKEN, SOURCE, POSITION = range(PROGRESS)
+"""What a task is at, in numbers: elements that readers have taken; 1 + the source, and its position, that it was given last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One question of a reader.
+
+    Attributes:
+      elements_max, bytes_max: the answer has at least one element, and about so many at most.
+      wait_s: answer `skip` when there is nothing after so long; None: wait.
+      reader: number of the reading client.
+      consumer, round, skipped: of coordinated reads: which consumer, which round, whether it was told to skip the round before.
+      trainer: of a cross-trainer cache.
+    """
+
+    elements_max: int
+    bytes_max: int
+    wait_s: float | None = None
+    reader: int = 0
+    consumer: int = -1
+    round: int = -1
+    skipped: bool = False
+    trainer: str = ""
+
+
+Named: TypeAlias = Callable[[BaseException, str], BaseException]
+"""What readers are told of an error of a pipeline, given what it stands for: "element 5"."""
+
+
+class Packed:
+    """Elements that go to several readers: packed, and compressed for those elsewhere, once."""
+
+    def __init__(self, value: Any) -> None:
+        """`value` is what elements.pack made, and nobody changes it."""
+        self._forms: dict[str, Any] = {"": value}
+
+    def form(self, codec: str) -> Any:
+        """As it travels with this codec. Two threads may both make it: then one of them wins."""
+        made = self._forms.get(codec)
+        if made is None:
+            made = self._forms[codec] = squeeze(self._forms[""], codec)
+        return made
+
+
+class Reply(Protocol):
+    """Where the answer goes. Exactly one of the methods that answer is called, once, from any thread."""
+
+    answered: bool
+
+    def wanted(self) -> bool:
+        """Whether anybody still waits."""
+
+    def soon(self, fn: Callable[[], None]) -> None:
+        """Call `fn` a little later, where this reply is made: what is ready by then goes with it."""
+
+    def elements(self, elements: list[Any], tag: Any = None) -> None:
+        """Some elements, in order; `tag` says what they are parts of."""
+
+    def packed(self, batch: Packed) -> None:
+        """The same, packed before."""
+
+    def end(self) -> None:
+        """There is nothing more in this task."""
+
+    def skip(self, tag: Any = None) -> None:
+        """There is nothing now."""
+
+    def fail(self, error: BaseException) -> None:
+        """One element could not be computed, or the task cannot go on."""
+
+
+class Runner(Protocol):
+    """One task at work."""
+
+    def ask(self, wanted: Wanted, reply: Reply) -> None:
+        """Answer when there is something. Never waits."""
+
+    def expire(self, reply: Reply) -> None:
+        """The time of a question is over: it is skipped if it still waits."""
+
+    def close(self) -> None:
+        """Stop; all who wait are told that it ended. Does not wait for user code."""
+
+
+def skip_late(waiting: deque[tuple[Wanted, Reply]], lock: threading.Lock, reply: Reply) -> None:
+    """The time of a question is over: it is skipped if it still waits."""
+    with lock:
+        found = next((each for each in waiting if each[1] is reply), None)
+        if found is None:
+            return
+        waiting.remove(found)
+    reply.skip()

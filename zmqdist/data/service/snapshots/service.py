@@ -1,0 +1,346 @@
+"""Snapshots at a dispatcher: its RPC methods, and when whom is told.
+
+Rules
+    What touches a folder runs in threads of our own, so that a slow disk does not hold the loop. Who has registered, who waits, and when
+    to look again is the loop's.
+    A worker always has one question "streams" with us, in which it says what it writes. It is answered when it should write something
+    else, with at most one stream more than it had.
+    A snapshot is in the journal when its folder is there, and workers get streams of it when it is in the journal.
+
+Methods (each after "zmqdist.data."; `life` is the incarnation of the worker that asks)
+    save(request, path, description, spec, compression)                     -> None
+    streams(life, has)                                                      -> {path: stream}, None when asked again
+    positions(life, path, stream, source, repetition, taken, count)         -> (start, length)
+    stream_ended(life, path, stream, code, message)                         -> None
+    snapshot_wait(path)                                                     -> (code, message) when it is over, code 0 when it is whole
+    snapshot_progress(path)                                                 -> figures, see manager.py
+    snapshot_streams(path)                                                  -> [(index, owner, state)]
+    snapshot_cancel(path)                                                   -> None
+
+Not here: what is decided (manager.py), who writes (worker.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from zmqdist.data import layout, storage
+from zmqdist.data.service.asked import Number, checked
+from zmqdist.data.service.snapshots.manager import Mode, Snapshot, Snapshots
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.service import RpcService
+from zmqdist.transport.loop import Loop
+
+log = logging.getLogger("zmqdist.data.snapshots")
+
+PREFIX: Final = "zmqdist.data."
+ROLES: Final = frozenset({"worker", "submit"})
+
+THREADS: Final = 4
+"""That write files: a few, because they wait for the disk."""
+
+NOT_TOLERANT: Final = "tf.data distributed snapshot requires running tf.data service in the fault tolerant mode."
+
+
+class SnapshotService:
+    """See the module's docstring. Hosted by the dispatcher of a data service.
+
+    Args:
+      note: `note(token, path)` has the journal know of a snapshot, and then calls `token.answer`, or `token.fail`. None: there is no
+        journal, and so no snapshots.
+      concurrent_max: streams that one worker writes at once.
+      patience_s: how long the owner of a stream may take to come back after a restart of the dispatcher.
+    """
+
+    def __init__(
+        self,
+        service: RpcService,
+        loop: Loop,
+        note: Callable[[Any, str], None] | None,
+        concurrent_max: int,
+        patience_s: float,
+    ) -> None:
+        """Before the service is attached."""
+        self._loop = loop
+        self._note = note
+        self._patience_s = patience_s
+        self._snapshots = Snapshots(concurrent_max)
+        self._addresses: dict[int, str] = {}
+        self._parked: dict[int, tuple[Asked, dict[str, int]]] = {}
+        self._waiting: dict[str, list[Asked]] = {}
+        self._version = 0
+        self._pool = ThreadPoolExecutor(THREADS, "zmqdist-snapshots")
+        self._maker = ThreadPoolExecutor(1, "zmqdist-snapshot-maker")
+        for name, fn in self._methods().items():
+            service.register_later(PREFIX + name, checked(name, fn), roles=ROLES)
+        loop.on_stop(self._close)
+
+    def _methods(self) -> dict[str, Callable[..., None]]:
+        return {
+            "save": self._save,
+            "streams": self._streams,
+            "positions": self._positions,
+            "stream_ended": self._stream_ended,
+            "snapshot_wait": self._wait,
+            "snapshot_progress": self._progress,
+            "snapshot_streams": self._tell_streams,
+            "snapshot_cancel": self._cancel,
+        }
+
+    def recover(self, paths: Iterable[str]) -> None:
+        """Before the port answers: go on with the snapshots of the journal.
+
+        One whose folder is gone, or has become something else, is forgotten: what its owner did with it must not keep all others waiting.
+
+        Raises:
+          InvalidArgumentError, InternalError, DataLossError: a folder cannot be right; see manager.py.
+        """
+        there: list[str] = []
+        for path in paths:
+            if storage.exists(storage.join(path, layout.METADATA)):
+                there.append(path)
+            else:
+                log.warning("%s is no snapshot any more, and is left alone", path)
+        for made in self._pool.map(Snapshot.recover, there):
+            self._snapshots.add(made)
+            log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
+        if there:
+            self._loop.set_timer((self, "owners"), self._loop.now() + self._patience_s, self._miss_owners)
+
+    def streams(self, path: str) -> list[Any]:
+        """The streams of a snapshot. Raises NotFoundError."""
+        return list(self._snapshots[path].streams())
+
+    # -- workers ------------------------------------------------------------------------------------------------------------
+
+    def joined(self, life: int, address: str) -> None:
+        """A worker has registered."""
+        self._addresses[life] = address
+
+    def lost(self, life: int) -> None:
+        """A worker has gone: what it was writing is for whoever asks, itself if it comes back first."""
+        address = self._addresses.pop(life, None)
+        self._parked.pop(life, None)
+        if address is not None and address not in self._addresses.values():
+            self._miss([address])
+
+    def _miss_owners(self) -> None:
+        """The owners of a life before that have not come back."""
+        owners = {owner for each in self._snapshots.all() for owner in each.owners()}
+        self._miss(owners - set(self._addresses.values()))
+
+    def _miss(self, addresses: Iterable[str]) -> None:
+        if not self._snapshots.some:
+            return  # nobody of them has a stream, and a thread for that would be the first of this service
+
+        def forget() -> None:
+            for address in addresses:
+                self._snapshots.worker_lost(address)
+
+        self._in_thread(forget)
+
+    def _in_thread(self, fn: Callable[[], None]) -> None:
+        """Have a thread change something."""
+
+        def run() -> None:
+            try:
+                fn()
+            except BaseException:
+                log.exception("snapshots")
+            self._soon(self._changed)
+
+        self._submit(run)
+
+    def _streams(self, asked: Asked, life: Number, has: dict[str, Number]) -> None:
+        address = self._address(life)
+        earlier = self._parked.pop(life, None)
+        if earlier is not None:
+            earlier[0].answer(None)
+        asked.on_dropped(partial(self._unpark, asked, life))
+        self._look(asked, life, address, dict(has))
+
+    def _unpark(self, asked: Asked, life: int) -> None:
+        parked = self._parked.get(life)
+        if parked is not None and parked[0] is asked:
+            del self._parked[life]
+
+    def _look(self, asked: Asked, life: int, address: str, has: dict[str, int]) -> None:
+        version = self._version
+        if not self._snapshots.some:  # no thread for a question that each worker asks
+            self._looked(asked, life, has, {}, version)
+            return
+
+        def look() -> None:
+            try:
+                found = self._snapshots.assign(address)
+            except BaseException as error:
+                asked.fail(_told(error))
+            else:
+                self._soon(self._looked, asked, life, has, found, version)
+
+        self._submit(look)
+
+    def _looked(self, asked: Asked, life: int, has: dict[str, int], found: dict[str, int], version: int) -> None:
+        if not asked.wanted() or life not in self._addresses:
+            return
+        if found != has:
+            asked.answer(found)
+        elif version != self._version:
+            self._look(asked, life, self._addresses[life], has)
+        else:
+            self._parked[life] = (asked, has)
+
+    def _changed(self) -> None:
+        """Somebody may have to write something else, or to hear that a snapshot is over."""
+        self._version += 1
+        parked, self._parked = self._parked, {}
+        for life, (asked, has) in parked.items():
+            self._look(asked, life, self._addresses[life], has)
+        for path in list(self._waiting):
+            if (over := _over(self._snapshots[path])) is not None:
+                for asked in self._waiting.pop(path):
+                    asked.answer(over)
+
+    def _positions(
+        self,
+        asked: Asked,
+        life: Number,
+        path: str,
+        stream: Number,
+        source: Number,
+        repetition: Number,
+        taken: Number,
+        count: Number,
+    ) -> None:
+        snapshot, address = self._snapshots[path], self._address(life)
+        self._work(asked, lambda: snapshot.hand_out(address, stream, source, repetition, taken, count))
+
+    def _stream_ended(self, asked: Asked, life: Number, path: str, stream: Number, code: Number, message: str) -> None:
+        snapshot, address = self._snapshots[path], self._address(life)
+
+        def end() -> None:
+            if code:
+                snapshot.failed(address, stream, from_code(code, message))
+            else:
+                snapshot.finished(address, stream)
+
+        self._work(asked, end, changes=True)
+
+    def _address(self, life: int) -> str:
+        if life not in self._addresses:
+            raise UnavailableError(None, None, "the dispatcher does not know this worker yet")
+        return self._addresses[life]
+
+    # -- users --------------------------------------------------------------------------------------------------------------
+
+    def _save(
+        self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: str | None
+    ) -> None:
+        if self._note is None:
+            raise InvalidArgumentError(None, None, NOT_TOLERANT)
+        self._maker.submit(self._make, asked, request, path, description, spec, compression)
+
+    def _make(self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:
+        try:
+            made = self._snapshots.create(path, description, spec, compression, request)
+        except BaseException as error:
+            asked.fail(_told(error))
+            return
+        assert self._note is not None
+        self._soon(self._note, _Noted(self, asked, made), path)
+
+    def begin(self, made: Snapshot) -> None:
+        """The journal has it."""
+        self._snapshots.add(made)
+        self._changed()
+
+    def _wait(self, asked: Asked, path: str) -> None:
+        over = _over(self._snapshots[path])
+        if over is not None:
+            asked.answer(over)
+            return
+        self._waiting.setdefault(path, []).append(asked)
+        asked.on_dropped(partial(self._give_up, asked, path))
+
+    def _give_up(self, asked: Asked, path: str) -> None:
+        waiting = self._waiting.get(path, [])
+        if asked in waiting:
+            waiting.remove(asked)
+
+    def _progress(self, asked: Asked, path: str) -> None:
+        self._work(asked, self._snapshots[path].progress)
+
+    def _tell_streams(self, asked: Asked, path: str) -> None:
+        asked.answer([(each.index, each.owner, each.state.name) for each in self._snapshots[path].streams()])
+
+    def _cancel(self, asked: Asked, path: str) -> None:
+        self._work(asked, self._snapshots[path].cancel, changes=True)
+
+    # -- threads ------------------------------------------------------------------------------------------------------------
+
+    def _work(self, asked: Asked, fn: Callable[[], Any], changes: bool = False) -> None:
+        """Answer by what `fn` returns or raises in a thread."""
+
+        def run() -> None:
+            try:
+                value = fn()
+            except BaseException as error:
+                asked.fail(_told(error))
+            else:
+                asked.answer(value)
+            if changes:
+                self._soon(self._changed)
+
+        self._submit(run)
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the pool was closed: the dispatcher stops, and its connections end with it
+            self._pool.submit(run)
+
+    def _soon(self, fn: Callable[..., object], *args: Any) -> None:
+        try:
+            self._loop.call_soon(fn, *args)
+        except FailedPreconditionError:
+            pass  # the dispatcher has ended
+
+    def _close(self) -> None:
+        """What is being written is written before another dispatcher reads it."""
+        for pool in (self._maker, self._pool):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _Noted:
+    """Waits for the journal."""
+
+    def __init__(self, service: SnapshotService, asked: Asked, made: Snapshot) -> None:
+        self._service = service
+        self._asked = asked
+        self._made = made
+
+    def answer(self, value: Any) -> None:
+        self._service.begin(self._made)
+        self._asked.answer(value)
+
+    def fail(self, error: BaseException) -> None:
+        self._asked.fail(error)
+
+
+def _over(snapshot: Snapshot) -> tuple[int, str] | None:
+    if snapshot.mode is Mode.DONE:
+        return 0, ""
+    if snapshot.error is not None:
+        return snapshot.error.error_code, str(snapshot.error)
+    return None
+
+
+def _told(error: BaseException) -> BaseException:
+    """An error of the disk in our words."""
+    if isinstance(error, OSError) and not isinstance(error, OpError):
+        return storage.error_of(error, str(error.filename or ""))
+    return error

@@ -1,0 +1,108 @@
+"""One stream of a snapshot that is being written: its thread, and what it asks the dispatcher."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+from zmqdist.data.service.dealing import insist
+from zmqdist.data.service.snapshots.writer import StreamWriter
+from zmqdist.rpc import asking
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.failures import told
+
+log = logging.getLogger("zmqdist.data.snapshots")
+
+
+class SnapshotTaskProgress(NamedTuple):
+    """How far a stream is that this worker writes, or wrote."""
+
+    snapshot_task_base_path: str
+    snapshot_task_stream_index: int
+    completed: bool
+    chunks: int
+    elements: int
+
+
+class Stream:
+    """One stream and its thread."""
+
+    def __init__(
+        self,
+        client: ZmqClient,
+        life: int,
+        path: str,
+        index: int,
+        timeout_s: float,
+        chunk_bytes_max: int,
+        ended: Any,
+    ) -> None:
+        self.path = path
+        self.index = index
+        self._client = client
+        self._life = life
+        self._timeout_s = timeout_s
+        self._stopped = threading.Event()
+        self._ended = ended
+        self._writer = StreamWriter(path, index, self._positions, chunk_bytes_max)
+        self._thread = threading.Thread(target=self._run, name=f"zmqdist-snapshot-{index}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Until it has ended."""
+        self._thread.join()
+
+    def progress(self) -> SnapshotTaskProgress:
+        """What is committed."""
+        done = self._writer.progress
+        return SnapshotTaskProgress(self.path, self.index, done.completed, done.chunks, done.elements)
+
+    def leave(self) -> None:
+        """Commit what is there, and end."""
+        self._writer.leave()
+
+    def stop(self) -> None:
+        """End it, without a word to the dispatcher."""
+        self._stopped.set()
+        self._writer.cancel()
+
+    def close(self) -> None:
+        """The same: it ends with its next element."""
+        self.stop()
+
+    def _positions(self, source: int, repetition: int, taken: int, count: int) -> Sequence[int]:
+        start, length = self._asked("positions", self._timeout_s, source, repetition, taken, count)
+        return range(start, start + length)
+
+    def _asked(self, method: str, timeout_s: float, *args: Any) -> Any:
+        def question() -> Any:
+            what = (self._life, self.path, self.index, *args)
+            return asking.start(self._client, f"zmqdist.data.{method}", *what).get_value()
+
+        return insist(question, timeout_s, self._stopped, f"stream {self.index} of {self.path}")
+
+    def _run(self) -> None:
+        code, message = 0, ""
+        try:
+            self._writer.run()
+        except BaseException as error:  # whatever it was, the dispatcher must hear of it
+            code, message = told(error)
+            log.log(
+                logging.WARNING if self._writer.failed else logging.INFO,
+                "stream %d of %s: %s",
+                self.index,
+                self.path,
+                message,
+            )
+        if not code or self._writer.failed:  # else somebody else writes it, or the snapshot is over
+            try:
+                self._asked("stream_ended", inf, code, message)
+            except BaseException as error:
+                log.info("stream %d of %s: %s", self.index, self.path, told(error)[1])
+        self._ended(self)

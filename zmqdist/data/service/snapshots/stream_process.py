@@ -1,0 +1,207 @@
+"""A stream of a snapshot in a process of its own: a pipeline that crashes takes nobody down but its stream.
+
+The process is forked from the worker's template, asks the dispatcher itself, and says over a pipe how far it is, and when it has ended. The
+worker says LEAVE there, or closes its end: then the stream stops.
+
+When the process dies by itself, another goes on where it was last committed; whoever takes a stream over need not know what became of
+the one before (writer.py). After CRASHES_MAX of them without a commit between, the snapshot has failed, with an error that tells how.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from zmqdist.data.service.failing import ending
+from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress, Stream
+from zmqdist.errors import UNKNOWN
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+
+log = logging.getLogger("zmqdist.data.snapshots")
+
+CRASHES_MAX: Final = 3
+
+END_S: Final = 5.0
+"""So long a stream that is stopped may take to clean up, before it is killed."""
+
+TELL_S: Final = 0.5
+"""How often the worker hears how far the stream is."""
+
+LEAVE: Final = b"leave"
+SAID_BYTES_MAX: Final = 64 << 10
+
+
+class Begin(msgspec.Struct, array_like=True):
+    """What the process is for: the arguments of a Stream."""
+
+    dispatcher: str
+    life: int
+    path: str
+    index: int
+    timeout_s: float
+    chunk_bytes_max: int
+
+
+class Child(Protocol):
+    """A process that was forked from the template."""
+
+    def kill(self) -> None:
+        """At once."""
+
+    def tail(self) -> str:
+        """The last lines of its standard error."""
+
+
+class StreamProcess:
+    """A stream from its worker's side; as a `Stream`. Everything here runs in the worker's loop.
+
+    Args:
+      spawn: `spawn(descriptors, exited)` forks the process; `exited` gets its exit code.
+      silent: the exit code of one that was ended because this worker did not run.
+      ended: called when there is nothing more to do for the stream.
+      failed: `failed(stream, code, message, then)` tells the dispatcher, and then calls `then`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        spawn: Callable[[Sequence[int], Callable[[int], None]], Child],
+        silent: int,
+        begin: Begin,
+        ended: Callable[[Any], None],
+        failed: Callable[[Any, int, str, Callable[[], None]], None],
+    ) -> None:
+        self.path, self.index = begin.path, begin.index
+        self._loop = loop
+        self._spawn = spawn
+        self._silent = silent
+        self._begin = begin
+        self._ended = ended
+        self._failed = failed
+        self._said = (False, 0, 0)
+        self._over = self._stopped = self._leaving = False
+        self._crashes = 0
+        self._fork()
+
+    def _fork(self) -> None:
+        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._pipe.setblocking(False)
+        self._pipe.send(msgspec.msgpack.encode(self._begin))
+        if self._leaving:
+            self._pipe.send(LEAVE)
+        self._loop.add_fd(self._pipe.fileno(), self._hear)
+        self._child = self._spawn([theirs.detach()], self._exited)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                said = self._pipe.recv(SAID_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                said = b""
+            if not said:
+                self._loop.remove_fd(self._pipe.fileno())  # its end comes through _exited
+                return
+            *told, self._over = msgspec.msgpack.decode(said)
+            if told[1] > self._said[1]:
+                self._crashes = 0
+            self._said = told[0], told[1], told[2]
+
+    def _exited(self, code: int) -> None:
+        self._loop.set_timer(self, None, self._child.kill)
+        if self._pipe.fileno() < 0:
+            return  # it was closed
+        self._hear()
+        self._close_pipe()
+        if self._over or self._stopped:
+            self._ended(self)
+            return
+        if code != self._silent:
+            self._crashes += 1
+            text = (
+                f"the process that wrote stream {self.index} of {self.path} {ending(code)}\n"
+                f"Its standard error ended with:\n{self._child.tail() or '(nothing)'}"
+            )
+            log.warning("%s", text)
+            if self._crashes >= CRASHES_MAX:
+                why = f"This was death number {self._crashes} without a commit between them: the snapshot has failed.\n{text}"
+                self._failed(self, UNKNOWN, why, lambda: self._ended(self))
+                return
+        self._fork()
+
+    def progress(self) -> SnapshotTaskProgress:
+        """What is committed, as it was told last."""
+        return SnapshotTaskProgress(self.path, self.index, *self._said)
+
+    def leave(self) -> None:
+        """Commit what is there, and end."""
+        self._leaving = True
+        self._send(LEAVE)
+
+    def _send(self, word: bytes) -> None:
+        try:
+            self._pipe.send(word)
+        except OSError:
+            pass  # it has ended: that is being told
+
+    def stop(self) -> None:
+        """End it, without a word to the dispatcher."""
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            self._pipe.shutdown(socket.SHUT_WR)
+        except OSError:
+            return  # it has ended
+        self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
+
+    def close(self) -> None:
+        """The same, and keep nothing: the process ends with the template, too."""
+        self._stopped = True
+        self._loop.set_timer(self, None, self._child.kill)
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        if self._pipe.fileno() >= 0:
+            self._loop.remove_fd(self._pipe.fileno())
+            self._pipe.close()
+
+
+def main(pipe_fd: int) -> None:
+    """In the process: write until it is over, or the worker says so. Does not return."""
+    pipe = socket.socket(fileno=pipe_fd)
+    begin = msgspec.msgpack.decode(pipe.recv(SAID_BYTES_MAX), type=Begin)
+    security = Credentials.of_environment().client(begin.dispatcher, "worker")
+    client = ZmqClient(begin.dispatcher, "snapshots", security=security)
+
+    def say(over: bool) -> None:
+        _, _, *figures = stream.progress()
+        try:
+            pipe.send(msgspec.msgpack.encode([*figures, over]))
+        except OSError:
+            pass  # the worker has gone
+
+    def ended(_: Stream) -> None:
+        say(True)
+        os._exit(0)
+
+    stream = Stream(client, begin.life, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended)
+    stream.start()
+    while True:
+        if not select.select([pipe], [], [], TELL_S)[0]:
+            say(False)
+        elif not pipe.recv(len(LEAVE)):
+            stream.stop()
+            stream.join()
+            os._exit(0)
+        else:
+            stream.leave()

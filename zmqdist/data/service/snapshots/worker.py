@@ -1,0 +1,174 @@
+"""Streams of snapshots at a worker: which ones to write, a thread or a process for each, and what the dispatcher is asked for them.
+
+All but the threads runs in the worker's loop. One question, "streams", is always with the dispatcher, and tells it what is being written
+here; see service.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from zmqdist.data.service.dealing import RETRIABLE
+from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress, Stream
+from zmqdist.data.service.snapshots.stream_process import Begin, StreamProcess
+from zmqdist.errors import OpError
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.looped import LoopCalls
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+
+log = logging.getLogger("zmqdist.data.snapshots")
+
+AGAIN_S: Final = 0.05
+"""After a refused question for streams."""
+
+
+class SnapshotWorker:
+    """See the module's docstring. Hosted by a worker.
+
+    Args:
+      timeout_s: how long a stream waits for a dispatcher that does not answer.
+
+    Attributes:
+      processes: what forks a process for a stream, and the exit code of one that was ended because this worker did not run
+        (stream_process.py); None: streams are threads.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        calls: LoopCalls,
+        dispatcher: str,
+        credentials: Credentials,
+        life: int,
+        timeout_s: float,
+        chunk_bytes_max: int,
+    ) -> None:
+        self._loop = loop
+        self._calls = calls
+        self._dispatcher = dispatcher
+        self._credentials = credentials
+        self._life = life
+        self._timeout_s = timeout_s
+        self._chunk_bytes_max = chunk_bytes_max
+        self._asking = 0
+        self.processes: tuple[Any, int] | None = None
+        self._writing: dict[str, Stream | StreamProcess] = {}
+        self._ending: set[Stream | StreamProcess] = set()
+        """Stopped, and not at their end yet."""
+        self._completed: dict[tuple[str, int], SnapshotTaskProgress] = {}
+        self._client: ZmqClient | None = None
+        self._left: Callable[[], None] | None = None
+        loop.on_stop(self.close)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written."""
+        return not self._writing
+
+    @property
+    def writing(self) -> int:
+        """How many streams are being written."""
+        return len(self._writing)
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Commit what is there, leave the streams to others, and call `then` when that is done. In the loop."""
+        self._left = then
+        self._asking += 1
+        for stream in self._writing.values():
+            stream.leave()
+
+    def progresses(self) -> list[SnapshotTaskProgress]:
+        """Of the streams that are being written, and of those that were completed in this life. In the loop."""
+        return [*self._completed.values(), *(stream.progress() for stream in self._writing.values())]
+
+    def registered(self) -> None:
+        """The dispatcher has taken this worker: now, or again."""
+        if self._left is None:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asking += 1
+        has = {path: stream.index for path, stream in self._writing.items()}
+        self._calls.ask("zmqdist.data.streams", (self._life, has), partial(self._told, self._asking))
+
+    def _told(self, asking: int, found: dict[str, int] | None, error: OpError | None) -> None:
+        if asking != self._asking:
+            return  # there is a later question
+        if error is not None or found is None:
+            self._loop.set_timer(self, self._loop.now() + AGAIN_S, self._ask_again)
+            return
+        for path, stream in list(self._writing.items()):
+            if found.get(path) != stream.index:
+                self._note_completed(stream)  # the dispatcher may know of its end before `_ended` is heard here
+                stream.stop()
+                self._ending.add(stream)
+                del self._writing[path]
+        for path, index in found.items():
+            if path not in self._writing:
+                self._begin(path, index)
+        self._ask()
+
+    def _ask_again(self) -> None:
+        """Only while there is a connection: else `registered` comes."""
+        if self._calls.connected:
+            self._ask()
+
+    def _begin(self, path: str, index: int) -> None:
+        if self.processes is not None:
+            spawn, silent = self.processes
+            about = Begin(self._dispatcher, self._life, path, index, self._timeout_s, self._chunk_bytes_max)
+            self._writing[path] = StreamProcess(self._loop, spawn, silent, about, self._note_ended, self._tell_failed)
+            return
+        if self._client is None:
+            security = self._credentials.client(self._dispatcher, "worker")
+            self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
+        stream = self._writing[path] = Stream(
+            self._client, self._life, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
+        )
+        stream.start()
+
+    def _ended(self, stream: Stream) -> None:
+        """In the stream's thread: there is nothing more to do for it."""
+        try:
+            self._loop.call_soon(self._note_ended, stream)
+        except OpError:
+            pass  # the worker has ended
+
+    def _tell_failed(self, stream: StreamProcess, code: int, message: str, then: Callable[[], None]) -> None:
+        def told(value: Any, error: OpError | None) -> None:
+            if error is None or error.error_code not in RETRIABLE:
+                then()
+            elif self._writing.get(stream.path) is stream:
+                again = partial(self._tell_failed, stream, code, message, then)
+                self._loop.set_timer((self, stream.path), self._loop.now() + AGAIN_S, again)
+
+        what = (self._life, stream.path, stream.index, code, message)
+        self._calls.ask("zmqdist.data.stream_ended", what, told)
+
+    def _note_ended(self, stream: Stream | StreamProcess) -> None:
+        self._ending.discard(stream)
+        self._note_completed(stream)
+        if self._writing.get(stream.path) is stream:
+            del self._writing[stream.path]
+            if self._left is not None:
+                self._left()
+            else:
+                self._ask_again()
+
+    def _note_completed(self, stream: Stream | StreamProcess) -> None:
+        progress = stream.progress()
+        if progress.completed:
+            self._completed[stream.path, stream.index] = progress
+
+    def close(self) -> None:
+        """In the loop, when it ends. Threads end with their next element; whoever takes their streams over need not wait for that."""
+        for stream in (*self._writing.values(), *self._ending):
+            stream.close()
+        self._writing.clear()
+        self._ending.clear()
+        if self._client is not None:
+            self._client.close()

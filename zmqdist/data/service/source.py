@@ -1,0 +1,166 @@
+"""The operator whose elements come from a data service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.data.iterators import Context, Node
+from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.service.machine.records import EXACTLY_ONCE, Terms
+from zmqdist.data.service.portions_reading import PortionsReader, saved_of
+from zmqdist.data.service.reading import Reader, Wish
+from zmqdist.data.service.rounds_reading import RoundsReader
+from zmqdist.data.service.service_of import Service
+from zmqdist.data.structure import UNKNOWN_SPEC
+from zmqdist.errors import FailedPreconditionError, UnimplementedError
+from zmqdist.transport.credentials import Credentials
+
+if TYPE_CHECKING:
+    from zmqdist.data.tree import Tree
+
+
+class _ReadingNode(Node):
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        kind = RoundsReader if self.op.num_consumers else Reader
+        self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials, context.openings)
+        self._batch: Iterator[Any] = iter(())
+        context.openings.waits = True
+
+    def run(self) -> Iterator[Any]:
+        yield from self._batch
+        for batch in self._reader.batches():
+            self._batch = iter(batch)
+            yield from self._batch
+
+    def state(self) -> dict[str, Any]:
+        raise UnimplementedError(
+            None,
+            None,
+            'distribute() without delivery="exactly_once" has no state: elements that workers had are not told again',
+        )
+
+    def abandon(self) -> None:
+        self._reader.interrupt()
+
+    def close(self) -> None:
+        super().close()
+        self._reader.close()
+
+
+class _PortionsNode(Node):
+    """Its reader is opened by the first question, so that a state can be loaded before an iteration begins."""
+
+    def __init__(self, dataset: Tree, context: Context) -> None:
+        super().__init__(dataset, context)
+        self._wish = wish_of(self.op, dataset.memory.number())
+        self._reader: PortionsReader | None = None
+        self._saved: dict[str, Any] = {}
+        self._elements: Iterator[Any] = iter(())
+        context.openings.waits = True
+
+    def run(self) -> Iterator[Any]:
+        if self._reader is None:
+            saved = saved_of(self._saved) if self._saved else None
+            self._reader = PortionsReader(replace(self._wish, saved=saved), self.op.credentials, self.context.openings)
+        yield from self._elements
+        for elements in self._reader.pieces():
+            self._elements = elements
+            yield from elements
+
+    def state(self) -> dict[str, Any]:
+        return self._saved if self._reader is None else self._reader.state()
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state:
+            saved_of(state)
+        self.close()
+        self._reader, self._elements, self._saved = None, iter(()), state
+
+    def abandon(self) -> None:
+        if self._reader is not None:
+            self._reader.interrupt()
+
+    def close(self) -> None:
+        super().close()
+        if self._reader is not None:
+            self._reader.close()
+
+
+def wish_of(op: Distributed, repetition: int) -> Wish:
+    """What an iterator over the operator wants to read."""
+    terms = Terms(op.dataset, op.mode, op.num_consumers, op.target_workers, bool(op.trainer), op.delivery, op.ordered)
+    return Wish(
+        op.service,
+        terms,
+        op.job_name,
+        repetition,
+        op.max_outstanding,
+        op.consumer_index,
+        op.trainer,
+        op.protocol,
+        op.compression,
+        UNKNOWN_SPEC if op.spec is None else op.spec,
+        refresh_s=op.refresh_ms / 1000,
+    )
+
+
+@operator("distribute", _ReadingNode)
+@dataclass(frozen=True)
+class Distributed(Op):
+    """A registered dataset as the workers of a service compute it. Fields as the arguments of `distribute`."""
+
+    service: str
+    dataset: str
+    mode: int
+    job_name: str | None
+    consumer_index: int
+    num_consumers: int
+    max_outstanding: int
+    protocol: str
+    trainer: str
+    target_workers: str
+    delivery: str
+    ordered: bool
+    spec: Any
+    compression: str | None
+    count: int
+    refresh_ms: int = 0
+    token_file: str | None = None
+    keys_dir: str | None = None
+    insecure: bool = False
+
+    @property
+    def credentials(self) -> Credentials:
+        """For the dispatcher and the workers."""
+        return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
+
+    def open(self, dataset: Tree, context: Context) -> Node:
+        portioned = self.delivery == EXACTLY_ONCE or self.ordered
+        return (_PortionsNode if portioned else _ReadingNode)(dataset, context)
+
+    @property
+    def is_shared(self) -> bool:
+        return self.job_name is not None
+
+    def cardinality(self, inputs: tuple[int, ...]) -> int:
+        return self.count
+
+    def element_spec(self, inputs: tuple[Any, ...]) -> Any:
+        return UNKNOWN_SPEC if self.spec is None else self.spec
+
+    def infer(self, dataset: Tree) -> Any:
+        """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
+        upstream = self.__dict__.get("upstream")
+        if upstream is None:
+            text = (
+                f"the element_spec of dataset {self.dataset} is not known to the service: give it to `from_dataset_id`,"
+                " or `output_signature` to the function that makes the elements"
+            )
+            raise FailedPreconditionError(None, None, text)
+        return upstream.element_spec
+
+    def split_count(self) -> int:
+        raise UnimplementedError(None, None, "Cannot create split providers for dataset of type DataServiceDataset")

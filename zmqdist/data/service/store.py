@@ -1,0 +1,189 @@
+"""The descriptions of the registered datasets, by id: one file each, or in memory.
+
+Rules
+    A file is there as a whole or not at all, and is on the disk when `put` returns: the dispatcher puts a description here *before* it
+    journals that the dataset is registered. An orphan, put and never journaled, is overwritten when its id is put again.
+    Any text is an id. A short one of lower-case letters, digits, "-" and "_" is the file's name itself; any other is hashed, so that it
+    cannot leave the folder, is not too long for a name, and differs from others also where file names know no case.
+    Workers run what the files say, so a work_dir and files that another user owns or may write to are refused (SECURITY.md).
+
+Not here: which ids are registered (the dispatcher's state).
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import zlib
+from contextlib import suppress
+
+from zmqdist.errors import DataLossError, NotFoundError, OpError, ResourceExhaustedError
+from zmqdist.files import open_regular
+from zmqdist.transport.token import refuse_strangers
+
+_PLAIN = re.compile(r"[a-z0-9_-]{1,64}")
+
+_WRITABLE_BY_OTHERS = 0o022
+
+
+class DatasetStore:
+    """Texts by id. Any thread may use it, but for the same id one at a time.
+
+    Args:
+      folder: a dispatcher's work_dir, made when it is missing; None: in memory, gone with this object.
+
+    Raises:
+      FailedPreconditionError: the folder or what is in it belongs to another user, or other users may write to it.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = None if folder is None else os.path.join(os.path.abspath(folder), "datasets")
+        self._texts: dict[str, str] = {}
+        if self._folder is not None:
+            _make_private(self._folder)
+
+    def put(self, dataset_id: str, text: str) -> None:
+        """Keep this text, in place of the one that was there.
+
+        Raises ResourceExhaustedError when it cannot be written; then all is as before.
+        """
+        path = self.path(dataset_id)
+        if path is None:
+            self._texts[dataset_id] = text
+            return
+        try:
+            _write(path, text)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def get(self, dataset_id: str) -> str:
+        """The text that was put.
+
+        Raises:
+          NotFoundError: in memory, and never put.
+          DataLossError: "corrupted record": the file is gone or damaged. What is on the disk is asked for after the journal told that it is
+            there, so nothing in its place is a loss.
+        """
+        path = self.path(dataset_id)
+        if path is not None:
+            return read(path)
+        try:
+            return self._texts[dataset_id]
+        except KeyError:
+            raise NotFoundError(None, None, f"no dataset {dataset_id!r} is registered here") from None
+
+    def discard(self, dataset_id: str) -> None:
+        """Forget this text. One that is not there is fine."""
+        self._texts.pop(dataset_id, None)
+        path = self.path(dataset_id)
+        if path is None:
+            return
+        try:
+            os.remove(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def path(self, dataset_id: str) -> str | None:
+        """Where the text is, or would be, for whoever shares the file system; None in memory."""
+        if self._folder is None:
+            return None
+        if _PLAIN.fullmatch(dataset_id):
+            return os.path.join(self._folder, dataset_id)
+        return os.path.join(self._folder, "%" + hashlib.sha256(_encoded(dataset_id)).hexdigest())
+
+
+def read(path: str) -> str:
+    """The text of a file of a DatasetStore.
+
+    Raises:
+      DataLossError: "corrupted record": it is gone or damaged.
+      FailedPreconditionError: another user owns it, or other users may write to it.
+    """
+    try:
+        with open_regular(path) as file:
+            refuse_strangers(os.fstat(file.fileno()), path, mode_bits=_WRITABLE_BY_OTHERS)
+            checksum, _, body = file.read().partition(b"\n")
+    except OSError as error:
+        raise _damaged(path, f"it cannot be read: {error.strerror}") from error
+    if checksum != _checksum(body):
+        raise _damaged(path, "it differs from its checksum")
+    return body.decode("utf-8", "surrogatepass")
+
+
+def _write(path: str, text: str) -> None:
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    body = _encoded(text)
+    new = path + ".tmp"  # no id has a dot in its name; what a killed process left there is overwritten
+    try:
+        with open(new, "wb", opener=_private) as file:
+            file.write(_checksum(body) + b"\n" + body)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.remove(new)
+        raise
+    synchronise(folder)
+
+
+def _make_private(folder: str) -> None:
+    """The folder "datasets" and the work_dir around it. What was there before must be this user's; modes that let others read stay."""
+    work_dir = os.path.dirname(folder)
+    for each in (work_dir, folder):
+        try:
+            os.makedirs(each, mode=0o700, exist_ok=True)
+            status = os.stat(each)
+        except OSError:  # putting the first dataset there, or opening the journal, says what is wrong with it
+            return
+        refuse_strangers(status, f"the dispatcher's work_dir {each}", mode_bits=_WRITABLE_BY_OTHERS)
+    with os.scandir(work_dir) as entries:
+        for entry in entries:
+            if entry.name.startswith("journal."):
+                status = entry.stat(follow_symlinks=False)
+                refuse_strangers(status, f"the dispatcher's journal {entry.path}", mode_bits=_WRITABLE_BY_OTHERS)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def synchronise(folder: str) -> None:
+    """Make the names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _checksum(body: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(body)
+
+
+def _damaged(path: str, what: str) -> DataLossError:
+    return DataLossError(
+        None,
+        None,
+        f"{path}: corrupted record: {what}. Register the dataset again, or put back a copy of the dispatcher's work_dir",
+    )
+
+
+def _unwritable(path: str, error: OSError) -> OpError:
+    hint = {
+        errno.ENOSPC: "make room on that disk",
+        errno.EDQUOT: "make room within the user's quota",
+        errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
+    }.get(error.errno or 0, "let the dispatcher's user write there")
+    return ResourceExhaustedError(
+        None, None, f"{path}: the dispatcher cannot keep this dataset ({error.strerror}): {hint}, and try again"
+    )

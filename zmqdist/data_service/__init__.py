@@ -1,1 +1,0 @@
-"""Pipelines that run on other processes: what a dispatcher, a worker and a reader do for it."""

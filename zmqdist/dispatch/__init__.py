@@ -1,1 +1,0 @@
-"""The broker and the workers: `DispatchServer`, `WorkerServer`, and what runs functions in threads and processes."""

@@ -1,0 +1,102 @@
+"""Which calls of a method run together, and when: the decision, without arrays, clock or threads.
+
+Theory of operation
+    Calls of one kind (what can be joined: the shell says) gather in a batch. It is closed when it has `rows_max` rows or the next
+    call does not fit any more; a call of more rows than that is a batch of its own. A batch may run when it is closed, or when
+    its first call has waited for `delay_s`. While none can run - one is running - those that are open go on gathering.
+
+Promises, checked by tests/core/test_batching.py
+    P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
+    P2  a batch has at most `rows_max` rows, or one call
+    P3  no batch waits longer than `delay_s` for company, nor at all once it is closed
+    P4  of those that may run, the one whose first call came first is next
+    P5  nothing is kept of a call that was dropped before it ran
+
+Not here: what a kind is, how arguments are joined and results cut (batching.py).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from math import inf
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Batch(Generic[T]):
+    """Calls that run together; what is in it is this file's."""
+
+    __slots__ = ("calls", "kind", "rows", "since")
+
+    def __init__(self, kind: Hashable, since: float) -> None:
+        self.kind = kind
+        self.since = since
+        self.rows = 0
+        self.calls: dict[T, int] = {}  # with their rows, in the order of arrival
+
+
+class Batches(Generic[T]):
+    """The waiting calls of one method. See the module's docstring."""
+
+    def __init__(self, rows_max: int, delay_s: float) -> None:
+        self._rows_max = rows_max
+        self._delay_s = delay_s
+        self._open: dict[Hashable, Batch[T]] = {}  # in the order of their first calls
+        self._closed: OrderedDict[Batch[T], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Calls that wait."""
+        return sum(len(batch.calls) for batch in (*self._closed, *self._open.values()))
+
+    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> Batch[T]:
+        """A call of so many rows waits. Returns what `dropped` wants to know."""
+        batch = self._open.get(kind)
+        if batch is not None and batch.rows + rows > self._rows_max:
+            self._closed[self._open.pop(kind)] = None
+            batch = None
+        if batch is None:
+            batch = self._open[kind] = Batch(kind, now)
+        batch.calls[call] = rows
+        batch.rows += rows
+        if batch.rows >= self._rows_max:
+            self._closed[self._open.pop(kind)] = None
+        return batch
+
+    def dropped(self, call: T, batch: Batch[T]) -> None:
+        """Nobody waits for this call any more. One whose batch has been given out is fine."""
+        batch.rows -= batch.calls.pop(call, 0)
+        if not batch.calls:
+            self._closed.pop(batch, None)
+            if self._open.get(batch.kind) is batch:
+                del self._open[batch.kind]
+
+    def ready(self, now: float) -> list[T]:
+        """The calls of the batch that runs next; none when none may run yet."""
+        kind, oldest = next(iter(self._open.items()), (None, None))
+        if oldest is not None and now < oldest.since + self._delay_s:
+            oldest = None
+        closed = next(iter(self._closed), None)
+        if closed is not None and (oldest is None or closed.since <= oldest.since):
+            del self._closed[closed]
+            return list(closed.calls)
+        if oldest is None:
+            return []
+        del self._open[kind]
+        return list(oldest.calls)
+
+    @property
+    def deadline(self) -> float:
+        """When `ready` has something; `inf`: nothing waits."""
+        if self._closed:
+            return -inf
+        oldest = next(iter(self._open.values()), None)
+        return inf if oldest is None else oldest.since + self._delay_s
+
+    def all(self) -> list[list[T]]:
+        """Every batch, closed or not: nothing waits any more."""
+        batches = [*self._closed, *self._open.values()]
+        self._closed.clear()
+        self._open.clear()
+        return [list(batch.calls) for batch in batches]

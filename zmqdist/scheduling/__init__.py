@@ -1,0 +1,1 @@
+"""Functions that run elsewhere: the dispatcher, its workers, and the coordinator of a program."""

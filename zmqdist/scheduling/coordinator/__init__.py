@@ -1,0 +1,1 @@
+"""The coordinator of a program: it schedules functions, keeps their values and ends their rounds."""

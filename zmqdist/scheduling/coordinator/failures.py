@@ -1,0 +1,107 @@
+"""The errors of the functions of a round, and which of them the program has seen.
+
+Rules
+    `join` and `done` raise the error of a round, as TensorFlow's do, whatever became of it before. `schedule` raises it only
+    while there is one that the program has not seen: what `get`, `fetch` or `exception` of a RemoteValue has given to the
+    program is its own to handle, and no reason not to schedule more.
+    What the program has never seen is logged when the coordinator is closed, or the program ends: else it would vanish.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+from zmqdist import limits
+from zmqdist.scheduling.coordinator.values import failure
+
+log = logging.getLogger("zmqdist.coordinator")
+
+Makes: TypeAlias = "Callable[[], BaseException]"
+"""An error, a fresh one each time, so that no traceback grows."""
+
+ROUND = 0
+"""The number of no work: an error of the whole round, such as the loss of a parameter server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a piece of work has ended, as an error."""
+
+    kind: int
+    payload: Any
+    name: str
+
+    def __call__(self) -> BaseException:
+        return failure(self.kind, self.payload, self.name)
+
+
+class Failures:
+    """Of one coordinator. Behind its lock, but for `saw`.
+
+    Args:
+      reported: whether what was not seen is logged at the end; an Executor's Futures tell for themselves.
+
+    Attributes:
+      unseen: the numbers of the work of this round whose errors the program has not seen.
+    """
+
+    def __init__(self, reported: bool) -> None:
+        self.unseen: set[int] = set()
+        self._reported = reported
+        self._errors: list[tuple[int, Makes]] = []
+        self._pid = os.getpid()
+        _all.add(self)
+
+    def __bool__(self) -> bool:
+        """Whether the round has failed."""
+        return bool(self._errors)
+
+    @property
+    def round(self) -> object:
+        """The same object as long as the round's errors have not been taken; None where there are none."""
+        return self._errors[0] if self._errors else None
+
+    def add(self, work: int, make: Makes) -> None:
+        """One more; of the first FAILURES_TOLD of a round the error is kept."""
+        self.unseen.add(work)
+        if len(self._errors) < limits.FAILURES_TOLD:
+            self._errors.append((work, make))
+
+    def saw(self, work: int) -> None:
+        """The program has the error of this one. From any thread."""
+        self.unseen.discard(work)
+
+    def take(self) -> tuple[Makes, list[Makes]]:
+        """The error to raise, which is the first that the program has not seen, and all of them: it sees them now. There has to be one."""
+        errors, self._errors = self._errors, []
+        first = next((make for work, make in errors if work in self.unseen), errors[0][1])
+        self.unseen = set()
+        return first, [make for _, make in errors]
+
+    def report(self) -> None:
+        """Log what the program has not seen, once."""
+        unseen, self.unseen = self.unseen, set()
+        if not unseen or not self._reported or self._pid != os.getpid():
+            return
+        error = next((make() for work, make in self._errors if work in unseen), None)
+        log.error(
+            "the program has not looked at %d error%s of scheduled functions: call join() before the end, or get() of each "
+            "value. The first: %s",
+            *(len(unseen), "s" if len(unseen) > 1 else "", f"{type(error).__name__}: {error}"),
+        )
+
+
+_all: WeakSet[Failures] = WeakSet()
+
+
+@atexit.register
+def _report_all() -> None:
+    """Of coordinators that were not closed."""
+    for failures in list(_all):
+        failures.report()

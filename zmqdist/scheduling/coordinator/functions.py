@@ -1,0 +1,199 @@
+"""Numbers for functions: each goes to the cluster once, and is forgotten there when it has not been used for long.
+
+A function is recognised by its pickle: one that captures nothing mutable is pickled once (wire/functions.py), one that does is pickled
+each time, and has its old number as long as the bytes are the same. Its pickle is marked, so that slots, too, have it anew for each run.
+
+What is large in it lies beside the pickle, in the coordinator's store, as large arguments do (scheduling/worker/store.py), and what
+travels is a reference: it is the same as long as the store holds those bytes, and with it the number. Such a number is dropped once the
+store has let go of the bytes, since no reference will name them again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import time
+from _thread import get_ident
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.limits import FUNCTIONS_KEPT_MAX, INLINE_BYTES_MAX
+from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.values import unwrapped
+from zmqdist.scheduling.worker.references import CHANGING
+from zmqdist.wire.functions import FunctionCache
+from zmqdist.wire.trusted import Packed, describe
+
+if TYPE_CHECKING:
+    from zmqdist.scheduling.coordinator.shell import Shell
+
+log = logging.getLogger("zmqdist.coordinator")
+
+
+class FunctionNumbers:
+    """Not thread-safe: one thread at a time calls `pickled`; the others are called under the coordinator's lock.
+
+    Args:
+      is_held: whether the coordinator's store holds a part.
+    """
+
+    def __init__(self, is_held: Callable[[int], bool]) -> None:
+        self._is_held = is_held
+        self._cache = FunctionCache()
+        self._took_s = 0.0
+        self._numbers = itertools.count(1)
+        self._kept: OrderedDict[bytes, tuple[int, str]] = OrderedDict()
+        self._held: OrderedDict[bytes, tuple[int, str, int]] = OrderedDict()
+        """Those with large parts, and one of these."""
+        self._defined: list[tuple[int, bytes]] = []
+        self._dropped: list[int] = []
+        self._specs: dict[str, Any] = {}
+        """Of the modules of functions: `importlib.reload` gives a module a new one."""
+
+    def __len__(self) -> int:
+        """Functions that the cluster knows by a number."""
+        return len(self._kept) + len(self._held)
+
+    @property
+    def pickles(self) -> int:
+        """How often a function was pickled."""
+        return self._cache.pickles
+
+    def pickled(self, fn: Callable[..., Any]) -> Packed:
+        """The function as it is now; a list is to be held. Raises InvalidArgumentError where it cannot be pickled."""
+        began, pickles = time.perf_counter() if metrics.enable_metrics else 0.0, self._cache.pickles
+        packed: Packed | None = self._cache.constant(fn)
+        if packed is None:
+            packed = self._cache.changing(fn)
+            if isinstance(packed, bytes):
+                packed = CHANGING + packed if len(packed) < INLINE_BYTES_MAX else [packed]
+        elif len(packed) > INLINE_BYTES_MAX:
+            packed = [packed]
+        if self._cache.pickles != pickles:
+            self._look_at_module(fn)
+        if metrics.enable_metrics:
+            self._took_s = time.perf_counter() - began
+        return packed
+
+    def _look_at_module(self, fn: Callable[..., Any]) -> None:
+        """A function of a module travels by its name, and a worker process imports a module once."""
+        name = getattr(fn, "__module__", None)
+        spec = getattr(sys.modules.get(name or ""), "__spec__", None)
+        if name and spec is not None and self._specs.setdefault(name, spec) is not spec:
+            self._specs[name] = spec
+            log.warning(
+                "module %s was reloaded in this program: worker processes that have imported it run its functions as they were before;"
+                " start these workers again",
+                name,
+            )
+
+    def number(self, fn: Callable[..., Any], blob: bytes, bulks: list[int]) -> tuple[int, str]:
+        """The number and the name of a function for a piece of work that is about to be handed in.
+
+        Args:
+          bulks: what is held for it, until that work has ended at least.
+        """
+        if bulks:
+            return self._number_of_large(fn, blob, bulks[0])
+        known = self._kept.get(blob)
+        if known is not None:
+            self._kept.move_to_end(blob)
+            return known
+        known = self._kept[blob] = self._define(fn, blob)
+        if len(self._kept) > FUNCTIONS_KEPT_MAX:
+            self._dropped.append(self._kept.popitem(last=False)[1][0])
+        return known
+
+    def _number_of_large(self, fn: Callable[..., Any], blob: bytes, bulk: int) -> tuple[int, str]:
+        known = self._held.get(blob)
+        if known is not None:
+            self._held.move_to_end(blob)
+            return known[:2]
+        while self._held:
+            oldest, (number, _, held) = next(iter(self._held.items()))
+            if self._is_held(held) and len(self._held) < FUNCTIONS_KEPT_MAX:
+                break
+            del self._held[oldest]
+            self._dropped.append(number)
+        number, name = self._define(fn, blob)
+        self._held[blob] = (number, name, bulk)
+        return number, name
+
+    def _define(self, fn: Callable[..., Any], blob: bytes) -> tuple[int, str]:
+        if metrics.enable_metrics:
+            metrics.HISTOGRAMS["function_tracing"].add(self._took_s)
+        number = next(self._numbers)
+        self._defined.append((number, blob))
+        return number, describe(fn)
+
+    def fresh(self) -> int:
+        """A number that is no function's: for something else that slots know under a number of this coordinator."""
+        return next(self._numbers)
+
+    def take(self) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """What was defined and what was dropped since the last call."""
+        taken = self._defined, self._dropped
+        self._defined, self._dropped = [], []
+        return taken
+
+
+class FunctionSnapshot:
+    """A function as it was at one time: `schedule` takes it in the function's place, any number of times, and pickles and compares nothing.
+
+    Args:
+      blob: what travels.
+      bulks: what is held for it; this object owns them.
+      given, inputs: what it captures of the coordinator's, as the shell's attributes of these names.
+    """
+
+    __slots__ = ("blob", "bulks", "fn", "given", "inputs", "shell")
+
+    def __init__(
+        self,
+        shell: Shell,
+        fn: Callable[..., Any],
+        blob: bytes,
+        bulks: list[int],
+        given: list[Any],
+        inputs: dict[int, Any],
+    ) -> None:
+        self.shell = shell
+        self.fn = fn
+        self.blob = blob
+        self.bulks = bulks
+        self.given = given
+        self.inputs = inputs
+
+    @classmethod
+    def take(cls, shell: Shell, fn: Callable[..., Any]) -> FunctionSnapshot:
+        """Of now. Raises as `ClusterCoordinator.schedule` for the function."""
+        with shell.turn:
+            shell.packing = get_ident()
+            try:
+                packed = shell.functions.pickled(fn)
+            except InvalidArgumentError as error:
+                raise unwrapped(error) from error.__cause__
+            finally:
+                shell.packing = None
+                given, inputs, shell.given, shell.inputs = shell.given, shell.inputs, [], {}
+            blob, bulks = shell.held(packed) if isinstance(packed, list) else (packed, [])
+            return cls(shell, fn, blob, bulks, given, inputs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def use(self) -> tuple[bytes, list[int]]:
+        """For one more piece of work, which is being packed: what travels, and what is held for that work from now on."""
+        self.shell.given += self.given
+        self.shell.inputs.update(self.inputs)
+        self.shell.store.hold_again(self.bulks)
+        return self.blob, list(self.bulks)
+
+    def __del__(self) -> None:
+        """In a finalizer: takes no lock of the coordinator's."""
+        if self.bulks and self.shell.pid == os.getpid():
+            self.shell.in_loop(self.shell.drop, self.bulks)

@@ -1,0 +1,49 @@
+"""Whom a coordinator misses, a dispatcher or a worker, and the line in the log that says so as long as something waits for it.
+
+One line for all that wait, in whatever way: `join`, `get`, `as_completed`, an Executor's future, or a program that has not asked yet.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from zmqdist import limits
+from zmqdist.scheduling.coordinator.machine import Closures
+from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.loop import Loop
+
+log = logging.getLogger("zmqdist.coordinator")
+
+
+class Missing:
+    """What the machine says of it, for people. `watch` is the loop's; `whom` may be asked by any thread."""
+
+    def __init__(self, loop: Loop, machine: Closures, dealer: Dealer) -> None:
+        self._loop = loop
+        self._machine = machine
+        self._dealer = dealer
+        self._since: float | None = None
+
+    @property
+    def whom(self) -> str | None:
+        """Who is missing, and why; None when the cluster is there."""
+        address = self._dealer.address
+        if not self._machine.enlisted:
+            return f"the dispatcher at {address}: {self._dealer.trouble or 'no answer'}"
+        return None if self._machine.workers else f"a worker to register with the dispatcher at {address}"
+
+    def watch(self) -> None:
+        """After each event: see to it that there is a line every WAIT_LOG_S while unfinished work misses the cluster."""
+        since = self._machine.alone_since
+        if since != self._since:
+            self._since = since
+            self._loop.set_timer(self, None if since is None else since + limits.WAIT_LOG_S, self._say)
+
+    def _say(self) -> None:
+        if self._since is None:
+            return
+        now = self._loop.now()
+        self._loop.set_timer(self, now + limits.WAIT_LOG_S, self._say)
+        count = self._machine.unfinished
+        functions = f"{count} scheduled function{'' if count == 1 else 's'}"
+        log.warning("%s: waiting for %s (%.0f s so far)", functions, self.whom or "the cluster", now - self._since)

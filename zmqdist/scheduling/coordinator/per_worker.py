@@ -1,0 +1,312 @@
+"""What a program holds of things of which each worker has its own: PerWorkerValues, and per-worker datasets.
+
+Rules
+    As an argument of a scheduled function, at any depth, or captured by it, PerWorkerValues are the value of the worker that runs it. Here
+    each of the values is a RemoteValue: what it says of itself is how its latest build went, and `get` asks the worker each time,
+    because functions may have changed it.
+    A dataset goes to the workers as it is when `create_per_worker_dataset` is called; each `iter` begins anew on all of them.
+
+Not here: when workers build (resources.py, scheduling/worker/resources.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from _thread import get_ident
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any
+
+from zmqdist import errors, running
+from zmqdist.scheduling.coordinator.resources import Definition, Resource, Resources
+from zmqdist.scheduling.coordinator.values import RemoteValue, RemoteValueGiven, RemoteValueStatus
+from zmqdist.scheduling.worker import datasets
+from zmqdist.scheduling.worker import resources as at_worker
+from zmqdist.scheduling.worker.resources import DATASET, ITERATOR, RESOURCE
+from zmqdist.wire import trusted
+
+
+class ResourceValue(RemoteValue):
+    """A resource at one worker. It is ABORTED while its worker is lost, and READY again when that has come back and built it anew.
+
+    Who holds one holds the resource, at all workers.
+    """
+
+    __slots__ = ("_index", "_resource")
+
+    def __init__(self, resource: Resource, index: int) -> None:
+        super().__init__(resource.owner.shell, 0, f"{resource.name} at worker:{index}")
+        self._resource = resource
+        self._index = index
+
+    def __repr__(self) -> str:
+        return f"<RemoteValue: {self._name}: {self.status.value}>"
+
+    def __reduce__(self) -> Any:
+        raise RemoteValueGiven(f"{self._name} is nowhere else: give the function the PerWorkerValues, which choose")
+
+    @property
+    def status(self) -> RemoteValueStatus:
+        """NOT_READY while it is being built, READY when that has ended in whatever way, ABORTED while its worker is lost."""
+        building, lost = self._state()
+        if lost is not None:
+            return RemoteValueStatus.ABORTED
+        return RemoteValueStatus.READY if building is not None and building.done() else RemoteValueStatus.NOT_READY
+
+    def done(self) -> bool:
+        """Whether it is not being built at present. Does not wait."""
+        return self.status is not RemoteValueStatus.NOT_READY
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait until it is built, and ask its worker for it as it is now: another copy each time.
+
+        Raises:
+          CancelledError: its worker is lost. It is there again when the worker is.
+          DeadlineExceededError: not there within `timeout` seconds.
+          InvalidArgumentError: it cannot be pickled, as an iterator cannot.
+          Exception: what its function raised.
+        """
+        return self._asked(at_worker.read, timeout)
+
+    def fetch(self, timeout: float | None = None) -> Any:
+        """As `get`, with each leaf that has a `numpy()` replaced by what that gives."""
+        return self._asked(at_worker.read_numpy, timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until it is built; the error that `get` would raise, None for none. DeadlineExceededError as in `get`."""
+        until = None if timeout is None else time.monotonic() + float(timeout)
+        while True:
+            building, lost = self._state()
+            if lost is not None:
+                error = errors.ClosureAbortedError(errors.UnavailableError(None, None, lost))
+                told = errors.CancelledError(None, None, f"{self._name} is aborted until the worker is back: {lost}")
+                told.__cause__ = error
+                return told
+            assert building is not None, "a worker that is there builds it"
+            failed = building.exception(_left(until))
+            if self._state() == (building, None):
+                return failed.original_exception if isinstance(failed, errors.ClosureInputError) else failed
+
+    def cancel(self) -> bool:
+        """It cannot be cancelled: drop it. False."""
+        return False
+
+    def add_done_callback(self, fn: Callable[[RemoteValue], object]) -> None:
+        """Call `fn(self)` when its present build has ended, in whatever way."""
+        building, lost = self._state()
+        if lost is not None or building is None:
+            self._owner.callbacks.put([(fn, self)])
+        else:
+            building.add_done_callback(lambda _: fn(self))
+
+    def _call_when_ended(self, waiter: Any) -> None:
+        self.add_done_callback(lambda _: waiter.release())
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio  # only for those who use it
+
+        return (yield from asyncio.get_running_loop().run_in_executor(None, self.get))
+
+    def _state(self) -> tuple[RemoteValue | None, str | None]:
+        with self._owner.lock:
+            state = self._resource.states[self._index]
+            return state.building, state.lost
+
+    def _asked(self, fn: Callable[[Any], Any], timeout: float | None) -> Any:
+        until = None if timeout is None else time.monotonic() + float(timeout)
+        while True:
+            error = self.exception(_left(until))
+            if error is not None:
+                raise error
+            building = self._state()[0]
+            try:
+                return self._resource.owner.ask(self._resource, self._index, fn).get(_left(until))
+            except errors.CancelledError:
+                if self._state() == (building, None):
+                    raise  # else its worker was lost meanwhile
+
+
+def _left(until: float | None) -> float | None:
+    return None if until is None else max(0.0, until - time.monotonic())
+
+
+class PerWorkerValues:
+    """One RemoteValue for each worker, in the order of their indices.
+
+    As an argument of a scheduled function, or captured by it, it is the value of the worker that runs the function. Workers that come
+    later have values, too, where these are resources.
+
+    Args:
+      values: RemoteValues of one coordinator, one for each worker.
+
+    Raises:
+      AssertionError: something else is among them.
+    """
+
+    def __init__(self, values: Iterable[RemoteValue]) -> None:
+        self._given = tuple(values)
+        self._resource: Resource | None = None
+        for value in self._given:
+            if not isinstance(value, RemoteValue):
+                raise AssertionError(
+                    f"`PerWorkerValues` should only take `RemoteValue`s, one for each worker, not {type(value).__name__}"
+                )
+        resources = {value._resource if isinstance(value, ResourceValue) else None for value in self._given}
+        if len(resources) == 1:
+            (self._resource,) = resources
+
+    @classmethod
+    def of(cls, resource: Resource) -> Any:
+        """Those of a resource."""
+        made = cls(())
+        made._resource = resource
+        return made
+
+    @property
+    def _values(self) -> tuple[RemoteValue, ...]:
+        resource = self._resource
+        if resource is None:
+            return self._given
+        with resource.owner.shell.lock:
+            indices = sorted(resource.states)
+        return tuple(ResourceValue(resource, index) for index in indices)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, position: int) -> RemoteValue:
+        return self._values[position]
+
+    def __iter__(self) -> Iterator[RemoteValue]:
+        return iter(self._values)
+
+    def fetch(self, timeout: float | None = None) -> list[Any]:
+        """The values of all workers, fetched.
+
+        Raises: what `RemoteValue.fetch` raises for the first that has no value. DeadlineExceededError after `timeout` seconds for all.
+        """
+        until = None if timeout is None else time.monotonic() + float(timeout)
+        return [value.fetch(_left(until)) for value in self._values]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(map(repr, self._values))}>"
+
+    def __reduce__(self) -> Any:
+        resource = self._resource
+        if resource is None:
+            return at_worker.slice_of, (self._given,)
+        shell = resource.owner.shell
+        if shell.packing != get_ident():
+            raise RemoteValueGiven(f"{resource.name} is for functions that are scheduled by its own coordinator")
+        shell.given.append(resource)
+        return resource.call
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """Iterators over a per-worker dataset, one for each worker: what a function gets of it is an iterator.
+
+    In a function `next(iterator)` at the end fails it with OutOfRangeError, and a for-loop just ends.
+    """
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        raise NotImplementedError(
+            "a per-worker iterator is there for scheduled functions: give it to one as an argument, and call next() there"
+        )
+
+    get_next = __next__
+
+
+class PerWorkerDataset:
+    """A dataset of which each worker has its own; made by `ClusterCoordinator.create_per_worker_dataset`.
+
+    Args:
+      spec: gives its element_spec where that is known here; raises NotImplementedError where it is not.
+    """
+
+    def __init__(
+        self, resources: Resources, definition: Definition, shard: bool, spec: Callable[[], Any] | None
+    ) -> None:
+        self._resources = resources
+        self._definition = definition
+        self._shard = shard
+        self._spec = spec
+
+    def __iter__(self) -> PerWorkerIterator:
+        """New iterators at all workers, from the beginning. Does not wait until they are built.
+
+        Raises:
+          RuntimeError: on a worker.
+          UnavailableError: no worker came.
+        """
+        if running.scheduled():
+            raise RuntimeError("a per-worker dataset is iterated by the program, not by a scheduled function")
+        sharers = self._resources.workers() if self._shard else []
+        dense = range(len(sharers))  # which is as short in a message for a thousand as for two
+        resource = self._resources.create(ITERATOR, self._definition, dense if sharers == [*dense] else tuple(sharers))
+        iterator: PerWorkerIterator = PerWorkerIterator.of(resource)
+        return iterator
+
+    def build(self) -> PerWorkerValues:
+        """The datasets themselves, one for each worker: a function that gets them iterates as often as it likes.
+
+        Raises: as `iter`.
+        """
+        values: PerWorkerValues = PerWorkerValues.of(self._resources.create(DATASET, self._definition))
+        return values
+
+    @property
+    def element_spec(self) -> Any:
+        """The form of the elements. Where a function makes the dataset a worker is asked, once.
+
+        Raises:
+          NotImplementedError: it is no Dataset, and has none.
+          Exception: what the dataset function raised.
+        """
+        if self._spec is None:
+            resource = self._resources.create(DATASET, self._definition)
+            value = PerWorkerValues.of(resource)[0]
+            spec = value._asked(at_worker.read_spec, None)
+            self._spec = lambda: spec
+        return self._spec()
+
+    def __reduce__(self) -> Any:
+        return datasets.DatasetOnWorker, ()
+
+
+def per_worker_resource(
+    resources: Resources, fn: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None
+) -> PerWorkerValues:
+    """See ClusterCoordinator.create_per_worker_resource."""
+    if not callable(fn):
+        raise TypeError(f"create_per_worker_resource() takes a callable, not {type(fn).__name__}")
+    definition = resources.define(trusted.describe(fn), fn, () if args is None else args, kwargs)
+    values: PerWorkerValues = PerWorkerValues.of(resources.create(RESOURCE, definition))
+    return values
+
+
+def per_worker_dataset(resources: Resources, source: Any, shard: bool) -> PerWorkerDataset:
+    """See ClusterCoordinator.create_per_worker_dataset."""
+    if callable(source):
+        _check_needs_nothing(source)
+        return PerWorkerDataset(resources, resources.define(trusted.describe(source), source), shard, None)
+    if hasattr(source, "__next__") or isinstance(source, (str, bytes, Mapping)) or not hasattr(source, "__iter__"):
+        raise ValueError(
+            f"Unexpected dataset type! {type(source).__name__} is neither a function that returns a dataset, nor a Dataset or another"
+            " iterable that can be read again and again"
+        )
+    definition = resources.define(f"a {type(source).__name__}", at_worker.read, (source,))
+    return PerWorkerDataset(resources, definition, shard, lambda: datasets.spec_of(source))
+
+
+def _check_needs_nothing(fn: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(fn).bind()
+    except ValueError:  # a builtin that does not tell
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"a dataset function has no parameters that it needs, and {trusted.describe(fn)} has: {error}"
+        ) from None

@@ -1,0 +1,586 @@
+"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The shell of machine.py.
+
+Users' threads append to an outbox under the lock; the loop drains it. What users' threads read of the state here is behind the same lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from weakref import WeakSet, ref
+
+from zmqdist import errors
+from zmqdist.events import Heard, Send, Ticked
+from zmqdist.limits import INLINE_BYTES_MAX
+from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
+from zmqdist.rpc.service import RpcService
+from zmqdist.scheduling.coordinator import graph, metrics
+from zmqdist.scheduling.coordinator.bounds import QueueBytes
+from zmqdist.scheduling.coordinator.callbacks import Callbacks
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    Fetch,
+    Resolve,
+    ResolveLost,
+    RoomMade,
+    RoundEnded,
+    WorkBegun,
+)
+from zmqdist.scheduling.coordinator.failures import ROUND, Failure, Failures
+from zmqdist.scheduling.coordinator.fetching import Fetching
+from zmqdist.scheduling.coordinator.functions import FunctionNumbers
+from zmqdist.scheduling.coordinator.gathered import Gathered
+from zmqdist.scheduling.coordinator.machine import (
+    DISPATCHER,
+    LOST,
+    UNAVAILABLE,
+    BulkArrived,
+    BulkUnreachable,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    Event,
+    ForgetAsked,
+    FunctionsDefined,
+    KeptDropped,
+    Scheduled,
+    TakeBackAsked,
+    WithdrawAsked,
+)
+from zmqdist.scheduling.coordinator.missing import Missing
+from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, Options
+from zmqdist.scheduling.coordinator.plans import Plans
+from zmqdist.scheduling.coordinator.target import Target
+from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
+from zmqdist.scheduling.coordinator.watchdog import WatchDog
+from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
+from zmqdist.scheduling.dispatcher.memory import MemoryKeeper
+from zmqdist.scheduling.worker.contact import earliest
+from zmqdist.scheduling.worker.references import encode_reference
+from zmqdist.scheduling.worker.runtime import own_host
+from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.transport.address import join as join_address
+from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.wire import trusted
+from zmqdist.wire.hello import Hello, our_hello
+
+log = logging.getLogger("zmqdist.coordinator")
+
+Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
+"""Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
+
+WORKERS = frozenset({"worker"})
+FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
+
+opened: WeakSet[Shell] = WeakSet()
+"""The connections of this process; closed ones too, until they are collected."""
+
+
+def _forked() -> None:
+    """In a child the loop's thread is not there: whoever schedules has to look first (cheaper than to ask for the pid each time).
+
+    Neither is any other thread, and nobody would let go of what it held.
+    """
+    for shell in opened:
+        shell.room = 0
+        shell.turn, shell.lock, shell.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        shell.changed = threading.Condition(shell.lock)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Shell:
+    """One connection of one process to a dispatcher.
+
+    Args:
+      rounds: whether the first failure is kept for `join`; without, it is told what workers have begun (`on_begun`).
+      width: so much work is with the dispatcher at most; None for no bound.
+
+    Attributes (under `lock`, but for those that only grow):
+      number: ours, by which all of the cluster knows us.
+      lock, changed: held for microseconds; `changed` is notified when somebody may go on: all is resolved, something has failed, a
+        round has ended, or the queue may have room while somebody is `crowded`.
+      turn: one `schedule` or `join` passes at a time.
+      unpacking: a result is unpacked once.
+      refusal: makes the error with which the dispatcher has refused us for good: it will not be asked again. None: it has not.
+      scheduled, resolved, rounds_ended: how many pieces of work there were, how many have ended, how often a round has been ended.
+      failures, callbacks: the errors of the round; the thread of the users' callbacks.
+      room: so much can be handed in before `has_room` must be asked again, which counts.
+      queue_bytes: what the arguments of unfinished work take.
+      packing: the thread that packs the arguments of a `schedule`; None for none.
+      given: what it has met there that must stay until the work has ended: resources, kept values.
+      inputs: results that it has met there, by the number of their work.
+      by_reference: what is packed is used at any time, and not with inputs of its own.
+      values, callees: those that have not been settled, by their work's number; of them, those with callbacks, which must not be dropped.
+      machine, store, fetching, missing: what decides, holds large arguments, brings large results, says who is missing. Any thread looks.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        queue_max: int,
+        queue_bytes_max: int,
+        cancel_grace_s: float,
+        lost_limit_s: float,
+        recovery_limit_s: float,
+        rounds: bool,
+        width: int | None = None,
+    ) -> None:
+        self.address = target.address
+        self.credentials = target.credentials
+        self.queue_max = queue_max
+        self.turn, self.lock, self.unpacking = threading.Lock(), threading.Lock(), threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.scheduled = self.resolved = self.rounds_ended = self.waiting = self.crowded = self.room = 0
+        self.packing: int | None = None
+        self.given: list[Any] = []
+        self.inputs: dict[int, RemoteValue] = {}
+        self.by_reference = False
+        self.failures = Failures(reported=rounds)
+        self.closed = False
+        self.pid = os.getpid()
+        self.functions = FunctionNumbers(lambda bulk: self.store.holds(bulk))
+        self._rounds, self._width = rounds, width
+        self.on_begun: Callable[[list[int]], object] = lambda works: None
+        self.refusal: Failure | None = None
+        self.values: dict[int, ref[RemoteValue]] = {}
+        self.callees: set[RemoteValue] = set()
+        self.outbox: list[tuple[int, int, bytes]] = []
+        self._staying: list[int] = []
+        self._options: dict[int, Options] = {}
+        """Of what is in the outbox."""
+        self._apart: set[int] = set()
+        """What is apart from the rounds: not in `scheduled` and `resolved`."""
+        self._apart_outbox: list[tuple[int, int, bytes]] = []
+        self._cancels = Gathered(self.in_loop, self._cancel)
+        self._take_backs = Gathered(self.in_loop, self._take_back)
+        self._dropped = Gathered(self.in_loop, self._let_go)
+        self._forgotten = Gathered(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
+        self._watchers: list[Watcher] = []
+        self.held_by_work: dict[int, list[int]] = {}
+        self._given: dict[int, list[Any]] = {}
+        self.plans = Plans(self)
+        self.queue_bytes = QueueBytes(queue_bytes_max, lambda bulk: self.store.size_of(bulk))
+        self._draining = False
+        self._due: float | None = None
+        self._memory, self._executions = MemoryKeeper(), metrics.Executions()
+        self.callbacks = Callbacks()
+        self._loop = Loop("zmqdist-coordinator")
+        try:
+            self._open(target, cancel_grace_s, lost_limit_s, recovery_limit_s)
+        except BaseException:
+            self._loop.stop()
+            raise
+        self._dealer.connect()
+        self._loop.start()
+        self._watchdog = WatchDog(progress=lambda: (self.resolved, self.scheduled - self.resolved))
+        opened.add(self)
+
+    # -- for users' threads ---------------------------------------------------------------------------------------
+
+    def held(self, parts: list[Any], inline_max: int = INLINE_BYTES_MAX) -> tuple[bytes, list[int]]:
+        """Keep what is too large for a message, as it is now: what travels instead, and the numbers for `enqueue` or `drop`."""
+        reference = self.store.hold(parts, shared=True, inline_max=inline_max)
+        return encode_reference(reference), reference.bulks
+
+    def drop(self, bulks: list[int]) -> None:
+        """What was held is not enqueued."""
+        self.store.free(bulks)
+
+    def enqueue(
+        self,
+        work: int,
+        number: int,
+        name: str,
+        payload: bytes,
+        bulks: list[int],
+        keep: bool,
+        given: list[Any],
+        options: Options = PLAIN,
+        alive: object = None,
+    ) -> RemoteValue:
+        """Hand in work, which owns what was held for it. With the lock held.
+
+        Args:
+          keep: its value stays with its worker.
+          given: what it uses, which stays until it has ended.
+          options: for one worker, before other work, apart from the rounds. What is apart takes no room, `join` does not wait for it, its
+            error is only its RemoteValue's, and the end of a round leaves it alone.
+          alive: lives until somebody gives up this connection.
+        """
+        if options is PLAIN or not options.apart:
+            self.queue_bytes.begin(work, len(payload), bulks)
+        if bulks:
+            self.held_by_work[work] = list(bulks)
+            bulks.clear()  # they are not the caller's to drop any more
+        if keep:
+            self._staying.append(work)
+        if given:
+            self._given[work] = given
+        value = RemoteValue(self, work, name, alive)
+        self.values[work] = ref(value)
+        if options is not PLAIN:
+            self._options[work] = options
+        if options is not PLAIN and options.apart:
+            self._apart.add(work)
+            self._apart_outbox.append((work, number, payload))
+        else:
+            self.outbox.append((work, number, payload))
+            self.scheduled += 1
+            self.room -= 1
+        if metrics.enable_metrics or not self._draining:
+            self._announce(work)
+        return value
+
+    def expect(self, work: int, value: RemoteValue) -> None:
+        """The plans have taken it: it is to be settled. With the lock held."""
+        self.values[work] = ref(value)
+        self.scheduled += 1
+        self.room -= 1
+        self._announce(work)
+
+    def _announce(self, work: int) -> None:
+        self._executions.begin(work)
+        if not self._draining:
+            self._loop.call_soon(self._drain)  # first: a Ctrl-C in between costs one drain too many, not one too few
+            self._draining = True
+
+    def let_go(self, work: int) -> None:
+        """Nobody has a use for the value that a worker keeps. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._dropped.put(work)
+
+    def forget_everywhere(self, number: int) -> None:
+        """What slots have under this number of ours is of no further use. In a finalizer: takes no lock of ours."""
+        if self.pid == os.getpid():
+            self._forgotten.put(number)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Call `watcher(joined, left)` in the loop with all workers that are there, and at each change; it must not wait, nor raise."""
+
+        def begin() -> None:
+            self._watchers.append(watcher)
+            watcher(list(self.machine.pins.members.values()), [])
+
+        self.in_loop(begin)
+
+    @property
+    def members(self) -> dict[str, Joined] | None:
+        """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
+        return self.machine.pins.members if self.machine.pins.told else None
+
+    def has_room(self, nbytes: int, bulks: list[int]) -> bool:
+        """Whether the queue takes one more; what waits for its inputs has another of the same length. With the lock held."""
+        queued = self.machine.queued + len(self.outbox)
+        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
+        return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
+
+    def end_round(self) -> None:
+        """Ask for the end of the round; `rounds_ended` grows when it has come. With the lock held."""
+        self._loop.call_soon(self._end_round, self.rounds_ended)
+
+    def cancel(self, work: int) -> None:
+        """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
+        self._cancels.put(work)
+
+    def take_back(self, work: int) -> None:
+        """The same unless it has begun: it ends as cancelled, or `on_begun` gets it. For work without options."""
+        self._take_backs.put(work)
+
+    def keep(self, value: RemoteValue) -> None:
+        """Somebody wants to be called back: it must not be dropped. With the lock held."""
+        self.callees.add(value)
+
+    def give_up(self) -> None:
+        """Leave the dispatcher; everything that has not ended is cancelled. The first call does it. In any thread, the loop's included."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        try:
+            self._loop.run(self._say_goodbye, timeout_s=5.0)
+        except errors.OpError:
+            pass
+        self._loop.stop()
+        self._watchdog.stop()
+        self.fetching.close()
+        self.store.close()
+        with self.lock:
+            ended = [value for reference in self.values.values() if (value := reference()) is not None]
+            self.values.clear()
+            calls = []
+            for value in ended:
+                value._settle(CANCELLED, b"")
+                calls += [(fn, value) for fn in value._callbacks or ()]
+            self.resolved = self.scheduled
+            self.queue_bytes.clear()
+            self.plans.close()
+            self.changed.notify_all()
+        self.failures.report()
+        self.callbacks.put(calls)
+        self.callees.clear()
+        self._given.clear()
+        self.callbacks.close()
+
+    # -- in the loop ----------------------------------------------------------------------------------------------
+
+    def _open(self, target: Target, cancel_grace_s: float, lost_limit_s: float, recovery_limit_s: float) -> None:
+        loop, credentials = self._loop, target.credentials
+        incarnation = self.number = secrets.randbits(62) | 1
+        name = f"coordinator {socket.gethostname()}:{self.pid}"
+        host = own_host(self.address)
+        router = Router(loop, security := credentials.server(host, "submit"), our_hello("server", incarnation, name))
+        service = RpcService("coordinator")
+        self.store = BulkStore(service, WORKERS, incarnation)
+        service.attach(router, loop, incarnation)
+        self.store.address, self.store.key = router.bind(join_address(host, 0)), security.public
+        self.fetching = Fetching(
+            credentials,
+            self.address,
+            lambda work, attempt: self.machine.wants(work, attempt),
+            lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
+        )
+        self.machine = Closures(
+            coordinator=incarnation,
+            queue_max=self.queue_max,
+            cancel_grace_s=cancel_grace_s,
+            lost_limit_s=lost_limit_s,
+            recovery_limit_s=recovery_limit_s,
+            starts=not self._rounds,
+            width=self._width,
+            now=loop.now(),
+        )
+        self._dealer = Dealer(
+            loop,
+            self.address,
+            credentials.client(self.address, "submit"),
+            our_hello("coordinator", incarnation, name),
+            on_up=self._up,
+            on_message=self._hear,
+            on_down=lambda: self._handle(DispatcherDown()),
+            on_refused=self._refused,
+        )
+        self.missing = Missing(loop, self.machine, self._dealer)
+
+    def _up(self, _hello: Hello) -> None:
+        with self.lock:
+            self.room = 0  # what had left the old queue waits in the new one again
+        self._handle(DispatcherUp())
+
+    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Read):
+            self._dealer.send(*self.store.answer(message))
+        elif isinstance(message, Refused):
+            if message.final and self.machine.enlisted:  # the session is another's: nothing that we say there counts
+                self._dealer.close()
+                self._handle(DispatcherDown())
+            self._refused(errors.from_code(message.code, message.message))
+        else:
+            self._handle(Heard(DISPATCHER, message))
+
+    def _refused(self, error: errors.OpError) -> None:
+        """The dispatcher does not take us, for good: everything fails with its reason."""
+        log.error("dispatcher at %s: %s", self.address, error)
+        failed = _refusal(self.address, error)
+        with self.lock:
+            if not self.machine.enlisted:
+                self.refusal = failed
+            self.failures.add(ROUND, failed)
+            self.changed.notify_all()
+        if self.refusal is not None:
+            self._handle(DispatcherDown(for_good=True))
+        self._drain()
+        self._fail(list(self.values), failed.payload)
+
+    def _fail(self, works: list[int], payload: bytes) -> None:
+        """These end with an error of our own; the machine is not asked and only has to forget them."""
+        self.settle([(work, ERROR, payload) for work in works])
+        self.plans.clear()
+        self._handle(WithdrawAsked(works))
+
+    def _drain(self) -> None:
+        with self.lock:
+            outbox, self.outbox = self.outbox, []
+            planned, self.plans.planned = self.plans.planned, []
+            staying, self._staying = self._staying, []
+            options, self._options = self._options or None, {}
+            apart, self._apart_outbox = self._apart_outbox, []
+            defined, dropped = self.functions.take()
+            refused = self.refusal
+            works = [*(item[0] for item in (*apart, *outbox)), *(plan.work for plan in planned)] if refused else []
+            self._draining = False
+        if defined:
+            self._handle(FunctionsDefined(defined))
+        if apart:  # first: per-worker values are built before functions begin that were scheduled after them
+            self._handle(Scheduled(apart, (), options))
+        if planned:
+            outbox = self.plans.begin_all(planned, outbox, staying, options)
+            self._go_on()
+        if outbox:
+            self._handle(Scheduled(outbox, staying, options))
+        if works and refused is not None:
+            self._fail(works, refused.payload)
+        if dropped:
+            self.decide(graph.FunctionsUnused(dropped))
+
+    def _cancel(self, works: list[int]) -> None:
+        self._drain()
+        if self.plans:
+            self.decide(graph.CancelAsked(works))
+        self._handle(WithdrawAsked(works))
+
+    def _take_back(self, works: list[int]) -> None:
+        self._drain()  # some may have been handed in just now
+        self._handle(TakeBackAsked(works))
+
+    def _end_round(self, rounds: int) -> None:
+        if rounds == self.rounds_ended:  # it was asked for before, and the next round must not end in its place
+            self.decide(graph.RoundEnding())
+            self._handle(EndAsked())
+
+    def _let_go(self, works: list[int]) -> None:
+        self.plans.let_go(works)
+        self._handle(KeptDropped(works))
+
+    def _handle(self, event: Event) -> None:
+        now = self._loop.now()
+        self._perform(self.machine.handle(event, now))
+        if self.plans.events:
+            self._go_on()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """For what is due first, of the machine and of the plans: a plan that only waits for its inputs has a time, too."""
+        due = earliest(self.machine.deadline, self.plans.graph.deadline if self.plans else None)
+        if due != self._due:
+            self._due = due
+            self._loop.set_timer(self, due, self._tick)
+        self.missing.watch()
+
+    def decide(self, event: graph.Event) -> None:
+        """An event for the plans."""
+        self.plans.handle(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Tell the machine what the plans have decided."""
+        for event in self.plans.take():
+            self._handle(event)
+        self._set_timer()
+        if self.crowded:  # what the plans have is counted here, and not in the machine
+            with self.lock:
+                self.changed.notify_all()
+
+    def _tick(self) -> None:
+        self._due = None
+        if self.plans:
+            self.decide(Ticked())
+        self._handle(Ticked())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, message):
+                    self._dealer.send(message)  # while down: everything is submitted again when it is up
+                case Resolve(items):
+                    self.settle(self.plans.ended(items) if self.plans else items)
+                case ResolveLost(work, starts):
+                    self.settle(self.plans.ended([(work, LOST, starts)]))
+                case Fetch(work, attempt, reference):
+                    self._fetch(work, attempt, reference)
+                case RoundEnded():
+                    self.plans.handle(graph.RoundOver())
+                    with self.lock:
+                        self.rounds_ended += 1
+                        self.changed.notify_all()
+                case WorkBegun(works):
+                    self.on_begun(works)
+                case RoomMade():
+                    with self.lock:
+                        self.changed.notify_all()
+                case MembersChanged(joined, left):
+                    metrics.count("worker_failures", sum(reason != SAID_GOODBYE for _, _, reason in left))
+                    with self.lock:
+                        self.changed.notify_all()  # whoever waits to hear of them for the first time
+                    for watcher in self._watchers:
+                        watcher(joined, left)
+
+    def settle(self, items: list[Any]) -> None:
+        """These have ended, as the user sees it: (work, kind, payload)."""
+        calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
+        given: list[list[Any]] = []
+        with self.lock:
+            values, before = self.values, len(self.values)
+            apart, aside, counted = self._apart, 0, self.queue_bytes.works
+            for work, kind, payload in items:
+                if kind and kind == KEPT and type(payload) is bytes:
+                    payload = Kept(self, work, payload)
+                reference = values.pop(work, None)
+                if reference is None:
+                    continue
+                if counted and work in counted:
+                    self.queue_bytes.end(work)
+                if self.held_by_work and work in self.held_by_work:
+                    self.store.free(self.held_by_work.pop(work))
+                if self._given and work in self._given:
+                    given.append(self._given.pop(work))
+                value = reference()
+                if apart and work in apart:
+                    apart.discard(work)
+                    aside += 1
+                elif kind and self._rounds and kind in FAILURES:
+                    name = "a scheduled function" if value is None else value._name
+                    self.failures.add(work, Failure(kind, payload, name))
+                if value is None:
+                    continue
+                value._settle(kind, payload)
+                if value._callbacks:
+                    calls += [(fn, value) for fn in value._callbacks]
+                    self.callees.discard(value)
+            self.resolved += before - len(values) - aside
+            if not values:
+                self.values = {}  # a dict keeps the room that it once needed
+            if self.waiting and (self.resolved == self.scheduled or self.failures or self.crowded):
+                self.changed.notify_all()
+        self._executions.end(items)
+        self._memory.look(len(self.values), lambda: True)
+        if calls:
+            self.callbacks.put(calls)
+
+    # -- bulk results ---------------------------------------------------------------------------------------------
+
+    def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
+        held = self.values.get(self.plans.user_of(work))
+        # One that nobody wants any more is as good as here.
+        wanted = held is not None and held() is not None
+        parts = self.fetching.ask(work, attempt, reference) if wanted else []
+        if parts is not None:
+            self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
+
+    def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
+        """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
+        try:
+            self._loop.call_soon(fn, *args)
+        except errors.FailedPreconditionError:  # closed
+            pass
+
+    def _say_goodbye(self) -> None:
+        self._dealer.send(Goodbye())
+        self._dealer.close(linger_s=0.5)
+
+
+def _refusal(address: str, error: errors.OpError) -> Failure:
+    """What everything fails with when the dispatcher at this address does not take us."""
+    text = f"dispatcher at {address}: {error.message}"
+    return Failure(ERROR, trusted.pack_error(errors.from_code(error.error_code, text)), "")

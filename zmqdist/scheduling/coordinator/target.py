@@ -1,0 +1,63 @@
+"""Which dispatcher is meant, and with which secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zmqdist import limits
+from zmqdist.cluster.config import ClusterConfig
+from zmqdist.cluster.environment import CONFIG_ENV
+from zmqdist.transport.address import split
+from zmqdist.transport.credentials import Credentials
+
+ACCEPTED = (
+    'a ParameterServerStrategy, a DispatchServer, a local_cluster, "host:port" or "zmq://host:port", '
+    "or nothing in a program that `zmqdist launch` started"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A dispatcher, and what its cluster's file says about coordinators."""
+
+    address: str
+    credentials: Credentials
+    queue_max: int = limits.QUEUE_MAX
+    cancel_grace_s: float = limits.CANCEL_GRACE_S
+    queue_bytes_max: int | None = None
+
+
+def resolve(target: Any) -> Target:
+    """The dispatcher that a user means.
+
+    Raises:
+      ValueError: it is none of what is accepted; the text says what is.
+    """
+    if target is None:
+        return _of_environment()
+    address = target if isinstance(target, str) else getattr(target, "target", None)
+    if not isinstance(address, str):
+        raise ValueError(f"cannot schedule on {target!r}: wanted {ACCEPTED}")
+    address = address.removeprefix("zmq://")
+    try:
+        split(address)
+    except Exception as error:
+        raise ValueError(f"{error}: wanted {ACCEPTED}") from None
+    credentials = getattr(target, "credentials", None)
+    return Target(address, credentials if isinstance(credentials, Credentials) else Credentials())
+
+
+def _of_environment() -> Target:
+    config = ClusterConfig.from_environment()
+    if config is None or config.runtime is None:
+        raise ValueError(f"no target was given and {CONFIG_ENV} names no running cluster: wanted {ACCEPTED}")
+    runtime = config.runtime
+    dispatcher, workers = config.jobs.dispatcher, config.jobs.worker
+    return Target(
+        runtime.dispatcher.removeprefix("zmq://"),
+        Credentials(runtime.token_file, runtime.keys_dir),
+        limits.QUEUE_MAX if dispatcher is None else dispatcher.queue_max,
+        limits.CANCEL_GRACE_S if workers is None else workers.cancel_grace_s,
+        None if dispatcher is None else dispatcher.queue_bytes_max,
+    )

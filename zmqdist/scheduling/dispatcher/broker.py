@@ -1,0 +1,280 @@
+"""The dispatcher as one machine: membership and dispatch, wired.
+
+Messages are sorted by what they are; each goes to the one part that decides about it. A message from somebody who has not said
+what he is (a worker that did not register, a coordinator that did not enlist) is answered by Refused and changes nothing.
+
+Not here: decisions. They are in membership.py and machine.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from zmqdist import errors, limits
+from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
+from zmqdist.messages import (
+    Beat,
+    Define,
+    Done,
+    EndGeneration,
+    Enlist,
+    Forget,
+    Goodbye,
+    Leave,
+    Message,
+    Refused,
+    Register,
+    Returned,
+    SlotsLost,
+    Submit,
+    Taken,
+    Withdraw,
+)
+from zmqdist.scheduling.dispatcher.machine import Dispatch
+from zmqdist.scheduling.dispatcher.membership import (
+    Change,
+    Member,
+    MemberAway,
+    MemberBack,
+    MemberJoined,
+    MemberLeaving,
+    MemberLost,
+    Membership,
+)
+
+Event: TypeAlias = Heard | PeerGone | ProcessExited | Ticked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRules:
+    """The figures that the rules need; seconds where a name says so. See zmqdist.limits for what they mean."""
+
+    lease_s: float = limits.LEASE_S
+    reconnect_grace_s: float = limits.RECONNECT_GRACE_S
+    cancel_grace_s: float = limits.CANCEL_GRACE_S
+    attempts_max: int = limits.ATTEMPTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker in a snapshot."""
+
+    name: str
+    state: str
+    slots: int
+    pid: int
+    host: str
+    leases: int
+    running: int
+    window: int
+    done: int
+    rate: float
+    joined_at: float
+    heard_at: float
+    slot_deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRow:
+    """One coordinator in a snapshot."""
+
+    coordinator: int
+    queued: int
+    out: int
+    held: int
+    submitted: int
+    finished: int
+    functions: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """What `status` and `top` show."""
+
+    workers: tuple[WorkerRow, ...]
+    coordinators: tuple[CoordinatorRow, ...]
+    queued: int
+    losses_count: int
+    losses: tuple[tuple[str, str, int | None, float], ...]
+    slot_deaths: int
+    last_slot_death: tuple[str, int | None, float] | None
+    """The worker's name, the exit code, when."""
+
+
+class Broker:
+    """See the module's docstring."""
+
+    def __init__(self, rules: BrokerRules, *, first_lease: int = 1) -> None:
+        self.rules = rules
+        self.membership = Membership(rules.lease_s, rules.reconnect_grace_s, rules.cancel_grace_s)
+        self.dispatch = Dispatch(attempts_max=rules.attempts_max, lease_s=rules.lease_s, first_lease=first_lease)
+        self.changes: list[MemberJoined | MemberLost] = []
+        """Who joined and who was lost, for whoever else wants to know; they take them out."""
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        first, second = self.membership.deadline, self.dispatch.deadline
+        if first is None or second is None:
+            return second if first is None else first
+        return min(first, second)
+
+    def handle(self, event: Event, now: float, *, watched: bool = True) -> list[Send]:
+        """Apply one event and return what must be sent about it, in order.
+
+        Args:
+          now: monotonic seconds; never less than in an earlier call.
+          watched: for a Register, whether the end of its connection will be noticed.
+
+        Never raises for what a peer did: that is answered by Refused, and changes nothing.
+        """
+        effects: list[Send]
+        match event:
+            case Heard():
+                peer, message = event.peer, event.message
+                member = self.membership.heard(peer, now)
+                if member is not None:
+                    effects = self._from_worker(member, peer, message, now)
+                elif peer in self.dispatch.sessions:
+                    effects = self._from_coordinator(peer, message, now)
+                else:
+                    effects = self._from_newcomer(peer, message, now, watched)
+            case PeerGone(peer):
+                effects = self.dispatch.close(peer, now)
+                effects += self._apply(self.membership.handle(event, now), now)
+            case ProcessExited():
+                effects = self._apply(self.membership.handle(event, now), now)
+            case Ticked():
+                effects = self._apply(self.membership.handle(event, now), now)
+                effects += self.dispatch.settle(now)
+        return effects + self.dispatch.assign(now)
+
+    def leave(self, job: str, index: int, grace_s: float, now: float) -> list[Send] | None:
+        """Tell a worker to leave; None where there is no such worker."""
+        member = self.membership.members.get((job, index))
+        if member is None:
+            return None
+        return self._apply(self.membership.leave(member, grace_s), now) + self.dispatch.assign(now)
+
+    def holder(self, number: int) -> Peer | None:
+        """The connection of a coordinator or of a worker, by the number of its life; None where it has none here."""
+        for peer, session in self.dispatch.sessions.items():
+            if session.coordinator == number:
+                return peer
+        return next((m.peer for m in self.membership.members.values() if m.incarnation == number), None)
+
+    def snapshot(self) -> BrokerSnapshot:
+        """An immutable record of now."""
+        return BrokerSnapshot(
+            workers=tuple(self._worker_row(member) for _, member in sorted(self.membership.members.items())),
+            coordinators=tuple(
+                CoordinatorRow(
+                    session.coordinator,
+                    sum(part.queued for part in session.parts),
+                    sum(part.outstanding for part in session.parts),
+                    sum(len(part.held) for part in session.parts),
+                    sum(part.submitted for part in session.parts),
+                    sum(part.finished for part in session.parts),
+                    len(session.functions),
+                )
+                for session in self.dispatch.sessions.values()
+            ),
+            queued=self.dispatch.queued,
+            losses_count=self.membership.losses_count,
+            losses=tuple((loss.name, loss.reason, loss.exit_code, loss.at) for loss in self.membership.losses),
+            slot_deaths=self.dispatch.slot_deaths,
+            last_slot_death=self.dispatch.last_slot_death,
+        )
+
+    def _worker_row(self, member: Member) -> WorkerRow:
+        hands = self.dispatch.hands[member]
+        state = "away" if member.peer is None else "leaving" if member.leaving else "alive"
+        return WorkerRow(
+            name=member.name,
+            state=state,
+            slots=member.slots,
+            pid=member.pid,
+            host=member.host,
+            leases=len(hands.leases),
+            running=sum(lease.started for lease in hands.leases.values()),
+            window=hands.window.limit,
+            done=hands.done,
+            rate=hands.window.rate,
+            joined_at=member.joined_at,
+            heard_at=member.heard_at,
+            slot_deaths=hands.slot_deaths,
+        )
+
+    def _from_worker(self, member: Member, peer: Peer, message: Message, now: float) -> list[Send]:
+        match message:
+            case Done():
+                return self.dispatch.done(member, message, now)
+            case Returned(leases):
+                return self.dispatch.returned(member, leases, now)
+            case SlotsLost():
+                return self.dispatch.slots_lost(member, message, now)
+            case Beat():
+                return [Send(peer, message)]
+            case Register() | Leave() | Goodbye():
+                return self._apply(self.membership.handle(Heard(peer, message), now), now)
+            case _:
+                return [_refuse(peer, "a worker", message)]
+
+    def _from_coordinator(self, peer: Peer, message: Message, now: float) -> list[Send]:
+        session = self.dispatch.sessions[peer]
+        match message:
+            case Submit():
+                return self.dispatch.submit(session, message)
+            case Define(functions):
+                self.dispatch.define(session, functions)
+                return []
+            case Forget(_, functions, everywhere):
+                return self.dispatch.forget(session, functions, everywhere=everywhere)
+            case Taken():
+                return self.dispatch.taken(session, message)
+            case Withdraw():
+                return self.dispatch.withdraw(session, message)
+            case EndGeneration():
+                return self.dispatch.end_generation(session, message, now)
+            case Enlist():
+                return self.dispatch.enlist(peer, message, now)
+            case Goodbye():
+                return self.dispatch.close(peer, now, left=True)
+            case _:
+                return [_refuse(peer, "a coordinator", message)]
+
+    def _from_newcomer(self, peer: Peer, message: Message, now: float, watched: bool) -> list[Send]:
+        match message:
+            case Register():
+                return self._apply(self.membership.handle(Heard(peer, message), now, watched=watched), now)
+            case Enlist():
+                return self.dispatch.enlist(peer, message, now)
+            case Goodbye():
+                return []
+            case _:
+                return [_refuse(peer, "somebody who has neither registered nor enlisted", message)]
+
+    def _apply(self, changes: list[Change | Send], now: float) -> list[Send]:
+        effects: list[Send] = []
+        for change in changes:
+            match change:
+                case Send():
+                    effects.append(change)
+                case MemberJoined(member, register):
+                    self.changes.append(change)
+                    effects += self.dispatch.joined(member, register)
+                case MemberBack(member, register):
+                    effects += self.dispatch.back(member, register)
+                case MemberAway(member):
+                    self.dispatch.away(member)
+                case MemberLeaving(member):
+                    self.dispatch.leaving(member)
+                case MemberLost():
+                    self.changes.append(change)
+                    effects += self.dispatch.lost(change, now)
+        return effects
+
+
+def _refuse(peer: Peer, who: str, message: Message) -> Send:
+    return Send(peer, Refused(errors.FAILED_PRECONDITION, f"{type(message).__name__} from {who}"))

@@ -1,0 +1,326 @@
+"""Fetching the parts of a payload from whoever holds them.
+
+Rules
+    A part in shared memory of this host is mapped: no byte moves, and the holder is not asked.
+    Else it is read in chunks by RPC, as many on the way at a time as the link carries soon (transport/pace.py), into memory that was
+    allocated once: straight from the holder, or,
+    where that cannot be reached from here (a laptop behind a router), by the dispatcher over the holder's own connection.
+    What comes back is the caller's own: writable, but for the memory of frozen arrays.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist import errors
+from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES, LANE_WINDOW_BYTES_START
+from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.service import METHODS
+from zmqdist.scheduling.worker.references import Held, Reference
+from zmqdist.scheduling.worker.store import READ
+from zmqdist.transport.address import split
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.lent import PeerArena, open_peer
+from zmqdist.transport.pace import Pace
+
+log = logging.getLogger("zmqdist.scheduling")
+
+RELAY = "zmqdist_bulk_relay"
+"""Method of the dispatcher: (store, bulk, offset, length) -> the bytes, read from the holder."""
+
+CHUNK_TIMEOUT_MS = 20_000
+"""A holder that does not send a chunk for so long is taken for gone."""
+
+REACH_MS = 3_000
+"""A holder that does not answer a first small question for so long cannot be reached from here."""
+
+UNREACHABLE_S = 60.0
+"""So long it is not tried again."""
+
+CLIENTS_KEPT = 8
+"""Connections that a process keeps to those it fetched from: four descriptors each."""
+
+ARENAS_KEPT = 64
+"""Processes whose shared memory is kept open: a descriptor and a page table each."""
+
+
+class Near:
+    """Shared memory of the holders on this host, kept open. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._arenas: OrderedDict[int, PeerArena | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many holders' memory is open."""
+        return sum(arena is not None for arena in list(self._arenas.values()))
+
+    def attach(self, reference: Reference) -> list[Any]:
+        """The parts; those that are not to be had here are still `Held`."""
+        return [self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts]
+
+    def _part(self, reference: Reference, part: Held) -> Any:
+        arena = self._arena(reference) if part.handle is not None else None
+        if arena is None or part.handle is None:
+            return part
+        try:
+            return arena.attach(part.handle)
+        except errors.OpError as error:  # the holder has freed it, or has ended: asking it tells
+            log.debug("part %d of %s: %s", part.bulk, reference.address, error)
+            return part
+
+    def _arena(self, reference: Reference) -> PeerArena | None:
+        if reference.store not in self._arenas:
+            for store, arena in list(self._arenas.items()):
+                if arena is not None and not arena.alive:
+                    self._arenas.pop(store, None)  # its memory goes with what we still have of it
+            self._arenas[reference.store] = self._open(reference)
+            if len(self._arenas) > ARENAS_KEPT:
+                self._arenas.popitem(last=False)
+        return self._arenas.get(reference.store)
+
+    def _open(self, reference: Reference) -> PeerArena | None:
+        """Process and descriptor numbers mean something else on another host: the nonce tells."""
+        if reference.memory is None:
+            return None
+        *offer, nonce = reference.memory
+        arena = open_peer((offer[0], offer[1], offer[2]))
+        return arena if arena is not None and arena.nonce == nonce else None
+
+
+class Clients:
+    """Connections to holders, one for each address. Any thread may use them.
+
+    Those that nobody uses are kept for the next payload, but not many: coordinators and workers come and go.
+
+    Args:
+      role: what this process is to the holders: "worker" or "submit".
+    """
+
+    def __init__(self, credentials: Credentials, role: str) -> None:
+        self._credentials = credentials
+        self._role = role
+        self._lines: dict[tuple[str, bytes], Holder] = {}
+        self._unreachable: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many connections are kept."""
+        return len(self._lines)
+
+    @property
+    def unreachable(self) -> list[str]:
+        """Addresses at which no holder answered lately: they are not tried again for a while."""
+        now = time.monotonic()
+        with self._lock:
+            return [address for address, until in self._unreachable.items() if until > now]
+
+    def close(self) -> None:
+        """End all clients; who uses one gets an error, and so does who comes later."""
+        with self._lock:
+            self._closed = True
+            lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            line.client.close()
+
+    @contextmanager
+    def use(self, address: str, key: bytes = b"") -> Iterator[Holder]:
+        """A connection for the time of the with-statement. After an error the next one begins with a new connection.
+
+        Args:
+          key: the public key that the holder told with its address; empty for a server.
+
+        Raises:
+          Unreachable: nobody answers at that address.
+          UnauthenticatedError: `key` is not of this cluster, or what listens there has another.
+        """
+        place = address, key
+        with self._lock:
+            if self._closed:
+                raise errors.UnavailableError(None, None, "this process has closed its connections")
+            if self._unreachable.get(address, 0.0) > time.monotonic():
+                raise Unreachable(None, None, f"nobody answers at {address}")
+            line = self._lines.pop(place, None)
+            if line is None:
+                security = self._credentials.client(address, self._role, key)
+                line = Holder(ZmqClient(address, security=security))
+            self._lines[place] = line  # the longest unused are at the front
+            line.users += 1
+        try:
+            self._reach(line, address)
+            yield line
+        except BaseException:
+            with self._lock:
+                if self._lines.get(place) is line:
+                    del self._lines[place]
+            raise
+        finally:
+            with self._lock:
+                line.users -= 1
+                ended = [] if self._lines.get(place) is line or line.users else [line]
+                idle = [name for name, other in self._lines.items() if not other.users]
+                ended += [self._lines.pop(name) for name in idle[: max(0, len(self._lines) - CLIENTS_KEPT)]]
+            for each in ended:
+                each.client.close()
+
+    def _reach(self, line: Holder, address: str) -> None:
+        if line.reached:
+            return
+        self._knock(address)
+        try:
+            line.client.call(METHODS, timeout_in_ms=REACH_MS).get_value()
+        except (errors.UnavailableError, errors.DeadlineExceededError) as error:
+            raise self._missed(address, error.message) from None
+        line.reached = True
+
+    def _missed(self, address: str, why: str) -> Unreachable:
+        """Nobody answers, and for a while nobody is asked."""
+        with self._lock:
+            self._unreachable[address] = time.monotonic() + UNREACHABLE_S
+        log.warning(
+            "the data port %s cannot be reached from %s (%s): for the next %g s large payloads of its process come by the dispatcher, "
+            "which is slower; open that port between the two hosts",
+            address,
+            socket.gethostname(),
+            why,
+            UNREACHABLE_S,
+        )
+        return Unreachable(None, None, f"nobody answers at {address}: {why}")
+
+    def _knock(self, address: str) -> None:
+        """A holder listens before anybody hears of it: where nobody does it has ended, and a client would wait for its successor."""
+        try:
+            socket.create_connection(split(address), REACH_MS / 1000).close()
+        except ConnectionRefusedError:
+            raise Unreachable(None, None, f"nobody answers at {address}: the connection was refused") from None
+        except TimeoutError:  # a process that is only busy has its kernel take the connection
+            raise self._missed(address, f"no connection was made within {REACH_MS / 1000:g} s") from None
+        except OSError:
+            pass  # the first question tells
+
+
+class Unreachable(errors.UnavailableError):
+    """The holder cannot be reached from here; perhaps from elsewhere."""
+
+
+class Holder:
+    """A connection to one holder, or to the dispatcher.
+
+    Attributes:
+      users: threads that use it at present.
+      reached: it was there once.
+      window_bytes: how much was on the way at the end of the last fetch, which the next one begins with.
+    """
+
+    def __init__(self, client: ZmqClient) -> None:
+        self.client = client
+        self.users = 0
+        self.reached = False
+        self.window_bytes = LANE_WINDOW_BYTES_START
+
+
+class Asking(NamedTuple):
+    """How to ask for chunks by one connection: the first arguments of the method are `whose`."""
+
+    holder: Holder
+    method: str
+    whose: tuple[int, ...]
+
+    def ask(self, bulk: int, offset: int, length: int) -> StatusOrResult:
+        arguments = (*self.whose, bulk, offset, length)
+        return self.holder.client.call(self.method, arguments, timeout_in_ms=CHUNK_TIMEOUT_MS)
+
+
+class Fetcher:
+    """Fetches for one process. Any thread may use it.
+
+    Args:
+      role: what this process is to the holders: "worker" or "submit".
+      dispatcher: its address, for what cannot be reached from here.
+    """
+
+    def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
+        self.near = Near()
+        self.clients = Clients(credentials, role)
+        self._dispatcher = dispatcher
+
+    def close(self) -> None:
+        self.clients.close()
+
+    def fetch(self, reference: Reference) -> list[Any]:
+        """The parts of a payload; they stay with their holder until that frees them.
+
+        Raises:
+          NotFoundError: the holder has freed it.
+          UnavailableError: the holder has gone, or cannot be reached, not even by the dispatcher.
+          DeadlineExceededError: it does not answer any more.
+        """
+        parts = self.near.attach(reference)
+        far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
+        if far:
+            places = [np.empty(parts[index].size, np.uint8) for index in far]
+            self.read(reference, [parts[index] for index in far], places)
+            for index, place in zip(far, places, strict=True):
+                parts[index] = place
+        return parts
+
+    def read(self, reference: Reference, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
+        """Read these parts into arrays of their sizes. Raises as `fetch`."""
+        try:
+            with self.clients.use(reference.address, reference.key) as holder:
+                read_chunks(straight(holder), held, into)
+                return
+        except Unreachable as error:
+            unreachable = error
+        try:
+            with self.clients.use(self._dispatcher) as holder:
+                read_chunks(Asking(holder, RELAY, (reference.store,)), held, into)
+        except errors.NotFoundError:
+            raise
+        except errors.OpError as error:
+            problem = f"{unreachable.message}; and by the dispatcher: {error.message}"
+            raise errors.UnavailableError(None, None, problem) from None
+
+
+def straight(holder: Holder) -> Asking:
+    """How to read from a holder itself."""
+    return Asking(holder, READ, ())
+
+
+def read_chunks(asking: Asking, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
+    """Read parts in chunks, as many on the way as the window takes. Raises what a chunk ended with."""
+    pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES, window_bytes=asking.holder.window_bytes)
+    on_the_way: deque[tuple[NDArray[np.uint8], StatusOrResult]] = deque()
+    for part, whole in zip(held, into, strict=True):
+        offset = 0
+        while offset < part.size:
+            place = whole[offset : offset + pace.chunk_bytes]
+            if pace.fits(place.nbytes):
+                pace.sent(place.nbytes, time.monotonic())
+                on_the_way.append((place, asking.ask(part.bulk, offset, place.nbytes)))
+                offset += place.nbytes
+            else:
+                pace.acknowledged(_take(*on_the_way.popleft()), time.monotonic())
+    asking.holder.window_bytes = pace.window_bytes
+    while on_the_way:
+        _take(*on_the_way.popleft())
+
+
+def _take(place: NDArray[np.uint8], answer: StatusOrResult) -> int:
+    """Put one chunk where it belongs; its bytes."""
+    (chunk,) = answer.get_value()
+    if chunk.nbytes != place.nbytes:
+        raise errors.WireError("holder", f"a chunk of {chunk.nbytes} bytes where {place.nbytes} were asked for")
+    np.copyto(place, chunk)
+    return place.nbytes

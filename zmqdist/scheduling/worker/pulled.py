@@ -1,0 +1,188 @@
+"""Parts of arguments that a worker has fetched from elsewhere, for all its slots: each moves once to a host, however many tasks use it.
+
+A slot that finds a part in shared memory of its own host maps it and does not ask. Else it asks its worker, which fetches
+the part into its own store, once, and answers with a reference to that. The worker keeps what it has fetched while it has work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist import errors
+from zmqdist.limits import PULLED_BYTES_MAX
+from zmqdist.scheduling.worker.fetch import CHUNK_TIMEOUT_MS, Clients, Fetcher, Near, read_chunks, straight
+from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
+from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.transport.arena import this_arena
+
+PULL = "zmqdist_bulk_pull"
+"""Method of a worker, for its slots: the encoded reference of a payload -> one to the same payload in its own store."""
+
+TRIES = 3
+"""What was pulled may be dropped again before the slot has mapped it."""
+
+
+class Pulled:
+    """What one worker has fetched. Any thread may use it.
+
+    Attributes:
+      pulls: how many parts were fetched.
+    """
+
+    def __init__(self, store: BulkStore, fetcher: Fetcher) -> None:
+        self.pulls = 0
+        self._store = store
+        self._fetcher = fetcher
+        self._parts: OrderedDict[tuple[int, int], Future[Held]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Parts that are here at present, or are being fetched."""
+        return len(self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Of those parts."""
+        return self._bytes
+
+    def pull(self, payload: bytes) -> bytes:
+        """See PULL. Raises as `Fetcher.fetch`."""
+        reference = decode_reference(payload)
+        parts = tuple(self._part(reference, part) if isinstance(part, Held) else part for part in reference.parts)
+        return encode_reference(
+            Reference(  # the same parts, held here
+                self._store.number, self._store.address, self._store.memory, parts, key=self._store.key
+            )
+        )
+
+    def fetch(self, reference: Reference) -> list[Any]:
+        """For slots that are threads of this process. As `Fetcher.fetch`."""
+        parts = self._fetcher.near.attach(reference)
+        for index, part in enumerate(parts):
+            if isinstance(part, Held):
+                parts[index] = self._copied(reference, part)
+        return parts
+
+    def _copied(self, reference: Reference, part: Held) -> NDArray[np.uint8]:
+        for _ in range(TRIES):
+            held = self._part(reference, part)
+            try:
+                whole: NDArray[np.uint8] = self._store.view(held.bulk).copy()
+                return whole
+            except errors.NotFoundError:  # others needed the room meanwhile
+                continue
+        place = np.empty(part.size, np.uint8)
+        self._fetcher.read(reference, [part], [place])
+        return place
+
+    def drop(self) -> None:
+        """The worker has nothing to do: let go of everything. Who has mapped something keeps it."""
+        with self._lock:
+            futures, self._parts = list(self._parts.values()), OrderedDict()
+            self._bytes = 0
+        for future in futures:
+            future.add_done_callback(self._free)
+
+    def _part(self, reference: Reference, part: Held) -> Held:
+        if reference.store == self._store.number:
+            return part  # a value that was kept here
+        key = (reference.store, part.bulk)
+        with self._lock:
+            future = self._parts.get(key)
+            mine = future is None
+            if future is None:
+                future = self._parts[key] = Future()
+                self._bytes += part.size
+            self._parts.move_to_end(key)
+        if mine:
+            self._fetch(reference, part, future, key)
+            self._trim()
+        try:
+            return future.result(CHUNK_TIMEOUT_MS / 1000 + part.size / 1e6)
+        except FutureTimeoutError:
+            if future.done():
+                raise
+            raise errors.DeadlineExceededError(
+                None, None, f"{part.size} bytes from {reference.address} did not come"
+            ) from None
+
+    def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
+        arena = this_arena()
+        block = None if arena is None else arena.place(part.size)
+        place = np.empty(part.size, np.uint8) if block is None else block.array()
+        try:
+            self._fetcher.read(reference, [part], [place])
+        except BaseException as error:
+            with self._lock:
+                if self._parts.get(key) is future:
+                    del self._parts[key]
+                    self._bytes -= part.size
+            future.set_exception(error)
+            return
+        self.pulls += 1
+        future.set_result(self._store.keep(place if block is None else block))
+
+    def _trim(self) -> None:
+        old: list[Future[Held]] = []
+        with self._lock:
+            while self._bytes > PULLED_BYTES_MAX and len(self._parts) > 1:
+                key = next((key for key, future in self._parts.items() if future.done()), None)
+                if key is None:
+                    break
+                future = self._parts.pop(key)
+                self._bytes -= future.result().size
+                old.append(future)
+        for future in old:
+            self._free(future)
+
+    def _free(self, future: Future[Held]) -> None:
+        if future.exception() is None:
+            self._store.free([future.result().bulk])
+
+
+class SlotFetcher:
+    """What a slot process uses: shared memory, else its worker.
+
+    Args:
+      worker, key: the address and the public key of its worker.
+    """
+
+    def __init__(self, clients: Clients, worker: str, key: bytes = b"") -> None:
+        self._near = Near()
+        self._clients = clients
+        self._worker = worker, key
+
+    def fetch(self, reference: Reference) -> list[Any]:
+        """As `Fetcher.fetch`."""
+        parts = self._near.attach(reference)
+        for attempt in range(TRIES):
+            if not any(isinstance(part, Held) for part in parts):
+                return parts
+            try:
+                parts = self._by_worker(reference, parts)
+            except errors.NotFoundError:
+                if attempt == TRIES - 1:
+                    raise
+        return parts
+
+    def _by_worker(self, reference: Reference, parts: list[Any]) -> list[Any]:
+        far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
+        missing = msgspec.structs.replace(reference, parts=tuple(reference.parts[index] for index in far))
+        parts = list(parts)
+        with self._clients.use(*self._worker) as holder:
+            (answer,) = holder.client.call(PULL, (encode_reference(missing),)).get_value()
+            for index, part in zip(far, self._near.attach(decode_reference(answer)), strict=True):
+                parts[index] = part
+                if isinstance(part, Held):
+                    parts[index] = np.empty(part.size, np.uint8)
+                    read_chunks(straight(holder), [part], [parts[index]])
+        return parts

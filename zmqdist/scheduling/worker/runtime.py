@@ -1,0 +1,516 @@
+"""The worker: a connection to the dispatcher, slots that run functions, and the results that wait to be fetched.
+
+The shell of machine.py: messages and what happens to slots go in, what comes out is done. It decides nothing.
+
+The loop's thread knows the shell alone, so that a server which nobody refers to any more is collected, and stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from functools import partial
+from typing import Any
+
+from zmqdist import errors, limits
+from zmqdist.background import in_background
+from zmqdist.data.service.task_process import TaskProcesses
+from zmqdist.data.service.worker import DataWorker, WorkerDataSnapshot
+from zmqdist.events import Heard, Send, Ticked
+from zmqdist.messages import BULK, KEPT, Message, Read
+from zmqdist.process.forks import Forks
+from zmqdist.process.template import SILENT, TemplateProcess, start_template
+from zmqdist.rpc.looped import LoopCalls
+from zmqdist.rpc.service import RpcService
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.worker import children
+from zmqdist.scheduling.worker.fetch import Fetcher
+from zmqdist.scheduling.worker.figures import WorkerSnapshot
+from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
+from zmqdist.scheduling.worker.pulled import PULL, Pulled
+from zmqdist.scheduling.worker.references import decode_reference, encode_reference
+from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
+from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.scheduling.worker.threads import ThreadSlots
+from zmqdist.scheduling.worker.worker_events import (
+    DispatcherDown,
+    DispatcherUp,
+    Effect,
+    Event,
+    Exit,
+    ForgetFunctions,
+    FreeBulk,
+    Give,
+    Interrupt,
+    Kill,
+    LeaveAsked,
+    Reclaim,
+    SlotFinished,
+    Spawn,
+)
+from zmqdist.transport.address import join, split
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.wire.hello import Hello, our_hello
+
+log = logging.getLogger("zmqdist.scheduling")
+end_log = logging.getLogger("zmqdist.scheduling.end")
+"""Why a worker ends: `zmqdist worker` prints that itself, and turns this log off."""
+
+READERS = frozenset({"submit", "worker"})
+SLOTS = frozenset({"worker"})
+FIRST_CONTACT_LOG_S = limits.WAIT_LOG_S
+
+
+class WorkerServer:
+    """A worker of a dispatcher: runs scheduled functions in its slots.
+
+    Args:
+      config: a WorkerConfig.
+      start: begin at once; else `start()` does.
+      template: what slot processes are forked from, where the caller has one already.
+
+    The dispatcher may be started later: `start` waits for it, and says so in the log. In a program slots are threads unless the
+    config asks for processes; the `zmqdist worker` command has processes.
+
+    Stop it, use it in a with-statement, or drop it: that stops it in the background, and cuts off what it runs.
+
+    Raises (from `start`):
+      UnauthenticatedError, PermissionDeniedError: the dispatcher refuses the token or key.
+      AlreadyExistsError: a living worker has this job and index.
+      UnavailableError: no dispatcher within `orphan_limit_s`.
+      UnknownError: its own port could not be bound.
+      ResourceExhaustedError: the slots need more descriptors than this process may have.
+    """
+
+    def __init__(self, config: WorkerConfig, start: bool = True, *, template: TemplateProcess | None = None) -> None:
+        self._shell = _Shell(config, template)
+        self._lock = threading.Lock()
+        if start:
+            self.start()
+
+    # -- for users ----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, and return when the dispatcher has taken this worker. A second start does nothing.
+
+        Raises: see the class. FailedPreconditionError after `stop`.
+        """
+        shell = self._shell
+        with self._lock:
+            if shell.stopped.is_set():
+                raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
+            if not shell.started:
+                shell.started = True
+                shell.open()
+        shell.wait_registered()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Leave the dispatcher and end the slots; idempotent.
+
+        Args:
+          grace_s: running functions may end within so long; what is not started goes back at once.
+        """
+        with self._lock:
+            if self._shell.loop is None:
+                self._shell.stopped.set()
+                return
+        self._shell.stop(grace_s)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the worker has ended, for whatever reason. False when `timeout` seconds passed first."""
+        return self._shell.stopped.wait(timeout)
+
+    @property
+    def ended(self) -> Exit | None:
+        """Why it ended; None while it has not."""
+        return self._shell.ended
+
+    @property
+    def in_contact(self) -> bool:
+        """Whether a dispatcher has taken it, and the connection to that one stands."""
+        machine = self._shell.machine
+        return machine is not None and machine.registered and not self._shell.stopped.is_set()
+
+    @property
+    def address(self) -> str:
+        """ "host:port" of its own server."""
+        return self._shell.address
+
+    @property
+    def advertised_address(self) -> str:
+        """ "host:port" that readers of the data service are given: `worker_address` of its config, "localhost" for the loopback."""
+        return self._shell.advertised
+
+    @property
+    def _address(self) -> str:
+        """As tf.data service has it."""
+        return self.advertised_address
+
+    @property
+    def target(self) -> str:
+        return f"zmq://{self._shell.address}"
+
+    @property
+    def name(self) -> str:
+        """ "job:index", as the dispatcher knows it."""
+        machine = self._shell.machine
+        assert machine is not None
+        return f"{machine.job}:{machine.index}"
+
+    @property
+    def num_tasks(self) -> int:
+        """Functions that it runs or has waiting, and tasks of the data service that have not ended."""
+        machine = self._shell.machine
+        return 0 if machine is None else machine.running + self._num_tasks()
+
+    def snapshot(self) -> WorkerSnapshot:
+        """An immutable record of what it runs, has waiting and holds.
+
+        Raises:
+          FailedPreconditionError: it was not started, or has stopped.
+        """
+        shell = self._shell
+        if shell.loop is None or shell.machine is None:
+            raise errors.FailedPreconditionError(None, None, "this worker was not started")
+        return shell.loop.run(shell.snapshot)
+
+    def _num_tasks(self) -> int:
+        """As tf.data service has it: those of the data service."""
+        return 0 if self._shell.machine is None else self._shell.data.num_tasks
+
+    def data_snapshot(self) -> WorkerDataSnapshot:
+        """An immutable record of its tasks of the data service, and of the streams of distributed snapshots that it writes."""
+        assert self._shell.loop is not None
+        return self._shell.loop.run(self._shell.data.snapshot)
+
+    def _snapshot_task_progresses(self) -> list[Any]:
+        """As tf.data service has it."""
+        return list(self.data_snapshot().streams)
+
+    def __enter__(self) -> WorkerServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __del__(self) -> None:
+        shell = self.__dict__.get("_shell")
+        if shell is not None and shell.abandoned:
+            in_background("zmqdist-worker-stop", shell.stop, 0.0)
+
+
+class _Shell:
+    """What the loop's thread knows of a WorkerServer.
+
+    Attributes:
+      loop, machine: None before `open`.
+      started: somebody has called `open`.
+      stopped: set when everything of it has ended.
+      ended: why it ended.
+    """
+
+    def __init__(self, config: WorkerConfig, template: TemplateProcess | None) -> None:
+        self._config = config
+        self._template = template
+        self._pid = os.getpid()
+        self._dispatcher = config.dispatcher_address.removeprefix("zmq://")
+        split(self._dispatcher)
+        self.started = False
+        self.stopped = threading.Event()
+        self._registered = threading.Event()
+        self.ended: Exit | None = None
+        self.machine: Worker | None = None
+        self.loop: Loop | None = None
+        self._forks: Forks | None = None
+        self.address = self.advertised = ""
+        self._bulk_leases: dict[int, list[int]] = {}
+        self._due: float | None = None
+        self._in_contact = False
+        self._draining = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it runs, in this process: nothing of it does in a child that was forked from it."""
+        return self.loop is not None and not self.stopped.is_set() and self._pid == os.getpid()
+
+    def wait_registered(self) -> None:
+        """Until the dispatcher has taken this worker. Raises why it did not."""
+        while not self._registered.wait(FIRST_CONTACT_LOG_S):
+            log.warning(
+                "worker waits for the dispatcher at %s: %s", self._dispatcher, self._dealer.trouble or "no answer"
+            )
+        if self.ended is not None and self.ended.code:
+            raise errors.from_code(self.ended.code, f"worker of {self._dispatcher}: {self.ended.error}")
+
+    def stop(self, grace_s: float) -> None:
+        """Leave, and wait for the end. Not in the loop."""
+        assert self.loop is not None
+        try:
+            self.loop.call_soon(self._handle, LeaveAsked(grace_s))
+        except errors.FailedPreconditionError:
+            pass
+        limit_s = grace_s + self._config.quiet_s + 10.0
+        if not self.stopped.wait(limit_s):
+            log.error("the worker did not stop in good order within %g s", limit_s)
+        self.loop.stop()
+
+    def open(self) -> None:
+        """Begin to work."""
+        config = self._config
+        credentials = Credentials(config.token_file, config.keys_dir, config.insecure)
+        host = config.host or own_host(self._dispatcher)
+        incarnation = secrets.randbits(62) | 1
+        name = f"{config.job}:{'?' if config.index is None else config.index}"
+        loop = self.loop = Loop(f"zmqdist-{name}")
+        try:
+            if config.processes:
+                check_descriptors(config.slots)
+                self._forks = Forks(
+                    loop, self._template or start_template(credentials.environment(), children.__name__)
+                )
+                loop.on_stop(self._forks.close)
+            router = Router(
+                loop, security := credentials.server(host, "worker"), our_hello("server", incarnation, name)
+            )
+            service = RpcService("worker")
+            self._store = BulkStore(service, READERS, incarnation)
+            self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
+            self._pulled = Pulled(self._store, self._fetcher)
+            service.register(PULL, self._pulled.pull, roles=SLOTS)
+            self._dealer = Dealer(
+                loop,
+                self._dispatcher,
+                credentials.client(self._dispatcher, "worker"),
+                our_hello("worker", incarnation, name),
+                on_up=self._up,
+                on_message=self._hear,
+                on_down=self._down,
+                on_refused=self._refused,
+            )
+            self._calls = LoopCalls(self._dealer)
+            about = self._dispatcher, credentials, incarnation, config.dispatcher_timeout_s
+            host_of_tasks = self._task_processes(host, incarnation, config.dispatcher_timeout_s)
+            self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
+            self.data.cache_bytes = config.cache_bytes
+            if self._forks is not None:
+                self.data.snapshots.processes = partial(self._forks.spawn, children.STREAM), SILENT
+            service.attach(router, loop, incarnation)
+            loop.on_stop(service.close)
+            self._bind(router, security.public, host)
+            self._slots: ProcessSlots | ThreadSlots
+            about_slots = config.slots, self._handle, self._hold
+            if self._forks is not None:
+                self._slots = ProcessSlots(loop, *about_slots, self.address, security.public, self._forks, self._worker)
+            else:
+                self._slots = ThreadSlots(loop, *about_slots, self._pulled, self._worker)
+            self.machine = Worker(
+                incarnation=incarnation,
+                job=config.job,
+                index=-1 if config.index is None else config.index,
+                slots=config.slots,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                orphan_limit_s=config.orphan_limit_s,
+                can_kill=self._slots.can_kill,
+                now=loop.now(),
+                address=self.advertised,
+                tags=tuple(config.worker_tags or ()),
+                start_delay=config.start_delay,
+            )
+        except BaseException:
+            loop.stop()
+            self.stopped.set()
+            raise
+        loop.on_stop(self._close)
+        loop.call_soon(self._begin)
+        loop.start()
+
+    def _worker(self) -> tuple[int, int]:
+        assert self.machine is not None
+        return self.machine.index, self.machine.workers
+
+    def snapshot(self) -> WorkerSnapshot:
+        """In the loop."""
+        machine, pulled = self.machine, self._pulled
+        assert machine is not None
+        return WorkerSnapshot(
+            registered=machine.registered,
+            leaving=machine.leaving,
+            running=machine.running,
+            held=self._store.holdings,
+            fetched=len(pulled),
+            fetched_bytes=pulled.nbytes,
+            fetches=pulled.pulls,
+            resources=self._slots.resources,
+            slot_deaths=self._slots.deaths,
+            **machine.figures,
+        )
+
+    def _task_processes(self, host: str, life: int, timeout_s: float) -> TaskProcesses | None:
+        """Where tasks of the data service run, if not in threads."""
+        if self._forks is None:
+            return None
+        assert self.loop is not None
+        spawn = partial(self._forks.spawn, children.TASK)
+        return TaskProcesses(self.loop, spawn, SILENT, host, self._dispatcher, life, timeout_s)
+
+    def _bind(self, router: Router, key: bytes, host: str) -> None:
+        """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""
+        config = self._config
+        self.address = self._store.address = router.bind(join(host, config.port))
+        self.advertised = self.data.address = config.advertised(self.address)
+        self._store.key = self.data.key = key
+        if config.data_transfer_protocol is not None and config.processes:
+            self.data.read_at = config.data_transfer_address or ""
+        elif config.data_transfer_protocol is not None:
+            self.data.read_at = config.elements_at(router.bind(join(host, config.data_transfer_port)))
+
+    def _begin(self) -> None:
+        assert self.machine is not None
+        self._perform(self.machine.start())
+        self._dealer.connect()
+        self._rearm()
+
+    def _down(self) -> None:
+        self._handle(DispatcherDown())
+        self._calls.down()
+
+    def _up(self, hello: Hello) -> None:
+        self._calls.up(hello.incarnation)
+        self._handle(DispatcherUp(hello.incarnation))
+
+    def _hear(self, message: Message, _frames: list[memoryview]) -> None:
+        if isinstance(message, Read):
+            self._dealer.send(*self._store.answer(message))
+        elif not self._calls.heard(message):
+            self._handle(Heard(DISPATCHER, message))
+
+    def _refused(self, error: errors.OpError) -> None:
+        """The connection was refused for good: nothing that a machine could decide."""
+        self._exit(Exit(error.error_code, error.message))
+
+    def _handle(self, event: Event) -> None:
+        machine = self.machine
+        assert machine is not None
+        if isinstance(event, SlotFinished):
+            self._note_bulk(event)
+        machine.serving = not self.data.left
+        self._perform(machine.handle(event, self._loop_now()))
+        if not self._draining and machine.leave_at is not None and machine.leave_at > self._loop_now():
+            self._draining = True
+            self.data.drain(lambda: self._handle(Ticked()))
+        if not machine.running:
+            self._pulled.drop()
+        if machine.registered and not self._registered.is_set():
+            self._registered.set()
+            if self._forks is not None:
+                self._forks.watch(machine.lease_s / 2)
+        if machine.registered != self._in_contact:
+            self._in_contact = machine.registered
+            if self._in_contact:
+                self._store.holder = f"{machine.job}:{machine.index}"
+                self.data.registered()
+        self._rearm()
+
+    def _loop_now(self) -> float:
+        assert self.loop is not None
+        return self.loop.now()
+
+    def _rearm(self) -> None:
+        assert self.machine is not None
+        assert self.loop is not None
+        due = self.machine.deadline
+        if due != self._due:
+            self._due = due
+            self.loop.set_timer(self, due, self._tick)
+
+    def _tick(self) -> None:
+        self._due = None
+        self._handle(Ticked())
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, message):
+                    self._dealer.send(message)  # while down: the machine reconciles when it registers again
+                case Give():
+                    self._slots.give(effect)
+                case Reclaim(slot):
+                    self._slots.reclaim(slot)
+                case Interrupt(slot, position):
+                    self._slots.interrupt(slot, position)
+                case Kill(slot):
+                    self._slots.kill(slot)
+                case Spawn(slot):
+                    self._slots.spawn(slot)
+                case ForgetFunctions():
+                    self._slots.forget(effect)
+                case FreeBulk(lease):
+                    self._free(lease)
+                case Exit():
+                    self._exit(effect)
+
+    # -- bulk results -------------------------------------------------------------------------------------------
+
+    def _hold(self, kind: int, parts: list[Any]) -> bytes:
+        """A value that is kept here may be wanted by many, one that is on its way by the coordinator alone."""
+        return encode_reference(self._store.hold(parts, shared=kind == KEPT))
+
+    def _note_bulk(self, event: SlotFinished) -> None:
+        """Which payload belongs to which lease: the machine speaks of leases, the store of payloads."""
+        assert self.machine is not None
+        for position, kind, payload in event.outcomes:
+            if kind != BULK:
+                continue
+            reference = decode_reference(payload)
+            lease = self.machine.lease_at(event.slot, position)
+            if lease is None:
+                self._store.free(reference.bulks)
+            else:
+                self._bulk_leases[lease] = reference.bulks
+
+    def _free(self, lease: int) -> None:
+        self._store.free(self._bulk_leases.pop(lease, ()))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _exit(self, exit_: Exit) -> None:
+        self.ended = exit_
+        if exit_.code:
+            end_log.error("worker of %s ends: %s", self._dispatcher, exit_.error)
+        assert self.loop is not None
+        if exit_.code or not self._config.quiet_s:
+            self.loop.call_soon(self.loop.stop)
+            return
+        self.loop.set_timer((self, "quiet"), self._loop_now() + self._config.quiet_s, self.loop.stop)
+        self.data.refuse(self.loop.stop)
+
+    def _close(self) -> None:
+        self._dealer.close(linger_s=0.5)
+        self._slots.close()
+        if self._forks is not None:
+            self._forks.close()
+        self._fetcher.close()
+        self._store.close()
+        self._registered.set()
+        self.stopped.set()
+
+
+def own_host(dispatcher: str) -> str:
+    """The address of this machine from which the dispatcher is reached. Nothing is sent. Raises UnavailableError: its name is not known."""
+    host, port = split(dispatcher)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        told = f"the dispatcher's address {dispatcher}: the name {host!r} cannot be looked up ({error.strerror})"
+        raise errors.UnavailableError(None, None, told) from None
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,191 @@
+"""A slot process: runs functions one after the other, in the order in which they were given.
+
+It shares a page of six numbers with its worker:
+    POSITION    the item that it is at; written before the item begins
+    GIVEN_UP    with GIVEN_UP_TO a range: items after the first and up to the second have been taken back
+    CANCEL      the item that should end: zmqdist.cancelled() compares it with POSITION
+    INDEX       of its worker, with WORKERS, how many there are: written before the items that it was told with
+
+Claiming an item is: look at the range, write POSITION, look at the range again. The worker takes back by writing the range and
+then reading POSITION. Whatever the order of those four, at least one side sees the other; an item that both gave up is
+reported as NOT_RUN.
+
+Outcomes are reported when the batch ends, or after FLUSH_S; a second thread sees to that while a function runs for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from zmqdist import running
+from zmqdist.limits import INLINE_BYTES_MAX
+from zmqdist.messages import BULK, KEPT
+from zmqdist.process.pipe import BlockingPipe, Ready, Report, Welcome, Work
+from zmqdist.scheduling.worker import kept, resources
+from zmqdist.scheduling.worker.call import Functions, run
+from zmqdist.scheduling.worker.fetch import Clients
+from zmqdist.scheduling.worker.pulled import SlotFetcher
+from zmqdist.scheduling.worker.worker_events import NOT_RUN
+from zmqdist.transport.arena import Arena, Handle, this_arena
+from zmqdist.transport.credentials import Credentials
+
+log = logging.getLogger("zmqdist.scheduling")
+
+POSITION, GIVEN_UP, GIVEN_UP_TO, CANCEL, INDEX, WORKERS = range(6)
+PAGE_BYTES = 4096
+
+_forked: list[bool] = []
+"""Not empty in a process that a function has forked off its slot."""
+
+FLUSH_S = 0.002
+FLUSH_ITEMS = 256
+
+
+class _Reporter:
+    """Gathers outcomes; flushed by the main thread, and by a helper while the main thread is in a function.
+
+    Attributes:
+      outcomes: only the main thread appends, without a lock; whoever flushes takes from the front.
+    """
+
+    def __init__(self, pipe: BlockingPipe) -> None:
+        self.outcomes: list[tuple[int, int, bytes]] = []
+        self._pipe = pipe
+        self._arena = this_arena()
+        self._lock = threading.Lock()
+        self._in_batch = False
+        self._busy = threading.Event()
+        self._helper: threading.Thread | None = None
+
+    def flush(self) -> None:
+        with self._lock:
+            outcomes = self.outcomes[:]
+            if outcomes:
+                self._pipe.send(Report(outcomes))
+                del self.outcomes[: len(outcomes)]  # only now: there may be no memory for the message
+
+    @property
+    def arena(self) -> Arena | None:
+        return self._arena
+
+    def bulk(self, position: int, kind: int, parts: list[Any]) -> None:
+        """A large result: each part is written once, where the coordinator will read it, or goes through the pipe."""
+        self.flush()
+        told = [self._lend(part) or memoryview(part).nbytes for part in parts]
+        piped = [part for part, way in zip(parts, told, strict=True) if isinstance(way, int)]
+        with self._lock:
+            self._pipe.send(Report([(position, kind, b"")], told), piped)
+
+    def _lend(self, part: Any) -> Handle | None:
+        if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
+            return None
+        block = self._arena.find(part) or self._arena.snapshot(part)
+        return None if block is None else block.lend()
+
+    def begin(self) -> None:
+        """A batch of more than one begins: from now on outcomes must not wait for the function after them."""
+        if self._helper is None:
+            self._helper = threading.Thread(target=self._help, name="zmqdist-slot-flush", daemon=True)
+            self._helper.start()
+        self._in_batch = True
+        if not self._busy.is_set():
+            self._busy.set()
+
+    def end(self) -> None:
+        self._in_batch = False
+        self.flush()
+
+    def _help(self) -> None:
+        """It is woken by the first of several batches, not by each."""
+        while self._busy.wait():
+            time.sleep(FLUSH_S)
+            self._busy.clear()
+            if self._in_batch:  # looked at after `clear`: a batch that begins in between sets it again
+                self._busy.set()
+            try:
+                self.flush()
+            except OSError:
+                return
+            except BaseException:  # a MemoryError, say: what is unreported goes with the next flush
+                log.exception("outcomes could not be reported, it is tried again")
+
+
+def main(pipe_fd: int, page_fd: int) -> None:
+    """Serve until the worker is gone. Does not return."""
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
+    cells = memoryview(mmap.mmap(page_fd, PAGE_BYTES)).cast("Q")
+    pipe = BlockingPipe(socket.socket(fileno=pipe_fd))
+    reporter = _Reporter(pipe)
+    running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
+    try:
+        pipe.send(Ready(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
+        welcome = pipe.receive()
+        if not isinstance(welcome, Welcome):
+            return
+        fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
+        kept.fetch_with(fetcher)
+        functions = Functions(fetcher)
+        resources.build_in(functions.resources)
+        while (message := pipe.receive()) is not None:
+            assert isinstance(message, Work)
+            functions.define(message.functions)
+            _run_batch(message.items, cells, functions, reporter)
+            functions.forget(message.forget)
+    except OSError:
+        pass
+    finally:
+        _flush_output()
+        os._exit(0)
+
+
+def _run_batch(
+    items: list[tuple[int, int, int, bytes]],
+    cells: memoryview,
+    functions: Functions,
+    reporter: _Reporter,
+) -> None:
+    if len(items) > 1:
+        reporter.begin()
+    outcomes = reporter.outcomes
+    flush_at = time.monotonic() + FLUSH_S
+    for position, coordinator, fn, payload in items:
+        if not _claim(position, cells):
+            outcomes.append((position, NOT_RUN, b""))
+            continue
+        kind, result = run(functions, coordinator, fn, payload)
+        if _forked:
+            os._exit(0)  # a child that the function has forked and that returned from it, too: the pipe is not its own
+        if kind in (BULK, KEPT):
+            reporter.bulk(position, kind, result)
+            continue
+        outcomes.append((position, kind, result))
+        if len(outcomes) >= FLUSH_ITEMS or time.monotonic() > flush_at:
+            reporter.flush()
+            flush_at = time.monotonic() + FLUSH_S
+    reporter.end()
+
+
+def _claim(position: int, cells: memoryview) -> bool:
+    if cells[GIVEN_UP] < position <= cells[GIVEN_UP_TO]:
+        return False
+    before = cells[POSITION]
+    cells[POSITION] = position
+    if cells[GIVEN_UP] < position <= cells[GIVEN_UP_TO]:
+        cells[POSITION] = before
+        return False
+    return True
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass

@@ -1,0 +1,282 @@
+"""Slots as child processes, from the worker's side.
+
+Each slot has a pipe for work and outcomes, and a page of memory for what must not wait for a message (slot_main.py). How it is forked,
+and what it writes to standard error, is the business of forks.py.
+
+Everything here runs in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
+from zmqdist.messages import BULK, ERROR
+from zmqdist.process.forks import Fork, Forks
+from zmqdist.process.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
+from zmqdist.process.template import SILENT
+from zmqdist.running import Worker
+from zmqdist.scheduling.worker.children import SLOT
+from zmqdist.scheduling.worker.slot_main import CANCEL, GIVEN_UP, GIVEN_UP_TO, INDEX, PAGE_BYTES, POSITION, WORKERS
+from zmqdist.scheduling.worker.worker_events import (
+    ForgetFunctions,
+    Give,
+    SlotDied,
+    SlotFinished,
+    SlotReady,
+    SlotReclaimed,
+    SlotSeen,
+)
+from zmqdist.transport.arena import FROZEN, Block, Handle, this_arena
+from zmqdist.transport.lent import PeerArena, open_peer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.processes import is_alive
+from zmqdist.transport.shortage import oom_kills
+from zmqdist.wire import trusted
+
+LOOK_S = 0.02
+"""How often the positions of busy slots are looked at: a function that runs for longer than this is known to have started."""
+
+SLOT_FDS = 3
+"""Descriptors of this process for one slot: work, page, standard error."""
+
+OTHER_FDS = 96
+"""Descriptors for everything else that a worker does: connections, threads, and slots that are being made."""
+
+LINE_CHARS_MAX = 200
+"""Of a line that a slot wrote, in the log."""
+
+log = logging.getLogger("zmqdist.scheduling")
+
+SlotEvent = SlotReady | SlotFinished | SlotSeen | SlotReclaimed | SlotDied
+Feed = Callable[[SlotEvent], None]
+Bulk = Callable[[int, list[Any]], bytes]
+
+
+class ProcessSlots:
+    """The slot processes of one worker.
+
+    Args:
+      feed: gets what happens to the slots.
+      hold: keeps the parts of a result that is BULK or KEPT and gives a reference to them.
+      address, key: where this worker listens for its slots, and its public key.
+      forks: what they are forked by.
+      worker: its index, and how many there are.
+    """
+
+    can_kill = True
+    resources = None
+    """Each slot process has its own, and only it knows them."""
+
+    def __init__(
+        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, address: str, key: bytes, forks: Forks, worker: Worker
+    ) -> None:
+        self._loop = loop
+        self.address = address
+        self.key = key
+        self._feed = feed
+        self._hold = hold
+        self._slots: list[_SlotProcess | None] = [None] * slots
+        self._forks = forks
+        self._worker = worker
+        forks.on_lost.append(self._template_died)
+        self._looking = False
+        self._template_lost = False
+        self.deaths = 0
+        """Slot processes that ended and were not told to."""
+
+    # -- what the machine asks for --------------------------------------------------------------------------------
+
+    def spawn(self, slot: int) -> None:
+        if self._template_lost:
+            return  # the machine is being told that nothing starts any more
+        process = _SlotProcess(self, slot)
+        self._slots[slot] = process
+        process.fork = self._forks.spawn(SLOT, process.theirs(), lambda code: self._exited(process, code))
+
+    def give(self, give: Give) -> None:
+        process = self._slots[give.slot]
+        assert process is not None
+        process.given_to = give.items[-1][0]
+        process.cells[INDEX], process.cells[WORKERS] = self._worker()
+        self._look_soon()
+        process.pipe.send(Work(give.functions, give.items, []))
+
+    def forget(self, forget: ForgetFunctions) -> None:
+        process = self._slots[forget.slot]
+        if process is not None:
+            process.pipe.send(Work([], [], forget.functions))
+
+    def reclaim(self, slot: int) -> None:
+        """Write the range, then read the position: slot_main.py tells why this order."""
+        process = self._slots[slot]
+        if process is None:
+            return
+        cells = process.cells
+        before = cells[POSITION]
+        cells[GIVEN_UP] = before
+        cells[GIVEN_UP_TO] = process.given_to
+        os.sched_yield()
+        position = cells[POSITION]
+        self._loop.call_soon(self._feed, SlotReclaimed(slot, position))
+
+    def interrupt(self, slot: int, position: int) -> None:
+        process = self._slots[slot]
+        if process is not None:
+            process.cells[CANCEL] = position
+
+    def kill(self, slot: int) -> None:
+        process = self._slots[slot]
+        if process is not None:
+            process.killed = True
+            process.fork.kill()
+
+    def close(self) -> None:
+        """Leave the slots to their end, which is that of the template."""
+        self._loop.set_timer((self, "look"), None, self._look)
+        for process in filter(None, self._slots):
+            process.close()
+
+    # -- what the slots tell ---------------------------------------------------------------------------------------
+
+    def _exited(self, process: _SlotProcess, code: int) -> None:
+        process.pipe.drain()
+        self._slots[process.slot] = None
+        running = process.running
+        position = process.cells[POSITION] if running else 0
+        process.close()
+        code = -int(signal.SIGKILL) if code == SILENT else code
+        tail = process.fork.tail()
+        if not process.killed:
+            kills = oom_kills() - process.oom_kills
+            if code == -int(signal.SIGKILL) and kills > 0:
+                tail += (
+                    f"\n(while it lived the kernel of this machine has ended {kills} processes because memory ran out)"
+                )
+            self._note_death(process.slot, code, running, tail)
+        self._feed(SlotDied(process.slot, position, code, tail))
+
+    def _note_death(self, slot: int, code: int, running: bool, tail: str) -> None:
+        self.deaths += 1
+        said = tail.strip().rpartition("\n")[2]
+        log.warning(
+            "the process of slot %d died %s: %s%s",
+            slot,
+            "while it ran a function" if running else "without work",
+            describe_exit(code),
+            f"; it last wrote: {said[:LINE_CHARS_MAX]}" if said else "",
+        )
+
+    def _template_died(self, code: int | None) -> None:
+        self._template_lost = True
+        for slot in range(len(self._slots)):
+            for _ in range(3):
+                self._feed(SlotDied(slot, 0, code, "the template process that slots are forked from has ended"))
+
+    def finished(self, process: _SlotProcess, message: PipeMessage, parts: list[bytearray]) -> None:
+        if isinstance(message, Ready):
+            process.arena = None if message.memory is None else open_peer(message.memory)
+            self._feed(SlotReady(process.slot))
+        elif isinstance(message, Report):
+            outcomes = message.outcomes
+            if message.parts:
+                ((position, kind, _),) = outcomes
+                try:
+                    outcomes = [(position, BULK, self._hold(kind, process.taken_over(message, parts)))]
+                except OpError as error:
+                    if not is_alive(process.fork.pid):
+                        return  # with its memory; its end is about to be told
+                    outcomes = [(position, ERROR, trusted.pack_error(error))]
+            process.finished_to = outcomes[-1][0]
+            self._feed(SlotFinished(process.slot, outcomes))
+
+    def _look(self) -> None:
+        """Tell the machine where busy slots are."""
+        self._looking = False
+        for process in self._slots:
+            if process is not None and process.running:
+                self._look_soon()
+                position = process.cells[POSITION]
+                if position > process.seen_at:
+                    process.seen_at = position
+                    self._feed(SlotSeen(process.slot, position))
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.set_timer((self, "look"), self._loop.now() + LOOK_S, self._look)
+
+
+def check_descriptors(slots: int) -> None:
+    """Before anything is made: raises ResourceExhaustedError when this process may not have the descriptors for so many slots."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = slots * SLOT_FDS + OTHER_FDS
+    if limit != resource.RLIM_INFINITY and wanted > limit:
+        problem = (
+            f"{slots} slots need {wanted} descriptors, and this process may have {limit}: start it with fewer slots,"
+            f" or after `ulimit -n {wanted}`"
+        )
+        raise ResourceExhaustedError(None, None, problem)
+
+
+class _SlotProcess:
+    """One life of one slot."""
+
+    def __init__(self, owner: ProcessSlots, slot: int) -> None:
+        self.slot = slot
+        self.fork: Fork
+        self.given_to = 0
+        self.finished_to = 0
+        self.seen_at = 0
+        self.arena: PeerArena | None = None
+        ours, self._their_pipe = socket.socketpair()
+        self._page_fd = os.memfd_create("zmqdist-slot", os.MFD_CLOEXEC)
+        os.ftruncate(self._page_fd, PAGE_BYTES)
+        self._page = mmap.mmap(self._page_fd, PAGE_BYTES)
+        self.cells = memoryview(self._page).cast("Q")
+        self._closed = False
+        self.killed = False
+        """It was told to end."""
+        self.oom_kills = oom_kills()
+        self.pipe = LoopPipe(owner._loop, ours, lambda message, parts: owner.finished(self, message, parts))
+        self.pipe.send(Welcome(owner.address, owner.key))
+
+    def taken_over(self, report: Report, piped: list[bytearray]) -> list[Any]:
+        """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""
+        came = iter(piped)
+        return [next(came) if isinstance(part, int) else self._adopt(part) for part in report.parts]
+
+    def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
+        arena = this_arena()
+        if arena is None or self.arena is None:
+            raise UnavailableError(None, None, f"shared memory of slot process {self.fork.pid} cannot be opened here")
+        if handle[-1] == FROZEN:
+            return self.arena.attach(handle)
+        segment, lease = self.arena.adopt(handle)
+        return arena.adopt(segment, handle[3], handle[4], lease)
+
+    def theirs(self) -> list[int]:
+        """The descriptors that its process is given."""
+        return [self._their_pipe.detach(), self._page_fd]
+
+    @property
+    def running(self) -> bool:
+        """Whether it has work that it did not report."""
+        return self.given_to > self.finished_to
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.pipe.close()
+            self.cells.release()
+            self._page.close()

@@ -1,0 +1,260 @@
+"""Payloads that are too large for a message, held where they were made until nobody needs them any more.
+
+Rules
+    What is held is a snapshot that nobody writes any more: in a block of shared memory where there is some, else in memory of its own.
+    The same bytes are held once, however often they are handed in: a large array that is given to many tasks is copied once. They are
+    compared each time, because the caller may have changed them: with what was at that place of the caller's memory when it was handed
+    in last, and with the last part that begins and ends alike, because a pickle stands at another place each time. A frozen array is
+    known by its place alone.
+    Whoever needs a part maps it (fetch.py), or reads it in chunks by RPC, or has the dispatcher read it.
+
+Not here: who needs what for how long; the owner of the store says `free`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.errors import NOT_FOUND, NotFoundError
+from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
+from zmqdist.messages import Read, ReadDone
+from zmqdist.rpc.service import RpcService
+from zmqdist.scheduling.worker.references import Held, Memory, Reference
+from zmqdist.transport import memory, shortage
+from zmqdist.transport.arena import Block, Handle, this_arena
+
+Part: TypeAlias = "bytes | bytearray | memoryview | NDArray[np.uint8] | Block"
+
+READ = "zmqdist_bulk_read"
+RECENT_MAX = 128
+"""Places of the caller's memory, and ends of parts, whose last snapshot is remembered."""
+
+ENDS_BYTES = 64
+"""Of the beginning of a part, and of its end: few enough to be looked at each time."""
+
+
+class Holdings(NamedTuple):
+    """What a store holds at present.
+
+    Attributes:
+      parts: arrays and other large parts.
+      bytes: of all of them.
+      copies: how often a part was copied since the store was made; what is frozen or shared already is not.
+    """
+
+    parts: int
+    bytes: int
+    copies: int
+
+
+class _Entry:
+    """One part. `uses` counts the references that hold it."""
+
+    __slots__ = ("block", "bytes", "handle", "nbytes", "uses")
+
+    def __init__(self, part: NDArray[np.uint8] | Block, handle: Handle | None) -> None:
+        self.block = part if isinstance(part, Block) else None
+        self.bytes = None if isinstance(part, Block) else part
+        self.nbytes = part.nbytes
+        self.handle = handle
+        self.uses = 1
+
+    def view(self) -> NDArray[np.uint8]:
+        if self.bytes is None:
+            assert self.block is not None
+            self.bytes = self.block.array()
+        return self.bytes
+
+
+class BulkStore:
+    """The parts held by this process. Any thread may use it.
+
+    Args:
+      service: where reading is registered, before it starts; `roles` may read.
+      number: random number of this store's life.
+
+    Attributes:
+      address: "host:port" of the service, as its peers know it; set before the first `hold`.
+      holder: the name of the task whose store it is, for errors elsewhere; "" where it has none.
+      key: the public key of the service, told with the address; empty without CURVE.
+      memory: how others find its arena; None where there is none.
+      copies: how often a part was copied.
+    """
+
+    def __init__(self, service: RpcService, roles: frozenset[str], number: int) -> None:
+        self.address = ""
+        self.holder = ""
+        self.key = b""
+        self.number = number
+        self.copies = 0
+        self._arena = this_arena()
+        self.memory: Memory | None = None if self._arena is None else (*self._arena.offer, self._arena.nonce)
+        self._entries: dict[int, _Entry] = {}
+        self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        service.register(READ, self._read, inline=True, roles=roles)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def holdings(self) -> Holdings:
+        """An immutable record of now."""
+        with self._lock:
+            return Holdings(len(self._entries), sum(entry.nbytes for entry in self._entries.values()), self.copies)
+
+    def hold(self, parts: Sequence[Part], *, shared: bool, inline_max: int = INLINE_BYTES_MAX) -> Reference:
+        """Keep these until they are freed.
+
+        Args:
+          parts: small ones travel in the reference, as far as they fit together; large ones are copied, but for frozen arrays and for
+            blocks, which nobody writes to any more.
+          shared: any number of processes may map them, each privately; else one, which then has them for itself.
+          inline_max: so many bytes may travel in the reference.
+
+        Raises:
+          ResourceExhaustedError: there is no memory for a copy; nothing is held.
+        """
+        told: list[bytes | Held] = []
+        room = inline_max
+        try:
+            for part in parts:
+                size = part.nbytes if isinstance(part, Block) else memoryview(part).nbytes  # type: ignore[arg-type]
+                if size <= room and not isinstance(part, Block):
+                    told.append(bytes(part))
+                    room -= size
+                else:
+                    told.append(self._hold(part, size, shared))
+        except BaseException:
+            self.free([part.bulk for part in told if isinstance(part, Held)])
+            raise
+        return Reference(self.number, self.address, self.memory, tuple(told), self.holder, self.key)
+
+    def keep(self, part: NDArray[np.uint8] | Block, *, shared: bool = True) -> Held:
+        """Keep one part as it is: nobody writes to it any more."""
+        handle = None
+        if isinstance(part, Block):
+            handle = part.publish() if shared else part.lend()
+        with self._lock:
+            bulk = next(self._numbers)
+            self._entries[bulk] = _Entry(part, handle)
+        return Held(bulk, part.nbytes, handle)
+
+    def view(self, bulk: int) -> NDArray[np.uint8]:
+        """The bytes of a part, to be read only. Raises NotFoundError when it is not held any more."""
+        entry = self._entries.get(bulk)
+        if entry is None:
+            raise NotFoundError(None, None, f"payload {bulk} is not held here any more")
+        return entry.view()
+
+    def free(self, bulks: Sequence[int]) -> None:
+        """One reference less to these parts; what is gone already is fine."""
+        with self._lock:
+            for bulk in bulks:
+                entry = self._entries.get(bulk)
+                if entry is None:
+                    continue
+                entry.uses -= 1
+                if not entry.uses:
+                    del self._entries[bulk]
+                    self._end(entry)
+
+    def hold_again(self, bulks: Sequence[int]) -> None:
+        """One reference more to these parts, for `free`. What is gone already is passed over."""
+        with self._lock:
+            for bulk in bulks:
+                entry = self._entries.get(bulk)
+                if entry is not None:
+                    entry.uses += 1
+
+    def holds(self, bulk: int) -> bool:
+        return bulk in self._entries
+
+    def size_of(self, bulk: int) -> int:
+        """Bytes of a part; 0 when it is not held any more."""
+        entry = self._entries.get(bulk)
+        return 0 if entry is None else entry.nbytes
+
+    def close(self) -> None:
+        """Free everything. Who has mapped something keeps it."""
+        with self._lock:
+            entries, self._entries = list(self._entries.values()), {}
+        for entry in entries:
+            self._end(entry)
+
+    def _end(self, entry: _Entry) -> None:
+        if entry.handle is not None and self._arena is not None:
+            self._arena.take_back(entry.handle)
+
+    def answer(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
+        """What to send to a dispatcher that reads for somebody else."""
+        try:
+            return ReadDone(read.ask, 0, ""), [memoryview(self._read(read.bulk, read.offset, read.length))]  # type: ignore[arg-type]
+        except NotFoundError as error:
+            return ReadDone(read.ask, NOT_FOUND, error.message), []
+
+    def _hold(self, part: Part, size: int, shared: bool) -> Held:
+        if isinstance(part, Block):
+            return self.keep(part, shared=shared)
+        source = np.frombuffer(part, np.uint8)
+        frozen = None if self._arena is None else self._arena.find(source)
+        address = memory.address_of(source)
+        if not shared:  # whoever it is lent to writes to it
+            return self.keep(self._snapshot(part, source) if frozen is None else frozen, shared=False)
+        keys: list[tuple[int | bytes, int]] = [(address, size)]
+        if frozen is None:
+            keys.append((source[:ENDS_BYTES].tobytes() + source[-ENDS_BYTES:].tobytes(), size))
+        for bulk in dict.fromkeys(map(self._recent.get, keys)):
+            held = self._held_before(bulk, address, frozen)
+            if held is not None:
+                return held
+        held = self.keep(self._snapshot(part, source) if frozen is None else frozen)
+        with self._lock:
+            for key in keys:
+                self._recent[key] = held.bulk
+                self._recent.move_to_end(key)
+            while len(self._recent) > RECENT_MAX:
+                self._recent.popitem(last=False)
+        return held
+
+    def _held_before(self, bulk: int | None, address: int, frozen: Block | None) -> Held | None:
+        """This part once more, where it has the bytes that are at this address now."""
+        with self._lock:
+            entry = None if bulk is None else self._entries.get(bulk)
+            if bulk is None or entry is None:
+                return None
+            entry.uses += 1  # it must not go while it is compared
+        if frozen is None:
+            same = memory.same_bytes(address, memory.address_of(entry.view()), entry.nbytes)
+        else:
+            same = entry.block is not None and entry.block.shows_same(frozen)
+        if same:
+            return Held(bulk, entry.nbytes, entry.handle)
+        self.free([bulk])
+        return None
+
+    def _snapshot(self, part: Any, source: NDArray[np.uint8]) -> NDArray[np.uint8] | Block:
+        block = None if self._arena is None else self._arena.snapshot(source)
+        self.copies += 1
+        if block is not None:
+            return block
+        if isinstance(part, bytes):
+            return source
+        what = "a copy of a large array, and no shared memory"
+        shortage.check_room(source.nbytes, what)
+        try:
+            copy: NDArray[np.uint8] = source.copy()
+        except MemoryError:
+            raise shortage.exhausted(source.nbytes, what) from None
+        return copy
+
+    def _read(self, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
+        return self.view(bulk)[max(0, offset) : max(0, offset) + min(max(0, length), CHUNK_BYTES)]

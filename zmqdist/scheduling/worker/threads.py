@@ -1,0 +1,109 @@
+"""Slots as threads of the worker's own process: for a `WorkerServer` inside a program.
+
+Nobody can end a thread: a function that was cancelled is asked to end (`zmqdist.cancelled()`) and waited for. A slot has one item at
+a time, so there is nothing to take back.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from zmqdist import running
+from zmqdist.errors import FailedPreconditionError
+from zmqdist.messages import BULK, ERROR, KEPT
+from zmqdist.scheduling.worker import kept, resources
+from zmqdist.scheduling.worker.call import Fetches, Functions, run
+from zmqdist.scheduling.worker.slots import Bulk, Feed
+from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady, SlotReclaimed
+from zmqdist.transport.loop import Loop
+from zmqdist.wire import trusted
+
+
+class ThreadSlots:
+    """The slots of one worker, as threads. The methods are called in the loop's thread."""
+
+    can_kill = False
+
+    def __init__(
+        self, loop: Loop, slots: int, feed: Feed, hold: Bulk, fetcher: Fetches, worker: running.Worker
+    ) -> None:
+        self._loop = loop
+        self._feed = feed
+        self._hold = hold
+        self._fetcher = fetcher
+        self._worker = worker
+        self._functions = Functions(fetcher)
+        self._slots = [_Slot(self, number) for number in range(slots)]
+        self.deaths = 0
+        """None: a thread dies with its worker only."""
+
+    @property
+    def resources(self) -> int:
+        """What functions have had made here and use, once for all slots."""
+        return len(self._functions.resources)
+
+    def spawn(self, slot: int) -> None:
+        self._slots[slot].thread.start()
+
+    def give(self, give: Give) -> None:
+        self._functions.define(give.functions)
+        for item in give.items:
+            self._slots[give.slot].position = item[0]
+            self._slots[give.slot].items.put(item)
+
+    def forget(self, forget: ForgetFunctions) -> None:
+        self._functions.forget(forget.functions)
+
+    def reclaim(self, slot: int) -> None:
+        self._loop.call_soon(self._feed, SlotReclaimed(slot, self._slots[slot].position))
+
+    def interrupt(self, slot: int, position: int) -> None:
+        self._slots[slot].cancel = position
+
+    def kill(self, slot: int) -> None:
+        raise AssertionError("a thread cannot be killed, and the machine knows")
+
+    def close(self) -> None:
+        """Let idle threads end; a running function goes on, as a daemon thread, and its outcome is dropped."""
+        for slot in self._slots:
+            slot.items.put(None)
+        for slot in self._slots:
+            if not slot.busy and slot.thread.is_alive():
+                slot.thread.join(1.0)
+
+    def _serve(self, slot: _Slot) -> None:
+        kept.fetch_with(self._fetcher)
+        resources.build_in(self._functions.resources)
+        self._tell(SlotReady(slot.number))
+        while (item := slot.items.get()) is not None:
+            position, coordinator, fn, payload = item
+            slot.busy = True
+            running.enter(lambda: slot.cancel == position, self._worker)  # noqa: B023  a slot has one item at a time
+            try:
+                kind, result = run(self._functions, coordinator, fn, payload)
+                if kind in (BULK, KEPT):
+                    kind, result = BULK, self._hold(kind, result)
+            except (
+                BaseException
+            ) as error:  # no memory for the result, say: it is the end of this work, and not of its slot
+                kind, result = ERROR, trusted.pack_error(trusted.tamed(error))
+            running.leave()
+            slot.busy = False
+            self._tell(SlotFinished(slot.number, [(position, kind, result)]))
+
+    def _tell(self, event: SlotReady | SlotFinished) -> None:
+        try:
+            self._loop.call_soon(self._feed, event)
+        except FailedPreconditionError:  # the worker has stopped: nobody wants the outcome
+            pass
+
+
+class _Slot:
+    def __init__(self, owner: ThreadSlots, number: int) -> None:
+        self.number = number
+        self.items: queue.SimpleQueue[tuple[int, int, int, bytes] | None] = queue.SimpleQueue()
+        self.position = 0
+        self.cancel = 0
+        self.busy = False
+        self.thread = threading.Thread(target=owner._serve, args=(self,), name=f"zmqdist-slot-{number}", daemon=True)

@@ -1,0 +1,133 @@
+"""A program joins a cluster as one of its tasks: `connect_to_cluster`, `connect_to_host`, `check_alive`.
+
+One cluster at a time: connecting again leaves the one before. What a program does then, it does by the Server that it is given, or by a
+Session with it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from zmqdist.cluster.defs import ClusterDeviceFilters, ServerDef
+from zmqdist.cluster.devices import Device
+from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.tasks.server import Server
+
+_lock = threading.Lock()
+_connected: Server | None = None
+
+
+def connect_to_cluster(
+    cluster_spec_or_resolver: Any,
+    job_name: str = "localhost",
+    task_index: int = 0,
+    protocol: str | None = None,
+    cluster_device_filters: ClusterDeviceFilters | None = None,
+    *,
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> Server | None:
+    """Be a task of a cluster from now on; waits for no other task.
+
+    Args:
+      cluster_spec_or_resolver: a ClusterSpec, or what has `cluster_spec()` and `master()`, as the cluster resolvers.
+      job_name, task_index: which task this program is. One that the cluster does not have is added, on a free port of loopback: it can
+        ask the others, who do not know of it.
+      protocol, keys_dir, token_file: as for `Server`; `protocol` by default what a resolver has as its `rpc_layer`.
+      cluster_device_filters: which other tasks this one sees.
+
+    Returns:
+      The server of this task, which serves until it is stopped or the next connect. None where a resolver's master is "" or
+      "local": then there is no cluster, and nothing was changed.
+
+    Raises:
+      ValueError: neither a ClusterSpec nor a resolver.
+      What `Server` raises: then this program is in no cluster.
+    """
+    spec, layer = _cluster(cluster_spec_or_resolver)
+    if spec is None:
+        return None
+    jobs = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
+    jobs.setdefault(job_name, {}).setdefault(task_index, "localhost:0")
+    definition = ServerDef(
+        ClusterSpec(jobs).as_cluster_def(),
+        job_name,
+        task_index,
+        protocol=protocol or layer or "",
+        cluster_device_filters=cluster_device_filters or ClusterDeviceFilters(),
+    )
+    with _lock:
+        global _connected
+        before, _connected = _connected, None
+        if before is not None:
+            before.stop(0.0)
+        _connected = Server(definition, keys_dir=keys_dir, token_file=token_file)
+        return _connected
+
+
+def disconnect() -> None:
+    """Leave the cluster that this program is connected to, if any: its server is stopped, and calls that run there are given up."""
+    global _connected
+    with _lock:
+        before, _connected = _connected, None
+        if before is not None:
+            before.stop(0.0)
+
+
+def connect_to_host(
+    remote_host: str | Sequence[str] | None,
+    job_name: str = "worker",
+    *,
+    keys_dir: str | os.PathLike[str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+) -> Server | None:
+    """Connect to one server, or to several that are the tasks of one job, by address: "host:port", "zmq://" in front is fine.
+
+    Returns, raises: as `connect_to_cluster`; ValueError where there is no address, or one that is none.
+    """
+    if not remote_host:
+        raise ValueError("connect_to_host needs at least one address, as 127.0.0.1:5050")
+    hosts = [remote_host] if isinstance(remote_host, str) else remote_host
+    if not isinstance(hosts, Sequence) or not all(isinstance(host, str) for host in hosts):
+        raise ValueError(f"connect_to_host takes an address or a list of them, not {remote_host!r}")
+    spec = ClusterSpec({job_name: [host.removeprefix("zmq://") for host in hosts]})
+    if problems := spec.validate():
+        raise ValueError(f"connect_to_host: {problems[0]}")
+    return connect_to_cluster(spec, keys_dir=keys_dir, token_file=token_file)
+
+
+def check_alive(name: str) -> bool:
+    """Whether a task of the cluster that this program is connected to is there.
+
+    Args:
+      name: "/job:NAME/replica:0/task:N", in full.
+
+    Raises:
+      ValueError: this program is connected to no cluster.
+      InvalidArgumentError: the cluster has no such task, or the name is not complete.
+    """
+    server = _connected
+    if server is None or server.join(0.0):
+        raise ValueError("check_alive: this program is connected to no cluster (connect_to_cluster)")
+    try:
+        device = Device.parse(name)
+    except ValueError as error:
+        raise InvalidArgumentError(None, None, str(error)) from None
+    if None in (device.job, device.replica, device.task):
+        raise InvalidArgumentError(None, None, f"{name!r} is not complete: wanted /job:NAME/replica:0/task:N")
+    return server.check_alive(name)
+
+
+def _cluster(given: Any) -> tuple[ClusterSpec | None, str | None]:
+    """The cluster, or None for none; and the layer that a resolver asks for."""
+    if isinstance(given, ClusterSpec):
+        return given, None
+    if not (callable(getattr(given, "cluster_spec", None)) and callable(getattr(given, "master", None))):
+        raise ValueError(f"connect_to_cluster takes a ClusterSpec or a cluster resolver, not {given!r}")
+    if given.master() in ("", "local"):
+        return None, None
+    return given.cluster_spec(), getattr(given, "rpc_layer", None)

@@ -1,0 +1,129 @@
+"""Coordination as a part of a task's server: the leader keeps it, every task takes part.
+
+A task registers with the leader when it first uses a barrier or a key, not before: a server contacts nobody by itself, and a process may
+have a hundred of them.
+
+The leader is the first ps, else the chief, else the first worker (cluster/rules.py). Evaluators and dispatchers are not among those whom
+a barrier waits for: they have the keys, and see who is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from zmqdist.cluster.rules import coordination_leader
+from zmqdist.coordination.answers import named
+from zmqdist.coordination.client import CoordinationClient
+from zmqdist.coordination.machine import CoordinationConfig
+from zmqdist.coordination.service import CoordinationService
+from zmqdist.coordination.snapshot import KeeperSnapshot
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
+from zmqdist.tasks.node import Node
+from zmqdist.tasks.options import COORDINATION
+
+APART: Final = ("evaluator", "dispatcher")
+"""Jobs that take no part in barriers."""
+
+
+class Together:
+    """The part of one server; made before its node serves.
+
+    Attributes:
+      leads: whether this task keeps barriers and keys for the cluster.
+    """
+
+    def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
+        """Raises InvalidArgumentError for a `config` whose section is wrong."""
+        self._node = node
+        self._leader = coordination_leader(node.spec) or node.me
+        self._members = [task for task in node.tasks if task[0] not in APART] or [node.me]
+        self._lock = threading.Lock()
+        self._client: CoordinationClient | None = None
+        self._service: CoordinationService | None = None
+        self._closed = False
+        checked = config_of(config.get(COORDINATION, {}))
+        self.leads = self._leader == node.me
+        if self.leads:
+            given = (node.service, node.router, node.loop, node.incarnation, self._members, checked)
+            self._service = CoordinationService(*given)
+        node.on_stop.append(self._end_waits)
+        node.on_close.append(self._close)
+
+    @property
+    def client(self) -> CoordinationClient:
+        """This task among the others; connects at the first use.
+
+        Raises:
+          FailedPreconditionError: the server was stopped, or has not been started.
+        """
+        with self._lock:
+            if self._closed:
+                raise FailedPreconditionError(None, None, f"the server of {named(self._node.me)} was stopped")
+            if self._client is None:
+                if not self._node.loop.running:
+                    raise FailedPreconditionError(
+                        None, None, f"the server of {named(self._node.me)} was not started yet"
+                    )
+                self._client = self._connect()
+            return self._client
+
+    def _connect(self) -> CoordinationClient:
+        node = self._node
+        me = node.me if node.me in self._members else None
+        address = node.address if self.leads else node.spec.task_address(*self._leader)
+        keeper = f"the leader {named(self._leader)}"
+        if address.endswith(":0"):
+            text = f"{keeper} has port 0 in this cluster, so nobody can tell where it is: give it a port"
+            raise FailedPreconditionError(None, None, text)
+        return CoordinationClient(address, me, node.incarnation, credentials=node.credentials, keeper=keeper)
+
+    def snapshot(self) -> KeeperSnapshot | None:
+        """What this task keeps for the cluster; None where it does not lead, or does not serve."""
+        if self._service is None or not self._node.loop.running:
+            return None
+        try:
+            return self._service.snapshot()
+        except FailedPreconditionError:  # the loop has ended just now
+            return None
+
+    def _end_waits(self) -> None:
+        with self._lock:
+            self._closed = True
+            client = self._client
+        if client is not None:
+            client.end_waits(self._node.stopped.message)
+
+    def _close(self, _until: float) -> None:
+        client = self._client
+        if self._service is not None and self._node.loop.running:
+            self._service.stop(f"the leader {named(self._leader)}, which keeps barriers and keys, stops")
+        if client is not None:
+            client.close(say_so=not self.leads)
+
+
+def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
+    """The config that a section stands for.
+
+    Raises:
+      InvalidArgumentError: a key that there is not, or a value that is no number of seconds; the text names it.
+    """
+    known = {field.name: field.default for field in fields(CoordinationConfig)}
+    if not isinstance(section, Mapping) or (section.keys() - known.keys()):
+        raise InvalidArgumentError(
+            None, None, f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}"
+        )
+    for name, value in section.items():
+        least = 0 if name == "shutdown_timeout_s" else 1e-3
+        if name.endswith("_s") and (
+            isinstance(value, bool) or not isinstance(value, int | float) or not value >= least
+        ):
+            text = f"config[{COORDINATION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
+            raise InvalidArgumentError(None, None, text)
+    jobs = section.get("recoverable_jobs", ())
+    if not isinstance(jobs, list | tuple | set | frozenset) or not all(isinstance(job, str) for job in jobs):
+        text = f"config[{COORDINATION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
+        raise InvalidArgumentError(None, None, text)
+    return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})

@@ -1,0 +1,115 @@
+"""Which task a server is: the rules of the arguments of `zmqdist.Server`, and where it listens.
+
+Not here: binding itself (node.py), and the rules of a cluster's jobs (cluster/rules.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from zmqdist.cluster.defs import ClusterDef, ServerDef
+from zmqdist.cluster.spec import ClusterSpec
+from zmqdist.errors import InvalidArgumentError, NotFoundError
+from zmqdist.transport.address import join, split
+
+PROTOCOLS: Final = ("zmq",)
+"""Names of transports; the first is the default."""
+
+EVERYWHERE: Final = "0.0.0.0"
+
+
+def effective(
+    given: ServerDef | ClusterDef | ClusterSpec | Mapping[str, Any],
+    job_name: str | None = None,
+    task_index: int | None = None,
+    protocol: str | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> ServerDef:
+    """The ServerDef that the arguments of a server stand for; a copy, whatever was given.
+
+    Raises:
+      TypeError: `given` is nothing of that kind, or `config` no dict.
+      ValueError: no job, or the job or the task must be named because there is more than one; or what ClusterSpec refuses.
+      InvalidArgumentError: the cluster has no such task.
+      NotFoundError: no such protocol.
+    """
+    if isinstance(given, ServerDef):
+        made = given.copy()
+        ClusterSpec(made.cluster)
+        made.job_name = made.job_name if job_name is None else job_name
+        made.task_index = made.task_index if task_index is None else task_index
+        made.protocol = made.protocol if protocol is None else protocol
+    else:
+        spec = ClusterSpec(given)
+        job = _the_only("job", spec.jobs, "") if job_name is None else job_name
+        index = _the_only("task", spec.task_indices(job), f" of job {job!r}") if task_index is None else task_index
+        made = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
+    made.protocol = made.protocol or PROTOCOLS[0]
+    if made.protocol not in PROTOCOLS:
+        raise NotFoundError(None, None, f"no protocol {made.protocol!r}; there is: {', '.join(PROTOCOLS)}")
+    if not isinstance(config or {}, Mapping):
+        raise TypeError(f"the config of a server is a dict of options, not {config!r}")
+    made.default_session_config = merged(made.default_session_config, config or {})
+    made.own_address()
+    return made
+
+
+def _the_only(what: str, known: list[Any], of: str) -> Any:
+    if len(known) != 1:
+        raise ValueError(f"which {what}{of}? It must be given where there is not exactly one; there are {known}")
+    return known[0]
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, with what is new above what is old, also inside dicts; shares nothing with them."""
+    both = {**copy.deepcopy(dict(old)), **copy.deepcopy(dict(new))}
+    for key in old.keys() & new.keys():
+        if isinstance(old[key], Mapping) and isinstance(new[key], Mapping):
+            both[key] = merged(old[key], new[key])
+    return both
+
+
+def written_address(definition: ServerDef) -> str:
+    """The task's own "host:port", as others are told it; an empty host means localhost.
+
+    Raises:
+      InvalidArgumentError: not an address; the text says what is wrong with the port or the host.
+    """
+    address = definition.own_address()
+    address = f"localhost{address}" if address.startswith(":") else address
+    try:
+        split(address)
+    except InvalidArgumentError as error:
+        task = f"{definition.job_name}:{definition.task_index}"
+        raise InvalidArgumentError(None, None, f"{task} needs an address with a port: {error.message}") from None
+    return address
+
+
+def address_to_bind(address: str, host: str | None) -> str:
+    """Where a task that is written with this address listens.
+
+    On the host as it is written, if that is an address of this machine; else (a name that only others know, the address of a
+    load balancer) on every interface. A `host` that was given stands above that.
+    """
+    written, port = split(address)
+    if host is None:
+        host = written if _is_here(written) else EVERYWHERE
+    return join(host.strip("[]"), port)
+
+
+def _is_here(host: str) -> bool:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, _, _, place in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.bind((place[0], 0, *place[2:]))
+        except OSError:
+            continue
+        return True
+    return False

@@ -1,0 +1,104 @@
+"""Schedules for arrays that are too large to be reduced at one place, cut into pieces, with the arrays that the results go into.
+
+Each function gives schedules, one for each piece of the largest part; all members cut alike. Own values are in the result when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_PIECE_BYTES
+from zmqdist.tasks import collectives_machine as core
+from zmqdist.tasks.collectives_machine import Schedule
+from zmqdist.transport.arena import this_arena
+
+Array: TypeAlias = NDArray[Any]
+
+
+def _cuts(parts: Sequence[Array]) -> Iterator[slice]:
+    """Pieces of the largest part; the others have shorter ones, or empty ones."""
+    count = max(len(part) for part in parts)
+    step = max(1, COLLECTIVE_PIECE_BYTES // max(1, parts[0].itemsize))
+    return (slice(start, start + step) for start in range(0, count, step))
+
+
+def _room(like: Array) -> Array:
+    """An array of this length and dtype in shared memory, where there is some: it can be lent as it is."""
+    arena = this_arena() if like.nbytes > CHUNK_BYTES else None
+    block = None if arena is None else arena.place(like.nbytes)
+    return np.empty_like(like) if block is None else block.array().view(like.dtype)
+
+
+def all_reduce(rank: int, size: int, flat: Array, out: Array, op: str) -> Iterator[Schedule]:
+    """`flat` of all members, reduced, into `out`."""
+    own, result = ([whole[part] for part in core.shares(len(flat), size)] for whole in (flat, out))
+    ufunc = core.fold_of(op)
+    for cut in _cuts(own):
+
+        def fold(arrived: Array, chunk: Array, last: bool, cut: slice = cut) -> Array:
+            piece: Array = ufunc(arrived, chunk, out=_room(chunk))
+            if last:
+                result[rank][cut] = core.finished(piece, op, size)
+            return piece
+
+        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
+            result[source][cut] = arrived
+
+        yield core.all_reduce_ring(rank, size, [chunk[cut] for chunk in own], fold, keep)
+
+
+def reduce_scatter(rank: int, size: int, parts: Sequence[Array], out: Array, op: str) -> Iterator[Schedule]:
+    """Part `rank` of all members, reduced, into `out`."""
+    ufunc = core.fold_of(op)
+    for cut in _cuts(parts):
+
+        def fold(arrived: Array, chunk: Array, last: bool, cut: slice = cut) -> Array:
+            piece: Array = ufunc(arrived, chunk, out=out[cut] if last else _room(chunk))
+            return core.finished(piece, op, size) if last else piece
+
+        yield core.reduce_ring(rank, size, [part[cut] for part in parts], fold)
+
+
+def all_gather(rank: int, size: int, parts: Sequence[Array]) -> Iterator[Schedule]:
+    """Part i of rank i into everybody's part i."""
+    for cut in _cuts(parts):
+
+        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
+            parts[source][cut] = arrived
+
+        yield core.gather_ring(rank, size, parts[rank][cut], keep)
+
+
+def gather(rank: int, size: int, root: int, parts: Sequence[Array]) -> Iterator[Schedule]:
+    """Part i of rank i into the root's part i; the others need their own alone."""
+    for cut in _cuts(parts):
+
+        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
+            parts[source][cut] = arrived
+
+        yield core.gather_star(rank, size, root, parts[rank][cut], keep)
+
+
+def broadcast(rank: int, size: int, root: int, flat: Array) -> Iterator[Schedule]:
+    """The root's array into that of all others."""
+    for cut in _cuts([flat]):
+
+        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
+            flat[cut] = arrived
+
+        yield core.broadcast_chain(rank, size, root, flat[cut], keep)
+
+
+def all_to_all(rank: int, size: int, parts: Sequence[Array], out: Sequence[Array]) -> Iterator[Schedule]:
+    """Part `rank` of rank i into part i of `out`."""
+    np.copyto(out[rank], parts[rank])
+    for cut in _cuts(parts):
+
+        def keep(source: int, arrived: Array, cut: slice = cut) -> None:
+            out[source][cut] = arrived
+
+        yield core.exchange(rank, size, [part[cut] for part in parts], keep)

@@ -1,0 +1,321 @@
+"""Values from one task to another: `Server.send` and `Server.recv`.
+
+Rules
+    A value is a snapshot of the moment of `send`, which waits for nothing. Each is received once, those of one sender under one tag in the
+    order of sending, large or small.
+    What arrives lies in the receiver's mailbox until it is asked for. Who has sent something and knows that it is there may end.
+    A task that ends while somebody waits for it: that wait ends with UNAVAILABLE. What its next life sends is never taken for its own.
+
+Not here: which letter goes to whom (mailbox_machine.py), who is alive (watch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from math import inf
+from numbers import Real
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.coordination.answers import Task, named
+from zmqdist.errors import (
+    CANCELLED,
+    UNAVAILABLE,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+    from_code,
+)
+from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
+from zmqdist.rpc import StatusOrResult, payload
+from zmqdist.rpc.asking import start
+from zmqdist.rpc.snapshots import pack_result
+from zmqdist.tasks.mailbox_machine import Key, Mailbox, Wait
+from zmqdist.tasks.node import TASKS, Node
+from zmqdist.tasks.watch import Watches
+from zmqdist.transport.arena import Block
+from zmqdist.transport.calls_machine import ClientCall
+
+log = logging.getLogger("zmqdist.tasks")
+
+
+class LockedMailbox:
+    """A mailbox with its lock, for threads that wait. What it returns or raises is the outcome of a wait."""
+
+    def __init__(self, box: Mailbox) -> None:
+        self.box = box
+        self.lock = threading.Lock()
+
+    def tell(self, event: Callable[..., list[Wait]], *args: Any) -> None:
+        """Have the machine take note of something, and wake those whose waits end with it."""
+        with self.lock:
+            wake(event(*args))
+
+    def check(self) -> None:
+        """Raises OpError: it was aborted."""
+        with self.lock:
+            self.box.check()
+
+    def receive(self, key: Key, due: float, gone: Callable[[], str]) -> Wait:
+        """Wait for the next letter; it is in the wait.
+
+        Args:
+          due: on `time.monotonic`; `inf` waits for ever, and logs whom it waits for.
+          gone: what is to be said when its sender is known to have gone, else an empty text.
+
+        Raises:
+          OpError: what the wait ended with.
+        """
+        arrived = threading.Event()
+        with self.lock:
+            wait = self.box.wanted(key, due)
+            if not wait.ended and (told := gone()):
+                self.box.cancelled(wait, UNAVAILABLE, told)
+            wait.wake = arrived.set
+        try:
+            while not wait.ended:
+                arrived.wait(max(0.0, min(WAIT_LOG_S, due - monotonic())))
+                if not wait.ended and monotonic() >= due:
+                    self.tell(self.box.ticked, monotonic())
+                elif not wait.ended:
+                    log.info("still waiting for %s to send %r", key.source, key.tag)
+        except BaseException:  # Ctrl-C
+            with self.lock:
+                if not self.box.cancelled(wait) and not wait.code:
+                    wake(self.box.returned(wait))
+            raise
+        if wait.code:
+            raise from_code(wait.code, wait.message)
+        return wait
+
+
+def wake(ended: Sequence[Wait]) -> None:
+    """Tell those whose waits have ended."""
+    for wait in ended:
+        if wait.wake is not None:
+            wait.wake()
+
+
+class _Outgoing:
+    """What is on its way to one task.
+
+    Attributes:
+      number: of the letter that was sent last.
+      tags: of the letters that are on the way, by number, with the one of the tag that was sent right before it.
+      last: how many of each tag are on the way, and the one that was sent last.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.number = 0
+        self.tags: dict[int, tuple[str, int]] = {}
+        self.last: dict[str, tuple[int, int]] = {}
+
+
+class Mail:
+    """The mailbox of one task, and its letters to others."""
+
+    def __init__(self, node: Node, watches: Watches) -> None:
+        self._node = node
+        self._watches = watches
+        self._me = named(node.me)
+        self._in = LockedMailbox(Mailbox(MAIL_ITEMS_MAX, MAIL_BYTES_MAX))
+        self._out: dict[Task, _Outgoing] = {}
+        self._lock = threading.Lock()
+        node.service.register("mail.put", self._put, inline=True, roles=TASKS)
+        node.service.register("mail.skip", self._skip, inline=True, roles=TASKS)
+        node.on_stop.append(self._stopped)
+        watches.listen(self._lives, self._gone)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Letters of this task that are on the way, or whose arrival is not known yet."""
+        with self._lock:
+            outgoing = list(self._out.values())
+        return sum(len(each.tags) for each in outgoing)
+
+    def lying(self) -> tuple[int, int, int]:
+        """Letters that were not received yet, their bytes, and how many wait for one."""
+        with self._in.lock:
+            return self._in.box.items, self._in.box.nbytes, self._in.box.waiting
+
+    # -- sending ----------------------------------------------------------------------------------------------------------
+
+    def send(self, value: Any, dst: str | Task, tag: str, timeout: float | None = None) -> StatusOrResult:
+        """See Server.send."""
+        task, address = self._node.task(dst), _checked(tag)
+        check_timeout(timeout)
+        key = Key(self._me, self._node.incarnation, named(task), address)
+        if task == self._node.me:
+            return self._to_self(key, value)
+        client = self._node.client(task)
+        outgoing = self._outgoing(task)
+        with outgoing.lock:
+            number = outgoing.number + 1
+            low = next(iter(outgoing.tags), number)
+            count, after = outgoing.last.get(tag, (0, 0))
+            due = inf if timeout is None else monotonic() + float(timeout)
+            result = start(client, "mail.put", str(key), number, low, after, value, due=due)
+            outgoing.number = number
+            outgoing.last[tag] = count + 1, number
+            outgoing.tags[number] = tag, after
+        result.add_done_callback(partial(self._arrived, task, number))
+        return result
+
+    def _outgoing(self, task: Task) -> _Outgoing:
+        with self._lock:
+            return self._out.setdefault(task, _Outgoing())
+
+    def _arrived(self, task: Task, number: int, result: StatusOrResult) -> None:
+        """A letter is there, or will not be: then those that are on the way behind it must not wait for it."""
+        outgoing = self._outgoing(task)
+        code, _ = result.get_error()
+        with outgoing.lock:
+            tag, after = outgoing.tags.pop(number)
+            count, last = outgoing.last[tag]
+            if count > 1:
+                outgoing.last[tag] = count - 1, last
+            else:
+                del outgoing.last[tag]
+        if code and (count > 1 or last != number):
+            with suppress(
+                FailedPreconditionError
+            ):  # this server was stopped: those behind it do not leave any more, either
+                self._node.start(task, "mail.skip", self._me, self._node.incarnation, number, after)
+
+    def _to_self(self, key: Key, value: Any) -> StatusOrResult:
+        box = [value]
+        del value
+        body, sources = pack_result(box, lends=False)
+        parts = [source.array() if isinstance(source, Block) else source for source in sources]
+        letter = payload.unpack(body, parts, self._me)
+        call = ClientCall("send", b"")
+        with self._in.lock:
+            ended, refusal = self._in.box.sent(key, letter, nbytes_of(letter))
+            wake(ended)
+        if refusal is None:
+            call.end(0, "")
+        else:
+            call.end(refusal.error_code, refusal.message)
+        return _Here(call)
+
+    # -- receiving --------------------------------------------------------------------------------------------------------
+
+    def recv(self, src: str | Task, tag: str, timeout: float | None = None, out: NDArray[Any] | None = None) -> Any:
+        """See Server.recv."""
+        task = self._node.task(src)
+        key = Key(named(task), 0, self._me, _checked(tag))
+        check_out(out)
+        check_timeout(timeout)
+        due = inf if timeout is None else monotonic() + float(timeout)
+        with self._node.own_wait:
+            self._watches.watch(task)
+            wait = self._in.receive(key, due, partial(self._watches.gone, task))
+        if out is None:
+            return wait.letter
+        told = misfit(wait.letter, out)
+        if told:
+            self._in.tell(self._in.box.returned, wait)
+            raise InvalidArgumentError(None, None, f"{told}; the message from {key.source} is still there")
+        np.copyto(out, wait.letter)
+        return out
+
+    def _put(self, text: str, number: int, low: int, after: int, value: Any) -> None:
+        key = Key.parse(text)
+        if key.target != self._me:
+            raise InvalidArgumentError(
+                None, None, f"this is {self._me}, not {key.target}: the address has another task now"
+            )
+        with self._in.lock:
+            ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
+            wake(ended)
+        if (
+            refusal is not None and refusal.error_code == CANCELLED
+        ):  # we stop: for the sender that is the end of its receiver
+            raise UnavailableError(None, None, refusal.message)
+        if refusal is not None:
+            raise refusal
+
+    def _skip(self, source: str, life: int, number: int, after: int) -> None:
+        self._in.tell(self._in.box.skipped, source, life, number, after)
+
+    # -- others -----------------------------------------------------------------------------------------------------------
+
+    def _lives(self, task: Task, life: int) -> None:
+        self._in.tell(self._in.box.heard, named(task), life)
+
+    def _gone(self, task: Task, message: str) -> None:
+        self._in.tell(self._in.box.gone, named(task), message)
+
+    def _stopped(self) -> None:
+        self._in.tell(self._in.box.aborted, CANCELLED, self._node.stopped.message)
+
+
+class _Nowhere:
+    """What a StatusOrResult asks when its call has ended here."""
+
+    address = "this task"
+
+    def wait(self, call: ClientCall) -> None:
+        pass
+
+    def poll(self, call: ClientCall) -> bool:
+        return True
+
+    def cancel(self, call: ClientCall) -> bool:
+        return False
+
+    def add_done_callback(self, call: ClientCall, fn: Callable[[ClientCall], object]) -> None:
+        fn(call)
+
+
+def _Here(call: ClientCall) -> StatusOrResult:
+    return StatusOrResult(_Nowhere(), call, lambda call, address: None)  # type: ignore[arg-type]
+
+
+def _checked(tag: str) -> str:
+    if not isinstance(tag, str) or not tag or ";" in tag:
+        raise InvalidArgumentError(None, None, f"a tag is a text without semicolons, not {tag!r}")
+    return tag
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raises InvalidArgumentError: neither seconds nor None."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
+        told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
+        raise InvalidArgumentError(None, None, told)
+
+
+def check_out(out: Any) -> None:
+    """Raises InvalidArgumentError: nothing can be received into it."""
+    if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
+        raise InvalidArgumentError(None, None, "out: wanted a writable NumPy array without Python objects")
+
+
+def misfit(value: Any, out: NDArray[Any]) -> str:
+    """Why a value cannot be received into `out`; empty when it can."""
+    if not isinstance(value, np.ndarray):
+        return f"a {type(value).__name__} was sent, not one array, as `out` needs"
+    if (value.dtype, value.shape) != (out.dtype, out.shape):
+        return f"an array of {value.dtype} and shape {value.shape} was sent, `out` has {out.dtype} and {out.shape}"
+    return ""
+
+
+def nbytes_of(value: Any) -> int:
+    """About how much memory a value takes that lies here."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.nbytes
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(nbytes_of, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(nbytes_of, value))
+    return 8

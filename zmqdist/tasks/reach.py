@@ -1,0 +1,65 @@
+"""Which other tasks a task can reach: asked from outside (`zmqdist doctor`), because only the task itself can try it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from zmqdist.coordination.answers import Task, named
+from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
+from zmqdist.rpc.about import ABOUT
+from zmqdist.tasks.node import TASKS, Node
+from zmqdist.transport import looking
+
+REACH: Final = "server.reach"
+REACH_S_MAX: Final = 30.0
+"""Longest wait that may be asked for: each question takes a thread of the task meanwhile."""
+
+AT_A_TIME: Final = 16
+
+
+class Reach:
+    """The method `server.reach` of a task."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        node.service.register(REACH, self.try_all, roles=TASKS)
+
+    def try_all(self, timeout_s: float) -> list[str]:
+        """Connect to every other task, and ask who it is.
+
+        Returns:
+          Name, address and what is wrong ("" for nothing) of each, one after the other in a flat list.
+
+        Raises:
+          InvalidArgumentError: `timeout_s` is no number of seconds up to REACH_S_MAX.
+          UnavailableError: this task stops meanwhile.
+        """
+        if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
+            raise InvalidArgumentError(None, None, f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
+        others = self._node.others
+        with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-reach") as pool:
+            troubles = pool.map(lambda task: self._trouble(task, timeout_s), others)
+            return [
+                text
+                for task, trouble in zip(others, troubles, strict=True)
+                for text in (named(task), self._node.spec.task_address(*task), trouble)
+            ]
+
+    def _trouble(self, task: Task, timeout_s: float) -> str:
+        address = self._node.spec.task_address(*task)
+        try:
+            code, message = self._node.start(task, ABOUT, due=time.monotonic() + timeout_s).get_error()
+            if code and self._node.closed:  # that ended the question, and says nothing of the other task
+                raise self._node.stopped
+            if code != DEADLINE_EXCEEDED:
+                return message
+            seen = looking.look(address, timeout_s)
+        except OpError as error:
+            if self._node.closed:
+                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping: it cannot tell") from None
+            return error.message
+        if seen.failure is None:
+            return f"it takes connections, and does not answer within {timeout_s:g} s"
+        return looking.explain(address, seen, timeout_s)[0]

@@ -1,0 +1,356 @@
+"""What a task does for the sessions of its clients: functions that it runs, variables that it keeps, resets.
+
+Rules
+    A session is a number that its client has drawn; a task learns of it when the client uses that task for the first time. One of
+    the tasks, the one that the client was given as its target, is its master.
+    A session sees the variables that all share, or, isolated, its own, which go when it is closed or lost.
+    A reset clears containers of the shared variables on all tasks of the cluster that are up, and ends every session of that master:
+    whatever it asks next, or has asked, fails with ABORTED, also at a task that it has not used before.
+    Functions run in threads of their own, many at a time, because one may wait for what another one does. Nobody can end a thread: a
+    function whose caller has gone is asked to end (`zmqdist.cancelled()`).
+    Pickles come only from roles that may send code.
+
+The tables are the loop's; what may take time is done in the pool.
+
+Not here: the client's end (session.py), what a variable is (variables.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqdist import running
+from zmqdist.cluster.defs import ServerDef
+from zmqdist.cluster.devices import device_of
+from zmqdist.coordination.answers import named
+from zmqdist.errors import AbortedError, FailedPreconditionError, ResourceExhaustedError, UnavailableError
+from zmqdist.limits import (
+    FUNCTIONS_KEPT_MAX,
+    GRACE_S,
+    INLINE_BYTES_MAX,
+    SESSION_LOST_S,
+    SESSION_THREADS_MAX,
+    SESSIONS_MAX,
+)
+from zmqdist.rpc.asked import Asked
+from zmqdist.rpc.pool import Pool
+from zmqdist.tasks.definition import merged
+from zmqdist.tasks.named_variables import Variables
+from zmqdist.tasks.node import TASKS, Node
+from zmqdist.tasks.options import ISOLATE
+from zmqdist.transport.router import Peer
+from zmqdist.wire import trusted
+
+if TYPE_CHECKING:
+    from zmqdist.tasks.server import Server
+
+VALUE, RAISED = 0, 1
+"""How the answer to "session.run" begins: then come the parts of a packed value, or a packed error."""
+
+_here = threading.local()
+
+
+def current_server() -> Server | None:
+    """The server that runs the present function for a session; None outside of one."""
+    sessions: Sessions | None = getattr(_here, "sessions", None)
+    return None if sessions is None else sessions.server()
+
+
+def current_variables(of: Sessions) -> Variables:
+    """What the present function sees of a server's variables; outside of one that it runs, what all sessions share."""
+    return _here.variables if getattr(_here, "sessions", None) is of else of.shared
+
+
+class _Session:
+    """One session at this task.
+
+    Attributes:
+      ended: why it can do nothing any more; "" while it can.
+      peer: the connection that it was last used over.
+      running: calls that are not answered yet.
+    """
+
+    def __init__(self, variables: Variables, is_master: bool) -> None:
+        self.variables = variables
+        self.is_master = is_master
+        self.ended = ""
+        self.peer: Peer | None = None
+        self.running: set[Asked] = set()
+
+
+class Sessions:
+    """A part of one server. `server` gives it, as long as it is there.
+
+    Attributes:
+      shared: the variables of all sessions that are not isolated.
+    """
+
+    def __init__(self, node: Node, definition: ServerDef, server: weakref.ReferenceType[Server]) -> None:
+        self.server = server
+        self._node = node
+        self._definition = definition
+        self._name = named(node.me)
+        self.shared = Variables(self._name, node.me[0])
+        self._sessions: dict[int, _Session] = {}
+        self._used_by: dict[Peer, set[int]] = {}
+        self._ended: OrderedDict[int, str] = OrderedDict()
+        """Sessions that a reset has ended before they came here, and what they are told; the last SESSIONS_MAX of them."""
+        self._functions: OrderedDict[bytes, Callable[..., Any]] = OrderedDict()
+        self._functions_lock = threading.Lock()
+        self._pool = Pool(f"zmqdist-session-{self._name}", SESSION_THREADS_MAX)
+        self._stopping = False
+        self._over = False
+        service = node.service
+        service.register_later("session.open", self._open, roles=TASKS)
+        service.register_later("session.close", self._close, roles=TASKS)
+        service.register_later("session.reset", self._reset, roles=TASKS)
+        service.register_later("session.clear", self._clear, roles=TASKS)
+        service.register_later("session.run", self._run, roles=TASKS)
+        service.register_later("session.assign", self._assign, roles=TASKS)
+        service.register_later("session.read", self._read, roles=TASKS)
+        service.register_later("session.variables", self._variables, roles=TASKS)
+        node.router.on_gone.append(self._gone)
+        node.on_close.append(self.stop)
+
+    def stop(self, until: float) -> None:
+        """Take nothing new, and wait for what runs until that time; then ask it to end."""
+        self._stopping = True
+        self._pool.wait_idle(max(0.0, until - time.monotonic()))
+        try:
+            self._node.loop.run(self._give_up)
+        finally:
+            self._over = True
+
+    def _give_up(self) -> None:
+        """The grace is over: what a function returns because it was asked to end must not pass for its result."""
+        text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
+        for session in self._sessions.values():
+            for asked in tuple(session.running):
+                asked.fail(UnavailableError(None, None, text))
+        self._over = True  # only now: one that was asked to end before might be answered before
+        self._pool.stop()
+
+    def figures(self) -> tuple[int, int, int, int]:
+        """Sessions; those that a reset has ended before they came here; functions that are kept; calls that are at work."""
+        return len(self._sessions), len(self._ended), len(self._functions), self._pool.unfinished
+
+    # -- sessions, in the loop ---------------------------------------------------------------------------------------------
+
+    def _open(self, asked: Asked, session: int, is_master: bool, config: dict[str, Any]) -> None:
+        config = merged(self._definition.default_session_config, config)
+        if session not in self._sessions:
+            if session in self._ended:
+                raise AbortedError(None, None, self._ended[session])
+            if len(self._sessions) >= SESSIONS_MAX:
+                raise ResourceExhaustedError(None, None, f"{self._name} has its {SESSIONS_MAX} sessions already")
+            isolated = bool(config.get(ISOLATE))
+            variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
+            self._sessions[session] = _Session(variables, is_master)
+        self._use(session, asked.peer)
+        asked.answer([list(self._node.me), self._addresses(), self._filters(), config])
+
+    def _addresses(self) -> dict[str, dict[int, str]]:
+        """The cluster; the own address with its real port."""
+        spec = self._node.spec
+        found = {job: {index: spec.task_address(job, index) for index in spec.task_indices(job)} for job in spec.jobs}
+        found[self._node.me[0]][self._node.me[1]] = self._node.address
+        return found
+
+    def _filters(self) -> list[str]:
+        job, index = self._node.me
+        return self._definition.cluster_device_filters.jobs.get(job, {}).get(index, [])
+
+    def _use(self, session: int, peer: Peer) -> _Session:
+        self._check_serving()
+        known = self._sessions.get(session)
+        if known is None:
+            told = f"{self._name} does not know this session: it was closed or lost, or the task was started again: make a new one"
+            raise AbortedError(None, None, told)
+        if known.ended:
+            raise AbortedError(None, None, known.ended)
+        if known.peer is not peer:
+            known.peer = peer
+            self._used_by.setdefault(peer, set()).add(session)
+            self._node.loop.set_timer(("session", session), None, self._check_serving)
+        return known
+
+    def _check_serving(self) -> None:
+        if self._stopping:
+            raise self._is_stopping("nothing was done")
+
+    def _is_stopping(self, outcome: str) -> UnavailableError:
+        return UnavailableError(None, None, f"{self._name} is stopping; {outcome}")
+
+    def _gone(self, peer: Peer) -> None:
+        loop = self._node.loop
+        for number in self._used_by.pop(peer, ()):
+            session = self._sessions.get(number)
+            if session is not None and session.peer is peer:
+                loop.set_timer(
+                    ("session", number), loop.now() + SESSION_LOST_S, partial(self._sessions.pop, number, None)
+                )
+
+    def _close(self, asked: Asked, session: int) -> None:
+        self._sessions.pop(session, None)
+        self._used_by.get(asked.peer, set()).discard(session)
+        asked.answer(None)
+
+    def _end(self, session: _Session, told: str) -> None:
+        session.ended = told
+        if session.variables is not self.shared:
+            session.variables.clear()
+        for asked in tuple(session.running):
+            asked.fail(AbortedError(None, None, told))
+
+    # -- resets ------------------------------------------------------------------------------------------------------------
+
+    def _reset(self, asked: Asked, containers: list[str]) -> None:
+        """At the master: clear everywhere, and end the sessions whose master it is."""
+        self._check_serving()
+        mine = [number for number, session in self._sessions.items() if session.is_master]
+        told = f"Session.reset was called at {self._name} since this session began: make a new one"
+        self._clear_here(containers, mine, told)
+        self._pool.submit(self._clear_others, asked, containers, mine, told)
+
+    def _clear_others(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
+        """In a thread of the pool."""
+        try:
+            due = min(asked.due, time.monotonic() + GRACE_S)
+            filters = self._definition.cluster_device_filters
+            tasks = [
+                task
+                for task in self._node.up(self._node.others)
+                if filters.is_visible(*self._node.me, device_of(*task))
+            ]
+            pending = [
+                (task, self._node.start(task, "session.clear", containers, sessions, told, due=due)) for task in tasks
+            ]
+            failed = [f"{named(task)}: {result.get_error()[1]}" for task, result in pending if result.get_error()[0]]
+            if failed and self._node.closed:  # that ended the questions: the other tasks may be as well as ever
+                raise self._is_stopping("what the other tasks have cleared is not known")
+            if failed:
+                raise UnavailableError(None, None, f"cleared, but not at {'; '.join(failed)}")
+            asked.answer(None)
+        except FailedPreconditionError as error:  # of our own connections
+            stopping = self._is_stopping("not all other tasks were asked to clear")
+            asked.fail(stopping if self._node.closed else error)
+        except BaseException as error:
+            asked.fail(error)
+
+    def _clear(self, asked: Asked, containers: list[str], sessions: list[int], told: str) -> None:
+        self._clear_here(containers, sessions, told)
+        asked.answer(None)
+
+    def _clear_here(self, containers: list[str], sessions: list[int], told: str) -> None:
+        self.shared.clear(containers)
+        for number in sessions:
+            if number in self._sessions:
+                self._end(self._sessions[number], told)
+            else:
+                self._ended[number] = told
+                if len(self._ended) > SESSIONS_MAX:
+                    self._ended.popitem(last=False)
+
+    # -- variables ---------------------------------------------------------------------------------------------------------
+
+    def _assign(self, asked: Asked, session: int, name: str, value: Any, container: str) -> None:
+        known = self._use(session, asked.peer)
+
+        def act() -> None:
+            known.variables.assign(name, value, container)
+            asked.answer(None)
+
+        self._copy(known, asked, value, act)
+
+    def _read(self, asked: Asked, session: int, name: str, container: str) -> None:
+        known = self._use(session, asked.peer)
+        array = known.variables.stored(name, container)
+        self._copy(known, asked, array, lambda: asked.answer(array))
+
+    def _variables(self, asked: Asked, session: int, container: str) -> None:
+        asked.answer(self._use(session, asked.peer).variables.specs(container))
+
+    def _copy(self, session: _Session, asked: Asked, array: Any, act: Callable[[], None]) -> None:
+        """What is small is copied here: that takes no longer than to have a thread do it."""
+        if getattr(array, "nbytes", 0) <= INLINE_BYTES_MAX:
+            act()
+        else:
+            self._begin(session, asked, act)
+
+    # -- functions ---------------------------------------------------------------------------------------------------------
+
+    def _run(self, asked: Asked, session: int, function: list[Any], is_constant: bool, *parts: Any) -> None:
+        known = self._use(session, asked.peer)
+        box = list(
+            parts
+        )  # emptied by whoever runs it: a large argument is not kept beside the function's own use of it
+        self._begin(known, asked, lambda: self._call(known, asked, function, is_constant, box))
+
+    def _begin(self, session: _Session, asked: Asked, act: Callable[[], None]) -> None:
+        session.running.add(asked)
+        asked.on_dropped(lambda: session.running.discard(asked))
+        self._pool.submit(self._work, session, asked, act)
+
+    # -- in a thread of the pool -------------------------------------------------------------------------------------------
+
+    def _work(self, session: _Session, asked: Asked, act: Callable[[], None]) -> None:
+        try:
+            if asked.wanted():
+                act()
+        except BaseException as error:
+            asked.fail(error)
+        finally:
+            session.running.discard(asked)
+
+    def _call(self, session: _Session, asked: Asked, function: list[Any], is_constant: bool, parts: list[Any]) -> None:
+        _here.sessions, _here.variables = self, session.variables
+        running.enter(lambda: self._over or bool(session.ended) or not asked.wanted())
+        try:
+            fn = self._load(function, is_constant)
+            args, _ = unpacked(parts)
+            parts.clear()
+            packed = trusted.pack(fn(*args))
+            answer = [VALUE, *sendable(packed)]
+        except BaseException as error:
+            answer = [RAISED, trusted.pack_error(trusted.tamed(error))]
+        finally:
+            running.leave()
+            _here.sessions = _here.variables = None
+        asked.answer(answer)
+
+    def _load(self, function: list[Any], is_constant: bool) -> Callable[..., Any]:
+        """A function, with the large arrays that it captures; the same object again where it captures nothing that can change."""
+        pickled = function[0]
+        if not is_constant or len(pickled) > INLINE_BYTES_MAX:
+            return unpacked(function)  # type: ignore[no-any-return]
+        with self._functions_lock:
+            known = self._functions.get(pickled)
+            if known is not None:
+                self._functions.move_to_end(pickled)
+                return known
+        fn = trusted.unpack(pickled)
+        with self._functions_lock:
+            self._functions[pickled] = fn
+            if len(self._functions) > FUNCTIONS_KEPT_MAX:
+                self._functions.popitem(last=False)
+        return fn  # type: ignore[no-any-return]
+
+
+def sendable(packed: trusted.Packed) -> list[Any]:
+    """What `trusted.pack` gave, for the safe codec: the pickle, and each large buffer as an array of bytes."""
+    if isinstance(packed, bytes):
+        return [packed]
+    return [packed[0], *(np.frombuffer(part, np.uint8) for part in packed[1:])]
+
+
+def unpacked(parts: list[Any]) -> Any:
+    """The reverse of `sendable`, at the other side. Its arrays have the memory that arrived."""
+    return trusted.unpack(parts[0]) if len(parts) == 1 else trusted.unpack_parts(parts)

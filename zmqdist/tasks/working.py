@@ -1,0 +1,143 @@
+"""A task that is invited works for a dispatcher, too: it starts a WorkerServer beside the rest of what it does.
+
+Whoever coordinates (training/inviting.py) has a dispatcher of its own, and the tasks that run functions for it are servers
+that were started without knowing of it. So it tells each of them where the dispatcher is, and as which worker to register there.
+
+Rules
+    One program at a time. It may have several dispatchers here, since it may have several strategies.
+    Another program is told who is here, as long as a dispatcher of that one is in contact. When none is, or the newcomer has its address,
+    the newcomer takes its place, and finds nothing of what was there before: a coordinator that was started again begins clean.
+    What was invited already stays as it is, so whoever is in doubt invites again.
+    The worker ends with its dispatcher, after the time that the invitation names, and with its server.
+
+Not here: what a worker does (scheduling/worker/runtime.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from zmqdist.coordination.answers import named
+from zmqdist.errors import AlreadyExistsError, FailedPreconditionError, InvalidArgumentError, UnavailableError
+from zmqdist.limits import SLOTS_MAX
+from zmqdist.rpc.asked import Asked
+from zmqdist.tasks.node import Node
+from zmqdist.tasks.options import PROCESSES, SLOTS
+
+if TYPE_CHECKING:
+    from zmqdist.scheduling.worker.runtime import WorkerServer
+
+INVITE: Final = "zmqdist.worker.invite"
+"""Arguments: address of the dispatcher, index of the worker there, slots, number of the program, orphan limit in seconds."""
+
+STARTED, ALREADY = "started", "already"
+"""Answers."""
+
+IDLE_JOBS: Final = ("ps", "evaluator")
+"""Jobs that run no functions of others: an invitation there has a wrong address."""
+
+
+@dataclass(frozen=True)
+class _Invited:
+    """One dispatcher that this task works for."""
+
+    dispatcher: str
+    program: int
+    worker: WorkerServer
+
+
+class Working:
+    """The part of one server; made before its node serves."""
+
+    def __init__(self, node: Node, config: Mapping[str, Any]) -> None:
+        """Args:
+          config: of the server: "slots" (functions at a time, by default what the invitation says) and "worker_processes" (False: slots
+            are threads of this process, which cannot be cut off).
+
+        Raises:
+          InvalidArgumentError: one of them cannot be.
+        """
+        self._node = node
+        self._slots = config.get(SLOTS)
+        self._processes = config.get(PROCESSES, True)
+        if self._slots is not None and (type(self._slots) is not int or not 1 <= self._slots <= SLOTS_MAX):
+            raise InvalidArgumentError(None, None, f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}")
+        if not isinstance(self._processes, bool):
+            text = f"config['worker_processes'] is {self._processes!r}, wants True or False"
+            raise InvalidArgumentError(None, None, text)
+        self._lock = threading.Lock()
+        self._invited: list[_Invited] = []
+        self._closed = False
+        node.service.register_later(INVITE, self._hear, roles=frozenset({"submit"}))
+        node.on_close.append(self._close)
+
+    def _hear(self, asked: Asked, dispatcher: str, index: int, slots: int, program: int, orphan_limit_s: float) -> None:
+        """In the loop; starting takes a while, and waits for the dispatcher."""
+        from zmqdist.scheduling.dispatcher.config import WorkerConfig  # most servers are never invited
+
+        if self._node.me[0] in IDLE_JOBS:
+            text = f"{named(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
+            raise FailedPreconditionError(None, None, text)
+        credentials = self._node.credentials
+        config = WorkerConfig(
+            dispatcher,
+            index=index,
+            slots=self._slots or slots,
+            processes=self._processes,
+            orphan_limit_s=orphan_limit_s,
+            token_file=credentials.token_file,
+            keys_dir=credentials.keys_dir,
+            insecure=credentials.insecure,
+        )
+
+        def accept() -> None:
+            try:
+                asked.answer(self._accept(config, program))
+            except BaseException as error:
+                asked.fail(error)
+
+        threading.Thread(target=accept, name="zmqdist-server-invited", daemon=True).start()
+
+    def _accept(self, config: Any, program: int) -> str:
+        """Start, and return when the dispatcher has taken the worker."""
+        from zmqdist.scheduling.worker.runtime import WorkerServer
+
+        with self._lock:
+            if self._closed:
+                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping")
+            self._invited = [each for each in self._invited if not each.worker.join(0)]
+            if any((each.dispatcher, each.program) == (config.dispatcher_address, program) for each in self._invited):
+                return ALREADY
+            former = [each for each in self._invited if each.program != program]
+            for each in former:
+                if each.worker.in_contact and each.dispatcher != config.dispatcher_address:
+                    raise AlreadyExistsError(None, None, self._taken(each))
+            invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
+            self._invited = [each for each in self._invited if each.program == program] + [invited]
+        for each in former:
+            each.worker.stop()
+        try:
+            invited.worker.start()
+        except BaseException:
+            with self._lock, contextlib.suppress(ValueError):
+                self._invited.remove(invited)
+            if self._closed:  # that ended the start, and says nothing of the dispatcher
+                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping") from None
+            raise
+        return STARTED
+
+    def _taken(self, by: _Invited) -> str:
+        me = f"{named(self._node.me)} at {self._node.address}"
+        return f"{me} works for another program, whose dispatcher is at {by.dispatcher}: end that one first"
+
+    def _close(self, until: float) -> None:
+        with self._lock:
+            self._closed = True
+            invited, self._invited = self._invited, []
+        for each in invited:
+            each.worker.stop(max(0.0, until - time.monotonic()))

@@ -1,0 +1,177 @@
+"""What makes a variable usable as the array that it holds: operators, comparisons, conversions, indexing.
+
+Rules
+    Every operator reads the value and gives an array, never a variable. `==` compares elements; which variable a handle is,
+    says `is`, or its hash.
+    Indexing moves only the rows that are needed; the result is the reader's own.
+    Nothing here changes a variable but `v[rows] = value`, which is one scatter update and so takes whole rows only.
+
+Not here: how a value is read and updated (variable.py, sharded.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import DTypeLike, NDArray
+
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.training.selection import Rows, checked_numbers, select
+
+
+class ArrayLike(NDArrayOperatorsMixin):
+    """An array that lives elsewhere: a subclass has `name`, `shape`, `dtype`, `numpy`, `_start_rows` and `scatter_update`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    __hash__ = object.__hash__
+
+    @property
+    def _label(self) -> str:
+        """What errors call it."""
+        return f"variable {self.name!r}"
+
+    @property
+    def ndim(self) -> int:
+        """How many axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    def numpy(self) -> NDArray[Any]:
+        """The value of this moment."""
+        raise NotImplementedError
+
+    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Set rows."""
+        raise NotImplementedError
+
+    def _start_rows(self, rows: Rows) -> Any:
+        """Ask for rows: what has `get_value()` for an array of them, in their order."""
+        raise NotImplementedError
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> NDArray[Any]:
+        """Rows, in the order asked for; only they move.
+
+        Args:
+          indices: numbers of rows, from 0 on; of any shape, which the result has in place of the first axis.
+
+        Raises:
+          InvalidArgumentError: there is no such row.
+        """
+        numbers = checked_numbers(self._label, indices, len(self))
+        rows: NDArray[Any] = self._start_rows(numbers.reshape(-1)).get_value()
+        return rows.reshape(*numbers.shape, *self.shape[1:])
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> NDArray[Any]:
+        """What stands at places in the first axes; only rows that have one of them move.
+
+        Args:
+          indices: the last axis has a number, from 0 on, for each of the first axes of the variable.
+
+        Raises:
+          InvalidArgumentError: there is no such place.
+        """
+        places = np.asarray(indices)
+        if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
+            told = f"{self._label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
+            raise InvalidArgumentError(None, None, told)
+        for axis in range(places.shape[-1]):
+            checked_numbers(self._label, places[..., axis], self.shape[axis])
+        found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]
+        return found
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        """The value, for NumPy.
+
+        Raises:
+          ValueError: the value is of another kind than `dtype`: numbers with a fraction as whole ones, say.
+        """
+        wanted = self.dtype if dtype is None else np.dtype(dtype)
+        if not np.can_cast(self.dtype, wanted, "same_kind"):
+            raise ValueError(
+                f"variable {self.name!r} holds {self.dtype}, which is not of the kind of {wanted}: use .numpy().astype(...)"
+            )
+        value = np.asarray(self.numpy(), wanted)
+        return value.copy() if copy else value
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Operators and NumPy's functions, on the value."""
+        if any(isinstance(target, ArrayLike) for target in kwargs.get("out", ())):
+            self._refuse_in_place()
+        arrays = [value.numpy() if isinstance(value, ArrayLike) else value for value in inputs]
+        return getattr(ufunc, method)(*arrays, **kwargs)
+
+    def _refuse_in_place(self) -> NoReturn:
+        raise TypeError(
+            f"variable {self.name!r} is not changed by an operator such as +=: use assign_add(value), assign_sub(value) or "
+            "assign(value)"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        """As of the array, moving only the rows that are needed.
+
+        Raises:
+          IndexError, TypeError, ValueError: as of the array. TypeError also for a variable as an index.
+        """
+        if not self.shape:
+            return self.numpy()[key]
+        rows, rest, _ = select(key, self.shape)
+        if isinstance(rows, range) and rows == range(self.shape[0]):
+            return self.numpy()[rest]
+        return self._start_rows(rows).get_value()[rest]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set whole rows, in one scatter update; the last one wins of a row that is named twice.
+
+        Raises:
+          TypeError: the key selects parts of rows.
+          IndexError, TypeError, ValueError: as of the array.
+        """
+        if not self.shape:
+            raise TypeError(f"variable {self.name!r} has no rows to set: use assign(value)")
+        rows, rest, whole_rows = select(key, self.shape)
+        if not whole_rows:
+            raise TypeError(
+                f"only whole rows of variable {self.name!r} can be set, by an index of its first axis, not by {key!r}"
+            )
+        numbers = np.asarray(rows, np.int64)
+        block = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        block[rest] = value
+        self.scatter_update(IndexedSlices(block, numbers))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"variable {self.name!r} is a scalar: it has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.numpy())
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.numpy()
+
+    def __bool__(self) -> bool:
+        return bool(self.numpy())
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __complex__(self) -> complex:
+        return complex(self.numpy())
+
+    def __index__(self) -> int:
+        return self.numpy().__index__()

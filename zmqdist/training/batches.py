@@ -1,0 +1,104 @@
+"""Several variables in one message to each parameter server; all servers are asked at once.
+
+A message is about one session, so variables of two strategies are never in one.
+
+Not here: one variable (variable.py), all shards of one (sharded.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.training.aggregation import aggregated
+from zmqdist.training.context import here
+from zmqdist.training.homes import LocalHome, RemoteHome
+from zmqdist.training.pending import Pending, all_values
+from zmqdist.training.replicas import PerReplica
+from zmqdist.training.sharded import ShardedVariable
+from zmqdist.training.variable import Variable
+from zmqdist.variables import client
+
+Asked: TypeAlias = tuple[client.PsClient, int]
+"""Who is asked, and about which session."""
+
+
+def read_all(variables: Any) -> Any:
+    """The structure with values in place of variables; what is no variable stays. Caches are passed by."""
+    leaves = nest.flatten(variables)
+    parts = {part._home.key: part for leaf in leaves for part in _parts(leaf)}
+    by_session: dict[Asked, list[Variable]] = {}
+    values: dict[Any, Any] = {}
+    for key, part in parts.items():
+        if isinstance(part._home, RemoteHome):
+            by_session.setdefault((part._home.client, part._home.session), []).append(part)
+        else:
+            values[key] = part.numpy()
+    asked = [each.read([part._home.ref for part in wanted]) for (each, _), wanted in by_session.items()]
+    for wanted, told in zip(by_session.values(), all_values(asked), strict=True):
+        for part, (_, value) in zip(wanted, told, strict=True):
+            values[part._home.key] = value if value.shape else value[()]
+
+    def value_of(leaf: Any) -> Any:
+        found = [values[part._home.key] for part in _parts(leaf)]
+        return leaf if not found else found[0] if len(found) == 1 else np.concatenate(found)
+
+    return nest.pack_sequence_as(variables, [value_of(leaf) for leaf in leaves])
+
+
+def apply_all(optimizer: Any, grads_and_vars: Iterable[tuple[Any, Any]], step: int | None) -> None:
+    """See `ParameterServerStrategy.apply`. Several replicas do it once, with what their gradients become by each variable's aggregation."""
+    pairs = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
+    for _, variable in pairs:
+        if not isinstance(variable, (Variable, ShardedVariable)):
+            raise TypeError(f"apply() takes pairs (gradient, variable), and {type(variable).__name__} is no variable")
+    replica = here.replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        _apply(optimizer, pairs, step)
+        return
+
+    def merge(_strategy: Any, grads: list[PerReplica]) -> None:
+        merged = [
+            (aggregated(grad.values, variable.aggregation, variable.name), variable)
+            for grad, (_, variable) in zip(grads, pairs, strict=True)
+        ]
+        _apply(optimizer, merged, step)
+
+    grads = [grad if isinstance(grad, IndexedSlices) else np.asarray(grad) for grad, _ in pairs]
+    replica.merge_call(merge, (grads,))
+
+
+def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> None:
+    """Everything is checked before anything is sent."""
+    by_session: dict[Asked, list[tuple[RemoteHome, client.Change]]] = {}
+    local: list[tuple[LocalHome, client.Change]] = []
+    seen = set()
+    for grad, variable in pairs:
+        shares = variable._shares(grad) if isinstance(variable, ShardedVariable) else [grad]
+        for part, share in zip(_parts(variable), shares, strict=True):
+            if part._home.key in seen:
+                told = f"{part._home.ref} is there twice: add up its gradients, so that it makes one step"
+                raise InvalidArgumentError(None, None, told)
+            seen.add(part._home.key)
+            change = client.apply(part._home.ref, optimizer, share)
+            if isinstance(part._home, RemoteHome):
+                by_session.setdefault((part._home.client, part._home.session), []).append((part._home, change))
+            else:
+                local.append((part._home, change))
+    steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
+    started: list[Pending] = [home.change(change, optimizer) for home, change in local]
+    for ((each, _), wanted), how in zip(by_session.items(), steps, strict=True):
+        started.append(each.update([(home.ref, change) for home, change in wanted], **how))
+    all_values(started)
+
+
+def _parts(leaf: Any) -> list[Variable]:
+    """The variable itself, or its shards; none of anything else."""
+    if isinstance(leaf, ShardedVariable):
+        return leaf.variables
+    return [leaf] if isinstance(leaf, Variable) else []

@@ -1,0 +1,1 @@
+"""Checkpoints on the disk; `zmqdist.checkpoint` has what users call."""

@@ -1,0 +1,156 @@
+"""Reading a checkpoint: any rows of it, however it was cut.
+
+Rules
+    `verify` reads every file that will be used once, and compares size and checksum. It is called before anything is assigned, so that a
+    damaged checkpoint changes nothing.
+
+    A checkpoint whose manifest has gone or names other files when one of its files is missing was deleted or replaced meanwhile
+    (NotFoundError: skip it); one whose manifest is as it was is damaged (DataLossError: get it from elsewhere).
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.data import storage
+from zmqdist.errors import DataLossError, NotFoundError, OpError
+from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
+from zmqdist.optimizers import KINDS
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, Piece
+from zmqdist.training.checkpoint.parts import Part
+
+_BLOCK = 2**20
+"""Bytes that are checked at a time: they stay in the cache."""
+
+
+class Reader:
+    """A checkpoint that is there and can be read. Threads may share it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises NotFoundError, DataLossError, FailedPreconditionError: as Manifest.read."""
+        self.path = storage.absolute(path)
+        self.manifest = Manifest.read(self.path)
+
+    def verify(self, names: Iterable[str]) -> None:
+        """Compare each file of these entries with what the manifest says of it.
+
+        Raises:
+          DataLossError: one is missing, cut off or changed; names file, variable and rows.
+          NotFoundError: the checkpoint was deleted meanwhile.
+        """
+        entries = self.manifest.entries
+        pieces = [(name, piece) for name in names if name in entries for piece in entries[name].pieces]
+        with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
+            try:
+                list(threads.map(lambda of: self._verify(*of), pieces))
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def rows(self, name: str, start: int, stop: int, kept: dict[str, Part] | None = None) -> Part:
+        """Rows of an entry, with the slots beside them. `kept` holds the file that was read last, for whoever goes on from there.
+
+        Raises:
+          DataLossError, NotFoundError: as `verify`.
+        """
+        entry = self.manifest.entries[name]
+        kept = {} if kept is None else kept
+        touched = [piece for piece in entry.pieces if max(piece.start, start) < min(piece.stop, stop)]
+        touched = touched or [entry.pieces[0]]  # no rows at all: of any piece none is taken
+        if len(touched) == 1 and (touched[0].start, touched[0].stop) == (start, stop):
+            return self._load(name, touched[0])
+        value = np.empty((stop - start, *entry.shape[1:]), entry.dtype)
+        slots: dict[str, NDArray[Any]] = {}
+        for piece in touched:
+            if piece.file not in kept:
+                kept.clear()
+                kept[piece.file] = self._load(name, piece)
+            part = kept[piece.file]
+            first, last = max(piece.start, start), max(piece.start, start, min(piece.stop, stop))
+            here, there = slice(first - piece.start, last - piece.start), slice(first - start, last - start)
+            value[there] = part.value[here]
+            for slot, array in part.slots.items():
+                if entry.cut_by_rows(slot):
+                    if slot not in slots:  # the rows of pieces that lack it are as they begin
+                        slots[slot] = np.full((stop - start, *array.shape[1:]), initial_of(slot), array.dtype)
+                    slots[slot][there] = array[here]
+                else:
+                    slots[slot] = np.maximum(slots[slot], array) if slot in slots and _is_count(array) else array
+        return Part(value, slots, max(piece.version for piece in touched))
+
+    def whole(self, name: str) -> NDArray[Any]:
+        """All of an entry's value."""
+        entry = self.manifest.entries[name]
+        return self.rows(name, 0, entry.shape[0] if entry.shape else 1).value
+
+    def _verify(self, name: str, piece: Piece) -> None:
+        path = storage.join(self.path, piece.file)
+        size = crc32 = 0
+        try:
+            with storage.open_read(path) as file:
+                while block := file.read(_BLOCK):
+                    size += len(block)
+                    crc32 = zlib.crc32(block, crc32)
+        except OSError as error:
+            raise self._lost(name, piece, error.strerror or str(error)) from error
+        if size != piece.size:
+            raise self._lost(name, piece, f"it has {size} bytes, and {piece.size} were written")
+        if crc32 != piece.crc32:
+            raise self._lost(name, piece, "its bytes are not those that were written (checksum)")
+
+    def _load(self, name: str, piece: Piece) -> Part:
+        entry = self.manifest.entries[name]
+        shape = (piece.stop - piece.start, *entry.shape[1:]) if entry.shape else ()
+        try:
+            with (
+                storage.open_read(storage.join(self.path, piece.file)) as file,
+                np.load(file, allow_pickle=False) as arrays,
+            ):
+                value = _as_told(arrays["value"], shape, entry.dtype)
+                slots = {slot: _as_told(arrays[f"slot:{slot}"], *told) for slot, told in piece.slots.items()}
+                once = arrays["once"].tobytes() if "once" in arrays.files else b""
+        except (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            raise self._lost(name, piece, str(error)) from error
+        return Part(value, slots, piece.version, piece.source, once)
+
+    def _lost(self, name: str, piece: Piece, problem: str) -> OpError:
+        try:
+            if Manifest.read(self.path).files != self.manifest.files:
+                return NotFoundError(None, None, f"checkpoint {self.path} was replaced while it was read")
+        except NotFoundError:
+            return NotFoundError(None, None, f"checkpoint {self.path} was deleted while it was read")
+        entry: Entry = self.manifest.entries[name]
+        shard = f"shard {entry.pieces.index(piece)} of {len(entry.pieces)}"
+        return DataLossError(
+            None,
+            None,
+            f"{storage.join(self.path, piece.file)}: {problem}; it holds {shard} of {name!r} (rows {piece.start} to {piece.stop})",
+        )
+
+
+def initial_of(slot: str) -> float:
+    """What an optimizer of ours fills a slot with at the beginning, by its name, as "Adagrad/accumulator"; else 0."""
+    kind, _, name = slot.rpartition("/")
+    return KINDS[kind]().slot_values.get(name, 0.0) if kind in KINDS else 0.0
+
+
+def _is_count(array: NDArray[Any]) -> bool:
+    return array.shape == () and array.dtype.kind in "iu"
+
+
+def _as_told(array: NDArray[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype.isbuiltin == 2 and array.dtype.kind == "V" and array.dtype.itemsize == dtype.itemsize:
+        array = np.ascontiguousarray(array).view(dtype).reshape(array.shape)
+    if array.shape != shape or array.dtype != dtype:
+        raise ValueError(
+            f"an array of shape {array.shape} and {array.dtype} where the manifest says {shape} and {dtype}"
+        )
+    return array

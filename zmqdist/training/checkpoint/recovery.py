@@ -1,0 +1,253 @@
+"""`Recovery`: a parameter server that died and came back gets its variables again, and the program goes on.
+
+Rules
+    Threads ask the parameter servers of a strategy, over and over, whether they still have the strategy's session. One that has not was
+    started again: its variables are made anew there, each in one step with its slots and its version, from the newest checkpoint that
+    can be read; or with their first values, where that was allowed and no checkpoint holds them.
+
+    Whoever uses one of these variables waits meanwhile, on workers too, if the strategy was made with `recovery_s`; else it gets
+    PSUnavailableError until the variable is there again. Other parameter servers go on with what they have: after a recovery some
+    shards are older than others.
+
+    What is lost is told: in the log and in `strategy.recoveries`. A version never comes again, also where the server had counted on after
+    the last look at it: above its changes it has the number of the variable's life, which is another one after each recovery.
+    The checkpoint has with a variable which updates with a key its value has (`schedule(once=True)`), and the number of its last
+    synchronous step: what a function does again that was run again is passed over as it was before.
+
+Not here: starting the process again (`zmqdist launch` does, with `restarts`), saving (manager.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+
+from zmqdist.errors import FailedPreconditionError, OpError, UnavailableError
+from zmqdist.limits import PS_VERSION_LIFE_BITS, RECOVERY_LOOK_S
+from zmqdist.training.checkpoint.following import checkpoints
+from zmqdist.training.checkpoint.handles import shards_of
+from zmqdist.training.checkpoint.manager import CheckpointManager
+from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.reading import Reader
+from zmqdist.training.checkpoint.saving import check
+from zmqdist.training.checkpoint.structure import Leaf, leaves
+from zmqdist.training.homes import RemoteHome
+from zmqdist.training.strategy import ParameterServerStrategy
+
+log = logging.getLogger("zmqdist.checkpoint")
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of the variables of a parameter server that was started again.
+
+    Attributes:
+      task: "ps:1".
+      restored: names of the variables and shards that are there again, from the checkpoint at `path`.
+      began_anew: those that have their first values.
+      lost: those that are not there: no checkpoint holds them.
+      path: None where nothing was restored.
+      age_s: seconds since that checkpoint was saved.
+      updates_lost: that are in no checkpoint, as far as they were seen here: at least so many. What workers did after the last look at the
+        server, and before its end, was not.
+    """
+
+    task: str
+    restored: tuple[str, ...]
+    began_anew: tuple[str, ...]
+    lost: tuple[str, ...]
+    path: str | None
+    age_s: float
+    updates_lost: int
+
+    def __str__(self) -> str:
+        told = []
+        if self.restored:
+            told.append(f"restored {_variables(self.restored)} from {self.path}, {self.age_s:.0f} s old")
+        if self.began_anew:
+            told.append(f"{_variables(self.began_anew)} began anew with the first value")
+        if self.lost:
+            told.append(f"no checkpoint holds {', '.join(self.lost)}: lost")
+        if self.updates_lost:
+            plural = "update since is" if self.updates_lost == 1 else "updates since are"
+            told.append(f"at least {self.updates_lost:,} {plural} lost")
+        else:
+            told.append("updates of the last moments may be lost")
+        return f"{self.task} came back; " + "; ".join(told)
+
+
+@dataclass(frozen=True)
+class RecoverySnapshot:
+    """What a `Recovery` knows at a moment.
+
+    Attributes:
+      watching: the parameter servers that are watched, such as "ps:1"; none after the end.
+      versions: the last version seen of each variable and shard that the program still has, by its name.
+    """
+
+    watching: tuple[str, ...]
+    versions: dict[str, int]
+
+
+class Recovery:
+    """See the module's docstring. `with` closes it."""
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, manager: CheckpointManager, *, from_initial: bool = False
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+          strategy: made with `recovery_s`, so that who uses a lost variable waits so long.
+          manager: its directory has the checkpoints, and what it saves has the variables.
+          from_initial: whether a variable that no checkpoint holds may begin with its first value again.
+        """
+        self._session = strategy._session
+        self._manager = manager
+        self._from_initial = from_initial
+        self._recoveries: list[Recovered] = strategy.recoveries
+        self._versions: list[dict[int, int]] = [{} for _ in self._session.addresses]
+        self._due = [False] * len(self._session.addresses)
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._watch, args=(ps,), name=f"zmqdist-recovery-{ps}", daemon=True)
+            for ps in range(len(self._session.addresses))
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # of those that run nobody could end one
+            self._closing.set()
+            raise
+
+    def close(self) -> None:
+        """Watch no more, after a recovery that is under way. May be called again."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+
+    def snapshot(self) -> RecoverySnapshot:
+        """Return what is known now. From any thread; asks no server."""
+        seen = {number: version for versions in list(self._versions) for number, version in versions.copy().items()}
+        names = {home.ref.number: home.ref.name for home in self._session.homes()}
+        return RecoverySnapshot(
+            watching=tuple(f"ps:{ps}" for ps, thread in enumerate(self._threads) if thread.is_alive()),
+            versions={name: seen[number] for number, name in names.items() if number in seen},
+        )
+
+    def __enter__(self) -> Recovery:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _watch(self, ps: int) -> None:
+        gone, told = False, ""
+        while not self._closing.wait(RECOVERY_LOOK_S):
+            try:
+                self._look(ps)
+                gone, told = False, ""
+            except UnavailableError as error:
+                if not gone:
+                    log.warning("ps:%d is gone; its variables come back with it: %s", ps, error)
+                gone = True
+            except FailedPreconditionError:  # the strategy was closed
+                return
+            except BaseException as error:
+                if told != str(error):  # it is tried again, several times a second
+                    log.exception("ps:%d could not be given its variables again; it is tried again", ps)
+                told = str(error)
+
+    def _look(self, ps: int) -> None:
+        """Ask one parameter server for its session, and for the versions there. Raises UnavailableError: it is gone."""
+        self._due[ps] |= not self._session.open_at(ps)
+        if self._due[ps]:
+            self._recover(ps)
+            self._due[ps] = False
+        told = self._session.clients[ps].about().get_value()["variables"]
+        self._versions[ps].update(
+            {each["number"]: each["version"] for each in told if each["session"] == self._session.number}
+        )
+
+    def _recover(self, ps: int) -> None:
+        found = {name: leaf for name, leaf in leaves(self._manager.checkpoint).items() if leaf.is_handle}
+        places = self._places(found)
+        homes = [home for home in self._session.homes() if home.ref.task == f"ps:{ps}"]
+        names = {places[home.ref.number][0] for home in homes if home.ref.number in places}
+        reader = self._reader({name: found[name] for name in names})
+        restored, anew, lost = [], [], []
+        updates_lost = 0
+        life, versions = self._session.next_life(), {}
+        for home in homes:
+            ref, changes = home.ref, 1
+            name, start, stop = places.get(ref.number, ("", 0, 0))
+            entry = None if reader is None else reader.manifest.entries.get(name)
+            if reader is not None and entry is not None:
+                part: Part = reader.rows(name, start, stop)
+                own = part.source == (
+                    ref.session,
+                    ref.number,
+                )  # else it was saved by another program, whose versions say nothing
+                changes = _changes(part.version) if own else 1
+                earlier = _version(life, changes), part.slots, part.once if own else b""
+                self._session.clients[ps].create(ref, ref.fit(part.value), earlier).get_value()
+                restored.append(ref.name)
+            elif self._from_initial:
+                self._session.make_again(home, _version(life, changes))
+                anew.append(ref.name)
+            else:
+                lost.append(ref.name)
+            seen = max(self._versions[ps].get(ref.number, 1), home.seen)
+            updates_lost += max(0, _changes(seen) - changes)
+            versions[ref.number] = _version(life, changes)
+        self._versions[ps].update(
+            versions
+        )  # now: where the recovery fails in the middle, the next one counts all of it
+        age_s = 0.0 if reader is None else max(0.0, time.time() - reader.manifest.saved_at)
+        path = reader.path if reader is not None and restored else None
+        self._report(Recovered(f"ps:{ps}", tuple(restored), tuple(anew), tuple(lost), path, age_s, updates_lost))
+
+    def _report(self, recovered: Recovered) -> None:
+        self._recoveries.append(recovered)
+        log.log(logging.ERROR if recovered.lost else logging.WARNING, "%s", recovered)
+
+    def _places(self, found: dict[str, Leaf]) -> dict[int, tuple[str, int, int]]:
+        """Where in a checkpoint the rows of each variable are, by its number: name, first row, row after the last."""
+        places = {}
+        for name, leaf in found.items():
+            for shard in shards_of(leaf.value):
+                home = shard.variable._home
+                if isinstance(home, RemoteHome) and home.session == self._session.number:
+                    places[home.ref.number] = (name, shard.start, shard.stop)
+        return places
+
+    def _reader(self, needed: dict[str, Leaf]) -> Reader | None:
+        """The newest checkpoint in which all that is needed and that it holds is of the right shape and dtype, and can be read."""
+        for path, _ in reversed(checkpoints(self._manager.directory)):
+            try:
+                reader = Reader(path)
+                for name in needed.keys() & set(reader.manifest.names):
+                    check(reader, name, needed[name])
+                reader.verify(needed)
+                return reader
+            except (OpError, ValueError) as error:
+                log.error("an older checkpoint is taken: %s", error)
+        return None
+
+
+def _version(life: int, changes: int) -> int:
+    return life << PS_VERSION_LIFE_BITS | changes
+
+
+def _changes(version: int) -> int:
+    """How many changes the value has, and 1."""
+    return version & (1 << PS_VERSION_LIFE_BITS) - 1
+
+
+def _variables(names: tuple[str, ...]) -> str:
+    return f"{len(names)} variable{'s' if len(names) != 1 else ''}"

@@ -1,0 +1,123 @@
+"""What a program gives to be saved, as leaves with names.
+
+Rules
+    A leaf is a variable, a numpy array, or a number, bool, str or None of Python's. Containers are dicts, lists, tuples and
+    `Checkpoint`s, one in another. A name is the way to the leaf: `model/w` for {"model": {"w": ...}}. In a list or tuple
+    variables go by their own names, anything else by its position.
+
+    What is restored goes back to where it was: variables are assigned, arrays are written into, numbers are replaced in the
+    dict, list or Checkpoint that holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zmqdist.training.checkpoint.handles import is_handle
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A variable, an array or a plain value.
+
+    Attributes:
+      put: replaces it in its container; None where it stands in a tuple or alone.
+    """
+
+    name: str
+    value: Any
+    put: Callable[[Any], None] | None = None
+
+    @property
+    def is_handle(self) -> bool:
+        return is_handle(self.value)
+
+    @property
+    def is_array(self) -> bool:
+        return isinstance(self.value, np.ndarray | np.generic)
+
+
+class Container:
+    """What has parts that are saved: the base of `Checkpoint`."""
+
+    _source: Any
+
+    def _parts(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def leaves(structure: Any) -> dict[str, Leaf]:
+    """The leaves by name.
+
+    Raises:
+      TypeError: something in it cannot be saved; says where it stands.
+      ValueError: two leaves have one name.
+    """
+    found: dict[str, Leaf] = {}
+    for leaf in _walk(structure, "", None):
+        if leaf.name in found:
+            raise ValueError(
+                f"two things to be saved are called {leaf.name!r}: give them in a dict, each with a name of its own"
+            )
+        found[leaf.name] = leaf
+    return found
+
+
+def containers(structure: Any, name: str = "") -> Iterator[tuple[str, Container]]:
+    """The Containers in a structure, with their names; its own is ""."""
+    children: Iterable[tuple[Any, Any]] = ()
+    if isinstance(structure, Container):
+        yield name, structure
+        children = structure._parts().items()
+    elif isinstance(structure, dict):
+        children = list(structure.items())
+    elif isinstance(structure, list | tuple):
+        children = enumerate(structure)
+    for key, child in children:
+        yield from containers(child, _join(name, key))
+
+
+def _walk(value: Any, name: str, put: Callable[[Any], None] | None) -> Iterator[Leaf]:
+    if isinstance(value, Container):
+        for key, child in list(value._parts().items()):
+            yield from _walk(child, _join(name, key), _setter(setattr, value, key))
+    elif isinstance(value, dict):
+        for key, child in list(value.items()):  # another thread may add to it
+            if not isinstance(key, str | int):
+                raise TypeError(f"{name or '(top)'}: keys of what is saved are strings or whole numbers, not {key!r}")
+            yield from _walk(child, _join(name, key), _setter(_set_item, value, key))
+    elif isinstance(value, list | tuple):
+        for index, child in enumerate(value):
+            replace = _setter(_set_item, value, index) if isinstance(value, list) else None
+            yield from _walk(child, _join(name, child.name if is_handle(child) else index), replace)
+    elif is_handle(value):
+        yield Leaf(name or value.name, value, put)
+    elif not name:
+        raise TypeError(f"variables, or a dict, list or Checkpoint of what is to be saved, not {type(value).__name__}")
+    elif value is None or isinstance(value, bool | int | float | str) or _is_data(value):
+        yield Leaf(name, value, put)
+    else:
+        raise TypeError(
+            f"{name}: {type(value).__name__} cannot be saved; variables, arrays, numbers and strings can, and dicts and lists "
+            "of them (the slots of optimizers are saved with their variables)"
+        )
+
+
+def _is_data(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject
+
+
+def _join(name: str, key: Any) -> str:
+    return f"{name}/{key}" if name else str(key)
+
+
+def _setter(set_it: Callable[[Any, Any, Any], None], container: Any, key: Any) -> Callable[[Any], None]:
+    return lambda new: set_it(container, key, new)
+
+
+def _set_item(container: Any, key: Any, value: Any) -> None:
+    container[key] = value

@@ -1,0 +1,165 @@
+"""Writing a checkpoint: one file a shard, several at once, the manifest last.
+
+Rules
+    Nothing of the checkpoint is seen under its name before all of it is on the disk: files are written into a folder beside it,
+    which then gets the name. Where that name is taken by a checkpoint already, the new files are laid beside the old ones and the
+    manifest is replaced in one step; then the old files go. A crash leaves what was there before. Files of others in such a folder stay.
+
+    What fails takes its unfinished files away and leaves what was there before. Errors of the disk name the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqdist.data import storage
+from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, Piece, Plain
+from zmqdist.training.checkpoint.parts import Part
+from zmqdist.wire.arrays import tell_dtype
+
+_OWN = re.compile(r"\d{5,}-[A-Za-z0-9_.-]{0,80}-\d{5,}-of-\d{5,}\.[0-9a-f]{8}\.npz", re.ASCII)
+"""What `_write_all` calls its files."""
+
+
+@dataclass(frozen=True)
+class ToWrite:
+    """An array to be saved.
+
+    Attributes:
+      shards: for each the first row, the row after its last, and what reads it; called in another thread.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    shards: list[tuple[int, int, Callable[[], Part]]]
+    variable: bool
+
+
+def write(
+    path: str, arrays: Iterable[ToWrite], values: dict[str, Plain], *, step: int | None = None, serial: int = 0
+) -> Manifest:
+    """Write a checkpoint to `path`, in place of one that may be there.
+
+    Raises:
+      ResourceExhaustedError: the disk is full. UnknownError: another fault of the disk.
+    """
+    path = storage.absolute(path)
+    life = uuid.uuid4().hex[:8]
+    # The files of a URL are laid where they stay: to rename a folder there may be to copy it.
+    in_place = "://" in path or storage.exists(path)
+    folder = path if in_place else f"{path}.{life}{storage.TMP}"
+    written: list[str] = []
+    try:
+        storage.make_folder(folder)
+        manifest = Manifest(_write_all(folder, list(arrays), life, written), values, step, serial, time.time())
+        manifest.write(folder)
+        if not in_place:
+            storage.rename(folder, path)
+    except BaseException as error:
+        if in_place:
+            _remove(folder, written)
+        else:
+            storage.remove_tree(folder)
+        if isinstance(error, OSError):
+            raise storage.error_of(error, error.filename or folder) from error
+        raise
+    if in_place:
+        _remove(path, [name for name in storage.names(path) if _OWN.fullmatch(name) and name not in manifest.files])
+    return manifest
+
+
+def _remove(folder: str, files: list[str]) -> None:
+    for name in files:
+        with contextlib.suppress(OSError):
+            storage.remove(storage.join(folder, name))
+
+
+def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]) -> dict[str, Entry]:
+    with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
+        jobs: list[list[Future[Piece]]] = []
+        for number, array in enumerate(arrays):
+            label = re.sub(r"[^A-Za-z0-9_.-]+", "_", array.name)[:80]
+            count = len(array.shards)
+            of_array = []
+            for index, (start, stop, read) in enumerate(array.shards):
+                file = f"{number:05d}-{label}-{index:05d}-of-{count:05d}.{life}.npz"
+                written.append(file)
+                of_array.append(threads.submit(_write_shard, folder, file, array, start, stop, read))
+            jobs.append(of_array)
+        try:
+            pieces = [tuple(job.result() for job in of_array) for of_array in jobs]
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return {
+        array.name: Entry(array.shape, array.dtype, found, array.variable)
+        for array, found in zip(arrays, pieces, strict=True)
+    }
+
+
+def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, read: Callable[[], Part]) -> Piece:
+    part = read()
+    shape = (stop - start, *array.shape[1:]) if array.shape else ()
+    if part.value.shape != shape or part.value.dtype != array.dtype:
+        raise AssertionError(
+            f"rows {start} to {stop} of {array.name!r} came as {part.value.shape} of {part.value.dtype}, not {shape}"
+        )
+    path = storage.join(folder, file)
+    try:
+        with storage.open_write(path) as raw:
+            counted = _Counted(raw)
+            arrays = {"value": part.value} | {f"slot:{name}": slot for name, slot in part.slots.items()}
+            if part.once:
+                arrays["once"] = np.frombuffer(part.once, np.uint8)
+            told: dict[str, Any] = {name: _storable(array) for name, array in arrays.items()}
+            np.savez(counted, **told)
+            storage.sync(raw)
+    except OSError as error:
+        raise storage.error_of(error, path) from error
+    slots = {name: (slot.shape, slot.dtype) for name, slot in part.slots.items()}
+    return Piece(start, stop, file, counted.size, counted.crc32, part.version, part.source, slots)
+
+
+def _storable(array: NDArray[Any]) -> NDArray[Any]:
+    """The array as npz can hold it: a dtype that numpy does not know itself goes as raw bytes; the manifest says what it is.
+
+    Raises:
+      BadArray: it holds pointers; npz would pickle them.
+    """
+    tell_dtype(array.dtype)
+    if array.dtype.isbuiltin == 2:
+        return np.ascontiguousarray(array).view(np.dtype(f"V{array.dtype.itemsize}")).reshape(array.shape)
+    return array
+
+
+class _Counted(io.RawIOBase):
+    """Size and checksum of what goes through; it cannot seek, so nothing of it is written twice."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.size = 0
+        self.crc32 = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        self._file.write(data)
+        self.size += count
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return count

@@ -1,0 +1,107 @@
+"""How a variable comes to be: creators one around the other, and the place where it is made at last.
+
+Rules
+    `Variable(...)` asks the innermost creator first; each asks the next one out. A strategy's scope is one of them: it says on which
+    device, and cuts into shards. What stands outside the scope therefore sees, and may change, what the strategy has said.
+    On a worker only resources make variables, and those live there: a variable that a scheduled function made would be another one each
+    time that it runs.
+
+Not here: where the strategy puts things (strategy.py, placement.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from zmqdist import running
+from zmqdist.cluster.devices import Device, device_of
+from zmqdist.training.aggregation import checked_aggregation, checked_synchronization
+from zmqdist.training.context import get_strategy, here
+from zmqdist.training.homes import LocalHome
+from zmqdist.training.partition import Initial
+from zmqdist.training.variable import Variable, handle
+
+CHIEF = device_of("chief", 0)
+
+
+def create(**kwargs: Any) -> Any:
+    """What `Variable(...)` does; see there."""
+    being_built = running.being_built()
+    if being_built == "dataset":
+        raise ValueError("a dataset function cannot make a Variable: make it under strategy.scope() in the program")
+    if being_built is not None:
+        return _made(**{**kwargs, "device": device_of("worker", running.get_current_worker_index())})
+    if running.scheduled():
+        raise RuntimeError(
+            "a Variable cannot be made in a scheduled function, which may run again and on any worker: make it under strategy.scope() in "
+            "the program and let the function use it, or make it in a per-worker resource"
+        )
+    next_creator: Callable[..., Any] = _made
+    for creator in here.creators:
+        next_creator = partial(creator, next_creator)
+    return next_creator(**kwargs)
+
+
+def _made(
+    *,
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    name: str | None = None,
+    dtype: Any = None,
+    shape: Any = None,
+    aggregation: Any = None,
+    synchronization: Any = None,
+    per_worker_variable: bool = False,
+    device: str | None = None,
+) -> Variable:
+    """Make it where `device` says, by default in this process."""
+    if per_worker_variable:
+        raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
+    name = name or "Variable"
+    how = checked_aggregation(aggregation), checked_synchronization(synchronization)
+    initial = Initial.of(name, initial_value, shape, dtype)
+    if trainable is None:
+        trainable = initial.dtype.kind in "fc"
+    described = (bool(trainable), *how)
+    where = None if device is None else Device.parse(device).canonical()
+    if where is None or where.job != "ps":
+        return handle(LocalHome(name, _whole(initial), CHIEF if where is None else str(where)), *described)
+    strategy = get_strategy()
+    if strategy is None:
+        raise ValueError(
+            f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
+        )
+    return handle(strategy._make(name, initial, where.task or 0), *described)
+
+
+def _whole(initial: Initial) -> Any:
+    """The first value, made here, which nobody else has."""
+    if isinstance(initial.source, np.ndarray):
+        return np.array(initial.source, order="C")
+    if not initial.shape:
+        return np.array(initial.source(), initial.dtype)
+    made = initial.rows(0, initial.shape[0])
+    return np.array(made() if callable(made) else made, order="C")
+
+
+def another(variable: Variable) -> Variable:
+    """A variable beside `variable`, with its value. Raises RuntimeError outside the scope of its strategy."""
+    if variable.task is not None:
+        strategy = get_strategy()
+        if strategy is None or strategy.session != variable._home.session:
+            raise RuntimeError(
+                f"variable {variable.name!r} can only be copied inside the scope of the strategy that it was made in"
+            )
+    return _made(
+        initial_value=variable.numpy(),
+        trainable=variable.trainable,
+        name=variable.name,
+        dtype=variable.dtype,
+        aggregation=variable.aggregation,
+        synchronization=variable.synchronization,
+        device=variable.device,
+    )

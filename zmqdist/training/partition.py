@@ -1,0 +1,176 @@
+"""How a variable is cut into shards: how many, which rows each has, and what each begins with.
+
+Rules
+    "div": shards are runs of whole rows, as equal as they can be, and the first ones have one row more where it does not come out even.
+    A value that exists here is cut here, and each shard is sent its rows. A function that makes the value runs where the shard will
+    live, when it is known beforehand what it makes (shape and dtype are given): then the whole need not fit anywhere.
+    A function that can make a part is asked for that part alone; one that cannot makes the whole, of which the shard keeps its rows.
+
+Not here: which parameter server a shard goes to (placement.py), who decides how many there should be (partitioners.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+log = logging.getLogger("zmqdist.training")
+
+ELEMENTS_WHOLE_MAX = 10**9
+"""Elements of a variable that may be made in one piece without a word: more take several GB where they are made."""
+
+
+class ShardInfo(NamedTuple):
+    """Which part of a variable an initializer with a parameter `shard_info` is to make.
+
+    Attributes:
+      shape: of the part.
+      offset: where it begins in the whole, along each axis.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+def offsets_of(rows: int, shards: int) -> tuple[int, ...]:
+    """Where shards begin: shard i has the rows from offsets[i] up to offsets[i + 1]; one number more than there are shards."""
+    each, more = divmod(rows, shards)
+    return tuple(index * each + min(index, more) for index in range(shards + 1))
+
+
+def shards_of(partitioner: Callable[..., Any] | None, shape: Sequence[int], dtype: DTypeLike) -> int:
+    """How many shards a partitioner wants for a variable; 1: it is not cut.
+
+    Raises:
+      ValueError: the partitioner's answer is none, or names another axis than the first.
+    """
+    if partitioner is None or not len(shape):
+        return 1
+    wanted = partitioner(shape=tuple(shape), dtype=np.dtype(dtype))
+    told = f"variable_partitioner gave {wanted!r} for a variable of shape {tuple(shape)}:"
+    if wanted is None or not len(wanted) or int(wanted[0]) < 1:
+        raise ValueError(f"{told} it must give a list that begins with how many shards there are, such as [2, 1]")
+    if any(number != 1 for number in wanted[1:]):
+        raise ValueError(f"{told} only the first axis can be cut, so all numbers but the first must be 1")
+    return max(1, min(int(wanted[0]), int(shape[0])))
+
+
+@dataclass(frozen=True)
+class Initial:
+    """What a variable begins with.
+
+    Attributes:
+      name: of the variable, for errors.
+      source: the whole value, or the function that makes it where the variable will live.
+      shape, dtype: of the whole.
+    """
+
+    name: str
+    source: NDArray[Any] | Callable[..., Any]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, name: str, initial_value: Any, shape: Sequence[int] | None, dtype: DTypeLike | None) -> Initial:
+        """From what the user gave. A function is called here if shape or dtype is not given, else not yet.
+
+        Args:
+          initial_value: anything that lends itself to an array, or a function that returns that.
+          shape, dtype: None where the value decides.
+
+        Raises:
+          ValueError: there is no value, it has another shape, or it is no array of numbers or text.
+        """
+        if initial_value is None:
+            raise ValueError(f"variable {name!r} needs an initial_value: an array, or a function that makes one")
+        if callable(initial_value) and shape is not None and dtype is not None:
+            return cls(name, initial_value, tuple(int(size) for size in shape), np.dtype(dtype))
+        value = _array(name, initial_value() if callable(initial_value) else initial_value, dtype)
+        if shape is not None and tuple(shape) != value.shape:
+            raise ValueError(f"variable {name!r} was to have shape {tuple(shape)}, its initial_value has {value.shape}")
+        return cls(name, value, value.shape, value.dtype)
+
+    def rows(self, start: int, stop: int) -> NDArray[Any] | RowsOfInitial:
+        """What the shard with these rows begins with: an array, or what makes it when it is called at the parameter server."""
+        if isinstance(self.source, np.ndarray):
+            return self.source[start:stop]
+        return RowsOfInitial(self, start, stop)
+
+    def warn_of_size(self) -> None:
+        """Log, once for a variable that is cut, that a very large one is made in one piece all the same."""
+        whole = isinstance(self.source, np.ndarray) or not _ways_to_ask(self.source)
+        if whole and math.prod(self.shape) > ELEMENTS_WHOLE_MAX:
+            log.warning(
+                "variable %r is cut into shards, but its %d elements are made in one piece first: give shape and dtype, and an "
+                "initial_value that is a function with the parameters partition_shape and partition_offset, or shard_info",
+                self.name,
+                math.prod(self.shape),
+            )
+
+
+@dataclass(frozen=True)
+class RowsOfInitial:
+    """Makes the first value of one shard. It is pickled, and called where the shard lives."""
+
+    initial: Initial
+    start: int
+    stop: int
+
+    def __call__(self) -> NDArray[Any]:
+        """The rows.
+
+        Raises:
+          ValueError: the user's function made neither the part that was asked for nor the whole.
+          Exception: whatever the user's function raises.
+        """
+        initial = self.initial
+        assert not isinstance(initial.source, np.ndarray)
+        part = ShardInfo((self.stop - self.start, *initial.shape[1:]), (self.start, *[0] * (len(initial.shape) - 1)))
+        ways = _ways_to_ask(initial.source)
+        if "shard_info" in ways:
+            made = initial.source(shard_info=part)
+        elif ways:
+            made = initial.source(partition_shape=part.shape, partition_offset=part.offset)
+        else:
+            made = initial.source()
+        value = _array(initial.name, made, initial.dtype)
+        if value.shape == part.shape:
+            return value
+        if value.shape == initial.shape:
+            return value[self.start : self.stop]
+        raise ValueError(
+            f"the initial_value of variable {initial.name!r} made shape {value.shape}: wanted {part.shape}, rows {self.start} to "
+            f"{self.stop} of it, or all of it, {initial.shape}"
+        )
+
+
+def _ways_to_ask(function: Callable[..., Any]) -> set[str]:
+    """The parameters by which a function can be asked for a part: those it names, or takes as any other (**kwargs)."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin without one
+        return set()
+    by_name = {
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    }
+    if "shard_info" in by_name:
+        return {"shard_info"}
+    asked = {"partition_shape", "partition_offset"}
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return asked if takes_any or asked <= by_name else set()
+
+
+def _array(name: str, value: Any, dtype: DTypeLike | None) -> NDArray[Any]:
+    array = np.asarray(value, dtype)
+    if array.dtype.hasobject:
+        raise ValueError(f"variable {name!r} cannot hold {type(value).__name__}: that is no array of numbers or text")
+    return array

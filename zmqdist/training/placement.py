@@ -1,0 +1,93 @@
+"""On which parameter server a variable goes.
+
+Rules
+    "round_robin" counts: each variable and each shard is one, scalars too; those that were placed beside another one are not.
+    "least_bytes" takes the server with the fewest bytes so far, the first of equals. A callable is asked.
+    Every placement is written down: `log` is what a person looks at when one server is slower than the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+log = logging.getLogger("zmqdist.training")
+
+Rule = Callable[[str, tuple[int, ...], "np.dtype[Any]", Sequence[int]], int]
+"""`rule(name, shape, dtype, loads)`: the index of a parameter server; `loads` are the bytes that each has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One variable, or one shard, and where it went."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    ps: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}{list(self.shape)}, {self.bytes:,} bytes: ps:{self.ps}"
+
+
+class Placement:
+    """For the variables of one strategy. From any thread.
+
+    Attributes:
+      count: how many were placed by the rule.
+    """
+
+    def __init__(self, rule: str | Rule, servers: int) -> None:
+        """Raises ValueError for a rule that does not exist."""
+        if not callable(rule) and rule not in ("round_robin", "least_bytes"):
+            raise ValueError(f'placement is "round_robin", "least_bytes" or a callable, not {rule!r}')
+        self._rule = rule
+        self._lock = threading.Lock()
+        self._loads = [0] * servers
+        self._log: list[Placed] = []
+        self.count = 0
+
+    def place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        """The server for a new variable. Raises ValueError where a callable gives something else than the index of one."""
+        with self._lock:
+            index = self._choose(name, shape, dtype)
+            self.count += 1
+            return index
+
+    def _choose(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        if self._rule == "round_robin":
+            return self.count % len(self._loads)
+        if self._rule == "least_bytes":
+            return self._loads.index(min(self._loads))
+        assert callable(self._rule)
+        index = self._rule(name, shape, dtype, tuple(self._loads))
+        if not isinstance(index, int | np.integer) or not 0 <= index < len(self._loads):
+            raise ValueError(f"placement gave {index!r} for {name!r}: wanted an index below {len(self._loads)}")
+        return int(index)
+
+    def placed(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], ps: int) -> None:
+        """A variable was made there."""
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        entry = Placed(name, shape, dtype.name, size, ps)
+        with self._lock:
+            self._loads[ps] += size
+            self._log.append(entry)
+        log.debug("placed %s", entry)
+
+    @property
+    def log(self) -> list[Placed]:
+        """All variables so far, in the order in which they were made."""
+        with self._lock:
+            return list(self._log)
+
+    @property
+    def loads(self) -> list[int]:
+        """Bytes on each server."""
+        with self._lock:
+            return list(self._loads)

@@ -1,0 +1,270 @@
+"""What a strategy does on one worker: `run` a function in each replica, and bring the replicas' values together.
+
+Rules
+    One replica runs in the caller's thread and its values are plain. Several run in threads, at the same time; a value that they have for
+    each is a PerReplica, at the leaves of structures.
+    Replicas that call `merge_call` wait for each other. One that raises, or ends without it, ends the waiting of the others; what `run`
+    raises is the first error that was not caused by another's.
+
+Not here: scheduling, and whether `run` was called where it should be (strategy.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.indexed_slices import IndexedSlices
+from zmqdist.training import caching, context
+from zmqdist.training.aggregation import ReduceOp, aggregated
+from zmqdist.training.context import ReplicaContext
+from zmqdist.training.pending import Pending, Ready
+
+
+class PerReplica:
+    """A value for each replica of one worker.
+
+    Attributes:
+      values: tuple of them, in the order of the replicas.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = tuple(values)
+
+    def __repr__(self) -> str:
+        return f"PerReplica({', '.join(map(repr, self.values))})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.values == other.values if isinstance(other, PerReplica) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def select(structure: Any, replica: int) -> Any:
+    """A structure as one replica sees it."""
+    return nest.map_structure(lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure)
+
+
+def regroup(results: Sequence[Any]) -> Any:
+    """The structures that the replicas returned as one of PerReplica; None in all of them stays None.
+
+    Raises:
+      TypeError, ValueError: they are not of one form.
+    """
+    if len(results) == 1:
+        return results[0]
+
+    def grouped(*leaves: Any) -> Any:
+        return None if all(leaf is None for leaf in leaves) else PerReplica(leaves)
+
+    return nest.map_structure(grouped, *results)
+
+
+def local_results(value: Any) -> tuple[Any, ...]:
+    """One value for each replica; of a plain value only that."""
+    return value.values if isinstance(value, PerReplica) else (value,)
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def run_replicas(
+    strategy: Any, replicas: int, fn: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
+) -> Any:
+    """`fn` once in each replica, with its part of the arguments; see `regroup` for what comes back. Raises what `fn` raises."""
+    args, kwargs = tuple(args), dict(kwargs or {})
+    if replicas == 1:
+        with context.in_replica(ReplicaContext(strategy, 0, 1)):
+            return fn(*select(args, 0), **select(kwargs, 0))
+    meeting = _Meeting(strategy, replicas)
+    enter, cache = context.inherit(), caching.present()
+
+    def run(replica: int) -> None:
+        enter()
+        caching.use(cache)
+        with context.in_replica(ReplicaContext(strategy, replica, replicas, meeting)):
+            try:
+                result = fn(*select(args, replica), **select(kwargs, replica))
+            except BaseException as error:
+                meeting.failed(replica, error)
+            else:
+                meeting.ended(replica, result)
+
+    threads = [
+        threading.Thread(target=run, args=(replica,), name=f"zmqdist-replica-{replica}", daemon=True)
+        for replica in range(replicas)
+    ]
+    running = []
+    for replica, thread in enumerate(threads):
+        try:
+            thread.start()
+        except RuntimeError as error:  # those that run would wait for it
+            meeting.failed(replica, error)
+            break
+        running.append(thread)
+    for thread in running:
+        thread.join()
+    return regroup(meeting.results())
+
+
+class _Abandoned(RuntimeError):
+    """Another replica will not come to the meeting."""
+
+
+class _Meeting:
+    """Where the replicas of one `run` wait for each other."""
+
+    def __init__(self, strategy: Any, replicas: int) -> None:
+        self._strategy = strategy
+        self._replicas = replicas
+        self._changed = threading.Condition()
+        self._round = 0
+        self._waiting: dict[int, tuple[Any, Any, Any]] = {}
+        self._results: dict[int, Any] = {}
+        self._error: BaseException | None = None
+        self._merged: tuple[Any, BaseException | None] = (None, None)
+
+    def merge(self, replica: int, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        with self._changed:
+            self._waiting[replica] = fn, tuple(args), dict(kwargs)
+            mine = self._round
+            if len(self._waiting) == self._replicas:
+                self._merge()
+            else:
+                self._look()
+                self._changed.wait_for(lambda: self._round != mine or self._hopeless)
+            if self._round == mine:
+                raise _Abandoned("another replica ended, or raised, without this merge_call or assignment")
+            value, error = self._merged
+        if error is not None:
+            raise error
+        return select(value, replica)
+
+    def _merge(self) -> None:
+        """All are here: the last one acts for all, with the lock held."""
+        calls = [self._waiting[replica] for replica in range(self._replicas)]
+        try:
+            with context.in_replica(None):
+                args = regroup([args for _, args, _ in calls])
+                kwargs = regroup([kwargs for _, _, kwargs in calls])
+                self._merged = calls[0][0](self._strategy, *args, **kwargs), None
+        except BaseException as error:
+            self._merged = None, error
+        self._waiting.clear()
+        self._round += 1
+        self._changed.notify_all()
+
+    @property
+    def _hopeless(self) -> bool:
+        """Whether somebody has ended for whom the others wait."""
+        return bool(self._results)
+
+    def _look(self) -> None:
+        if self._hopeless:
+            self._changed.notify_all()
+
+    def ended(self, replica: int, result: Any) -> None:
+        with self._changed:
+            self._results[replica] = result
+            self._look()
+
+    def failed(self, replica: int, error: BaseException) -> None:
+        with self._changed:
+            if self._error is None or (isinstance(self._error, _Abandoned) and not isinstance(error, _Abandoned)):
+                self._error = error
+            self._results[replica] = None
+            self._look()
+
+    def results(self) -> list[Any]:
+        if self._error is not None:
+            raise self._error
+        return [self._results[replica] for replica in range(self._replicas)]
+
+
+def once_for_all(variable: Any, value: Any, start: Callable[[Any], Pending]) -> Pending:
+    """`start(value)` changes `variable`; where several replicas do this, once for all of them with what their values become.
+
+    Raises:
+      ValueError: in a context of several replicas, for a variable without aggregation.
+      RuntimeError: another replica is about to change another variable.
+    """
+    replica = context.here.replica
+    if replica is None or replica.num_replicas_in_sync == 1:
+        return start(value)
+
+    def merge(_strategy: Any, variables: PerReplica, given: PerReplica) -> None:
+        for other in variables.values:
+            if other is not variable:
+                raise RuntimeError(
+                    f"replicas change variables {variable.name!r} and {other.name!r} at the same time: all of them have to make the same "
+                    "changes in the same order, since one is made of them"
+                )
+        start(aggregated(given.values, variable.aggregation, variable.name)).get_value()
+
+    replica.merge_call(merge, (variable, value if isinstance(value, IndexedSlices) else np.asarray(value)))
+    return Ready()
+
+
+# -- bringing together ----------------------------------------------------------------------------------------------------
+
+
+def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1) -> Any:
+    """The sum or mean of the replicas' values, leaf by leaf, and with `axis` of what each holds along those axes.
+
+    Args:
+      replicas: how many there are, for a value that is no PerReplica: it is the same in all, so its sum is refused.
+
+    Raises:
+      ValueError: no such operation, or the sum of a value that was not made by each replica.
+    """
+    op = ReduceOp.of(reduce_op)
+    axes = tuple(axis) if isinstance(axis, Sequence) else axis
+
+    def reduced(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        values = local_results(leaf)
+        if len(values) == 1 and replicas > 1 and op is ReduceOp.SUM and not _is_zero(leaf):
+            raise ValueError(
+                f"{leaf!r} is the same in all {replicas} replicas: its sum means nothing; reduce what `run` returned"
+            )
+        if axes is None:
+            return values[0] if len(values) == 1 else _summed(values, op, len(values))
+        parts = [np.asarray(each) for each in values]
+        count = sum(_count(part, axes) for part in parts)
+        return _summed([part.sum(axis=axes) for part in parts], op, count)
+
+    return nest.map_structure(reduced, value)
+
+
+def _is_zero(value: Any) -> bool:
+    return np.ndim(value) == 0 and not np.any(np.asarray(value))
+
+
+def _count(array: np.ndarray[Any, Any], axes: int | tuple[int, ...]) -> int:
+    named = (axes,) if isinstance(axes, int) else axes
+    return int(np.prod([array.shape[axis] for axis in named], dtype=np.int64))
+
+
+def _summed(values: Sequence[Any], op: ReduceOp, count: int) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = np.add(total, value)
+    return total if op is ReduceOp.SUM else np.divide(total, count)
+
+
+def gather_replicas(value: Any, axis: int) -> Any:
+    """The replicas' arrays one behind the other along `axis`; a plain value as it is."""
+
+    def gathered(leaf: Any) -> Any:
+        return (
+            np.concatenate([np.asarray(each) for each in leaf.values], axis) if isinstance(leaf, PerReplica) else leaf
+        )
+
+    return nest.map_structure(gathered, value)

@@ -1,0 +1,99 @@
+"""Arrays in shared memory: `zmqdist.empty`, `empty_like` and `freeze`. How the memory works is in arena.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from zmqdist.errors import InvalidArgumentError
+from zmqdist.limits import ARENA_DESCRIPTOR_BYTES_MIN
+from zmqdist.transport import memory
+from zmqdist.transport.arena import this_arena
+from zmqdist.wire import arrays as wire_arrays
+from zmqdist.wire.arrays import bytes_of, is_fortran, is_frozen
+
+
+def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float64) -> NDArray[Any]:
+    """An array with any content, as `numpy.empty` makes it, but in shared memory: `freeze` then needs no copy.
+
+    Args:
+      shape: as in NumPy.
+      dtype: any but those that hold Python objects.
+
+    Returns:
+      A writable array of this process. Where it is small, or there is no shared memory, an array as NumPy makes it.
+
+    Raises:
+      InvalidArgumentError: a dtype that holds Python objects.
+      ValueError, MemoryError: as NumPy.
+    """
+    return _empty(shape, np.dtype(dtype), "C")
+
+
+def empty_like(a: NDArray[Any]) -> NDArray[Any]:
+    """`empty` with the shape, the dtype and the order of `a`. Raises as `freeze`."""
+    _check_array("empty_like", a)
+    return _empty(a.shape, a.dtype, _order(a))
+
+
+def freeze(a: NDArray[Any]) -> NDArray[Any]:
+    """An array of the same content that nobody can change any more, here or elsewhere; `a` itself stays as it is, and writable.
+
+    Sending it costs the same whatever its size, to processes of this host: all of them share its memory. It is read-only wherever it
+    arrives. It lives until the last process has let go of it.
+
+    Args:
+      a: an array; made by `empty` and whole it is frozen in place (its own memory becomes a private copy-on-write one), any other is
+        copied once. A frozen one is returned as it is.
+
+    Raises:
+      TypeError: not an array, or of a subclass: its mask, fields or rules would be lost.
+      InvalidArgumentError: it holds Python objects.
+    """
+    _check_array("freeze", a)
+    if is_frozen(a) and a.flags.forc:
+        return a
+    order = _order(a)
+    source = np.frombuffer(bytes_of(a), np.uint8) if a.nbytes else np.empty(0, np.uint8)
+    made: NDArray[Any] = np.ndarray(a.shape, a.dtype, _frozen_bytes(source), order=order)
+    return made
+
+
+def _order(a: NDArray[Any]) -> Literal["C", "F"]:
+    return "F" if is_fortran(a) else "C"
+
+
+def _frozen_bytes(source: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    arena = this_arena() if source.nbytes >= ARENA_DESCRIPTOR_BYTES_MIN else None
+    if arena is not None:
+        frozen = arena.freeze(memory.address_of(source), source.nbytes) or arena.frozen_copy(source)
+        if frozen is not None:
+            return frozen.array()[: source.nbytes]
+    return wire_arrays.frozen(source.copy())
+
+
+def _empty(shape: int | tuple[int, ...], dtype: np.dtype[Any], order: Literal["C", "F"]) -> NDArray[Any]:
+    _check(dtype)
+    count = int(np.prod(shape, dtype=object))
+    arena = this_arena() if count * dtype.itemsize >= ARENA_DESCRIPTOR_BYTES_MIN else None
+    memory_of_its_own = None if arena is None else arena.own_array(count * dtype.itemsize)
+    if memory_of_its_own is None:
+        return np.empty(shape, dtype, order)
+    array: NDArray[Any] = np.ndarray(shape, dtype, memory_of_its_own, order=order)
+    return array
+
+
+def _check_array(what: str, a: Any) -> None:
+    if type(a) not in (np.ndarray, np.memmap):
+        raise TypeError(f"{what}() takes a plain array, not {type(a).__name__}: np.asarray makes one")
+    _check(a.dtype)
+
+
+def _check(dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise InvalidArgumentError(
+            None, None, f"dtype {dtype} holds Python objects, whose bytes mean nothing elsewhere"
+        )

@@ -1,0 +1,142 @@
+"""A bare pyzmq echo, server and client: what the benchmarks compare with, and nothing else uses.
+
+ROUTER and DEALER over tcp as a careful user would write them: no codec, no security, high-water marks 0. The one addition: a request of
+`ASK` and a number is answered by one frame of so many bytes, for the speed of large payloads. It is open to whoever reaches its port.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from time import perf_counter
+from typing import Final
+
+import zmq
+
+from zmqdist.transport.address import endpoint, is_ipv6, split
+
+log = logging.getLogger("zmqdist.transport")
+
+ASK: Final = b"bytes "
+REQUEST_BYTES_MAX: Final = 4096
+ANSWER_BYTES_MAX: Final = 256 * 2**20
+PATIENCE_MS: Final = 30_000
+"""An answer that takes longer is an error: the other side has gone."""
+
+
+class BareServer:
+    """Echoes in a thread until it is closed.
+
+    Args:
+      address: "host:port"; port 0 takes a free one.
+
+    Attributes:
+      port: the real one.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _ = split(address)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = self._context.socket(zmq.ROUTER)
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
+        socket.setsockopt(zmq.IPV6, int(is_ipv6(host)))
+        socket.bind(endpoint(address))
+        bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(bound, bytes)
+        self.port = split(bound.rstrip(b"\0").decode().removeprefix("tcp://"))[1]
+        self._thread = threading.Thread(target=self._serve, args=(socket,), name="zmqdist-bare-echo", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and free the port."""
+        self._context.term()  # its socket then raises ContextTerminated
+        self._thread.join()
+
+    def _serve(self, socket: zmq.Socket[bytes]) -> None:
+        kept = bytearray()
+        with socket:
+            while True:
+                try:
+                    frames = socket.recv_multipart()
+                    count = _asked(frames[-1])
+                    if count is None:
+                        socket.send_multipart(frames)
+                    else:
+                        if len(kept) != count:
+                            kept = bytearray(b"x" * count)
+                        socket.send(frames[0], zmq.SNDMORE)
+                        socket.send(kept, copy=False)
+                except zmq.ZMQError:  # terminated
+                    return
+                except BaseException:  # no memory for an answer: this one stays without
+                    kept = bytearray()
+                    log.exception("the bare echo server could not answer")
+
+
+def _asked(request: bytes) -> int | None:
+    digits = request.removeprefix(ASK)
+    if digits is request or len(digits) > 12 or not digits.isdigit():
+        return None
+    return min(int(digits), ANSWER_BYTES_MAX)
+
+
+class BareClient:
+    """Asks a BareServer, from one thread; for a with-statement.
+
+    Raises (from each method):
+      zmq.Again: no answer within PATIENCE_MS.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
+        self._socket.setsockopt(zmq.IPV6, int(is_ipv6(split(address)[0])))
+        self._socket.connect(endpoint(address))
+
+    def __enter__(self) -> BareClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._context.term()
+
+    def round_trips(self, count: int) -> list[float]:
+        """The seconds of each of `count` small requests, one after the other."""
+        send, receive = self._socket.send, self._socket.recv
+        took = []
+        for _ in range(count):
+            start = perf_counter()
+            send(b"24 bytes of small payload")
+            receive()
+            took.append(perf_counter() - start)
+        return took
+
+    def pipelined(self, count: int, window: int) -> float:
+        """The seconds for `count` small requests of which `window` at a time are on the way."""
+        send, receive = self._socket.send, self._socket.recv
+        start = perf_counter()
+        for first in range(0, count, window):
+            batch = min(window, count - first)
+            for _ in range(batch):
+                send(b"24 bytes of small payload")
+            for _ in range(batch):
+                receive()
+        return perf_counter() - start
+
+    def fetch(self, byte_count: int) -> float:
+        """The seconds until one frame of `byte_count` has been asked for and received, without a copy."""
+        start = perf_counter()
+        frame = self.ask(ASK + str(byte_count).encode())
+        took = perf_counter() - start
+        assert len(frame) == byte_count
+        return took
+
+    def ask(self, request: bytes) -> memoryview:
+        """Send a request, and return its answer without a copy."""
+        self._socket.send(request)
+        return self._socket.recv(copy=False).buffer

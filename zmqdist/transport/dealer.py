@@ -1,0 +1,257 @@
+"""A connection that a loop owns: the worker's and the coordinator's end.
+
+Rules
+    Each connection begins with a hello from each side. What arrives before the server's hello belongs to nobody and is
+    dropped; what cannot be sent now is the owner's to keep (`send` returns False).
+    A connection that goes is first read empty, then reported (`on_down`), then tried again, for ever, with back-off.
+    A refusal (`on_refused`) ends that: the same attempt would be refused again. `reconnect` begins anew.
+
+All callbacks come in the loop's thread; all methods are called there, or before the loop starts. The plain rpc client has
+a channel of its own, without a thread (channel.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import zmq
+
+from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_code
+from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
+from zmqdist.messages import Message, Ping
+from zmqdist.messages import Refused as RefusedMessage
+from zmqdist.transport.link import Link
+from zmqdist.transport.loop import Loop, Watched
+from zmqdist.transport.monitor import Down, Refused, Up
+from zmqdist.transport.security import ClientSecurity
+from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
+
+log = logging.getLogger("zmqdist.transport")
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.SNDMORE) | _NOBLOCK
+
+
+class Dealer:
+    """See the module's docstring.
+
+    Attributes:
+      up: both hellos have been exchanged and the connection has not gone since.
+      trouble: why there is no connection, for a log line of whoever waits.
+      dropped: messages that were not taken, by reason.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: str,
+        security: ClientSecurity,
+        hello: Hello,
+        *,
+        on_up: Callable[[Hello], None],
+        on_message: Callable[[Message, list[memoryview]], None],
+        on_down: Callable[[], None],
+        on_refused: Callable[[OpError], None],
+    ) -> None:
+        """Args:
+        hello: what this side says of itself, on each new connection.
+        on_up: gets the server's hello.
+        on_message: gets a message and its payload frames, which are its own to keep.
+        """
+        self.address = address
+        self.up = False
+        self.dropped: dict[str, int] = {}
+        self._loop = loop
+        self._hello = encode_hello(hello)
+        self._on_up = on_up
+        self._on_message = on_message
+        self._on_down = on_down
+        self._on_refused = on_refused
+        self._watched: Watched | None = None
+        self._link = Link(loop.context, address, security, opened=self._opened, closing=self._closing)
+        self._link.due = None
+        self._closed = False
+        loop.on_stop(self.close)
+
+    @property
+    def trouble(self) -> str:
+        return self._link.trouble
+
+    def connect(self) -> None:
+        """Begin, and go on for ever."""
+        self._link.due = self._loop.now()
+        self._rearm()
+
+    def reconnect(self) -> None:
+        """Give up the present connection or refusal without a word to the owner, and try again after the back-off."""
+        self.up = False
+        self._link.retry(self._loop.now())
+        self._rearm()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """End it without a callback; what was sent has `linger_s` to leave. Again: nothing."""
+        self._closed = True
+        self.up = False
+        self._link.close(linger_s)
+        self._rearm()
+
+    def send(self, message: Message, frames: Sequence[Buffer] = ()) -> bool:
+        """Send without waiting.
+
+        Args:
+          frames: payload; not copied when large, so they must not change until they are out.
+
+        Returns:
+          False: not connected; nothing was sent. True does not promise that it arrives.
+        """
+        return self.up and self._send(encode(message), frames)
+
+    def _send(self, header: bytes, frames: Sequence[Buffer] = ()) -> bool:
+        watched = self._watched
+        assert watched is not None
+        watched.dirty = True
+        last = len(frames)
+        try:
+            self._raw_send(header, _MORE if last else _NOBLOCK)
+        except zmq.Again:  # the connection has gone, and the monitor's word of it has not been read yet
+            return False
+        # From here on nothing can fail: what the connection loses with its end it loses as a whole.
+        for number, frame in enumerate(frames, 1):
+            watched.socket.send(frame, _MORE if number < last else _NOBLOCK, copy=False)
+        return True
+
+    # -- the link -----------------------------------------------------------------------------------------------------
+
+    def _opened(self) -> None:
+        socket, monitor = self._link.socket, self._link.monitor
+        assert socket is not None
+        assert monitor is not None
+        self._watched = self._loop.add_socket(socket, self._read)
+        self._raw_send: Callable[[bytes, int], Any] = super(zmq.Socket, socket).send
+        self._raw_recv: Callable[..., Any] = super(zmq.Socket, socket).recv
+        self._loop.add_socket(monitor, self._read_monitor)
+
+    def _closing(self) -> None:
+        socket, monitor = self._link.socket, self._link.monitor
+        assert socket is not None
+        assert monitor is not None
+        self._loop.remove_socket(socket)
+        self._loop.remove_socket(monitor)
+        self._watched = None
+
+    def _rearm(self) -> None:
+        self._loop.set_timer(self, None if self._closed else self._link.due, self._tick)
+
+    def _tick(self) -> None:
+        refused = self._link.tick(self._loop.now())
+        self._rearm()
+        if refused is not None:
+            self._on_refused(refused.error)
+
+    def _read_monitor(self) -> None:
+        for change in self._link.read(self._loop.now()):
+            if isinstance(change, Up):
+                self._send(self._hello)
+            elif isinstance(change, Down):
+                self._lost()
+            elif isinstance(change, Refused):
+                self.up = False
+                self._on_refused(change.error)
+        self._rearm()
+
+    def _lost(self) -> None:
+        while self._read():
+            pass
+        if self._closed or self._watched is None:  # one of the last messages ended it
+            return
+        was_up, self.up = self.up, False
+        self._link.retry(self._loop.now())
+        if was_up:
+            self._on_down()
+
+    def _refuse(self, error: OpError) -> None:
+        self.up = False
+        self._link.close()
+        self._link.trouble = str(error)
+        self._rearm()
+        self._on_refused(error)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _read(self) -> bool:
+        """Take what is there, up to the bound; True when stopped at the bound."""
+        for _ in range(MESSAGES_PER_WAKE_MAX):
+            watched = self._watched  # a callback may have ended the connection
+            if watched is None:
+                return False
+            if not watched.has_input():
+                watched.dirty = False
+                return False
+            frame = self._raw_recv(_NOBLOCK, False)
+            frames = receive_payload(watched.socket) if frame.more else []
+            try:
+                self._take(frame.bytes, frames)
+            except WireError as error:
+                if not self._drop("not a message"):
+                    log.warning("%s", error)
+            except Exception:
+                self._loop.fault(f"handler of a message from {self.address}")
+        return True
+
+    def _take(self, header: bytes, frames: list[memoryview] | None) -> None:
+        if frames is None:
+            self._drop("too many frames or bytes")
+        elif is_hello(header):
+            self._greet(header)
+        elif self.up:
+            message = decode(header, self.address)
+            if type(message) is not Ping:
+                self._on_message(message, frames)
+        else:
+            message = decode(header, self.address)
+            if isinstance(message, RefusedMessage):
+                self._refuse(from_code(message.code, f"{self.address}: {message.message}"))
+            else:
+                self._drop("before the hello")
+
+    def _greet(self, header: bytes) -> None:
+        if self.up:
+            self._drop("second hello")
+            return
+        try:
+            hello = decode_hello(header, self.address)
+        except FailedPreconditionError as error:  # ProtocolMismatchError: both versions are in it
+            self._refuse(error)
+            return
+        self.up = True
+        self._on_up(hello)
+
+    def _drop(self, reason: str) -> int:
+        """Count; returns how many there were before."""
+        before = self.dropped.get(reason, 0)
+        self.dropped[reason] = before + 1
+        return before
+
+
+def receive_payload(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
+    """The frames after the header, each writable and owned by its view; None above FRAMES_MAX or PAYLOAD_BYTES_MAX: then none is kept.
+
+    ZeroMQ has the whole message in its memory before it gives the first frame. That cannot be bounded here.
+    """
+    frames: list[memoryview] = []
+    more, count, nbytes = True, 1, 0
+    while more:
+        frame = socket.recv(_NOBLOCK, copy=False)
+        more = frame.more
+        count += 1
+        nbytes += len(frame)
+        if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX:
+            frames.append(frame.buffer)
+        elif frames:
+            frames.clear()
+    return frames if count <= FRAMES_MAX and nbytes <= PAYLOAD_BYTES_MAX else None

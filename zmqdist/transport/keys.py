@@ -1,0 +1,176 @@
+"""CURVE keys of a cluster, as files in one folder (0700, each file 0600).
+
+    server.key   key pair of the servers, the dispatcher among them
+    server.pub   its public half: what the others must know
+    client.key, submit.key, worker.key, admin.key     a key pair for each role (zap.py)
+    authorized   which public key may act as what: lines `role public`; public data
+
+Who only connects needs `server.pub` and the key of one role; a server needs `server.key` and `authorized`. Workers and programs that
+schedule listen, too, for those who fetch from them: they show the key of their own role there, and tell it with their address. Who
+fetches finds it in `authorized` (security.py). So no worker and no program has a secret by which it could play the dispatcher.
+
+A key file is text: a line `public KEY` and a line `secret KEY`, in the 40 characters of Z85 each; lines that start with `# `
+are for people. Secrets never appear in an error or a repr.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from zmqdist.errors import AlreadyExistsError, FailedPreconditionError
+from zmqdist.transport.token import read_private
+from zmqdist.transport.zap import ROLES
+
+ENVIRONMENT: Final = "ZMQDIST_KEYS_DIR"
+_SERVER: Final = "server"
+AUTHORIZED: Final = "authorized"
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """A CURVE key pair, as the 40 bytes of Z85 that ZeroMQ takes."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+def keygen(folder: str | Path, *, force: bool = False) -> None:
+    """Make the keys of a cluster.
+
+    Args:
+      force: replace the keys that are there; whoever has the old ones is locked out.
+
+    Raises:
+      AlreadyExistsError: there are keys in the folder and `force` is not given. Nothing was changed.
+      FailedPreconditionError: the folder cannot be written.
+    """
+    if not zmq.has("curve"):
+        raise FailedPreconditionError(None, None, "this build of libzmq has no CURVE: install pyzmq from a wheel")
+    folder = Path(folder)
+    names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", AUTHORIZED]
+    try:
+        there = [name for name in names if (folder / name).exists()]
+        if there and not force:
+            raise AlreadyExistsError(None, None, f"{folder} has keys already ({there[0]}); --force replaces them")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        _write_all(folder)
+    except OSError as error:
+        raise FailedPreconditionError(None, None, f"cannot write keys to {folder}: {error.strerror}") from None
+
+
+def _write_all(folder: Path) -> None:
+    authorized = ["# role and public key of everybody who is let in"]
+    for name in (_SERVER, *ROLES):
+        public, secret = (key.decode() for key in zmq.curve_keypair())
+        _write(folder / f"{name}.key", f"# CURVE key pair: {name}. Keep it secret.\npublic {public}\nsecret {secret}\n")
+        if name == _SERVER:
+            _write(folder / f"{_SERVER}.pub", f"# public CURVE key: {name}\npublic {public}\n")
+        else:
+            authorized.append(f"{name} {public}")
+    _write(folder / AUTHORIZED, "\n".join(authorized) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.new")
+    if part.exists():
+        part.unlink()
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w") as file:
+        file.write(text)
+    shutil.move(part, path)
+
+
+def load_server(folder: str | Path) -> KeyPair:
+    """The server's key pair. Raises FailedPreconditionError: missing, open to others, damaged."""
+    return _load_pair(Path(folder), _SERVER)
+
+
+def load_role(folder: str | Path, role: str) -> KeyPair:
+    """The key pair of a role, or of "server". Raises FailedPreconditionError: missing, open to others, damaged."""
+    return _load_pair(Path(folder), role)
+
+
+def load_server_public(folder: str | Path) -> bytes:
+    """The server's public key. Raises FailedPreconditionError: missing, writable for others, damaged."""
+    path = Path(folder, f"{_SERVER}.pub")
+    return _key(path, _lines(path, 0o022), "public")
+
+
+def load_authorized(folder: str | Path) -> dict[bytes, str]:
+    """Public key, 32 bytes -> role. Raises FailedPreconditionError: missing, writable for others, damaged."""
+    path = Path(folder, AUTHORIZED)
+    roles: dict[bytes, str] = {}
+    for number, (role, text) in _lines(path, 0o022).items():
+        if role not in ROLES:
+            raise FailedPreconditionError(
+                None, None, f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}"
+            )
+        key = _decode(text)
+        if key is None:
+            raise FailedPreconditionError(None, None, f"{path}:{number}: not a public key of 40 characters")
+        roles[key] = role
+    return roles
+
+
+def raw(public: bytes) -> bytes:
+    """The 32 bytes of a public key that was loaded here: what `load_authorized` has as its keys."""
+    return z85.decode(public)
+
+
+def text(public: bytes) -> str:
+    """The 40 characters of a public key of 32 bytes, as they stand in key files."""
+    return z85.encode(public).decode()
+
+
+def _load_pair(folder: Path, name: str) -> KeyPair:
+    path = folder / f"{name}.key"
+    lines = _lines(path, 0o077)
+    pair = KeyPair(_key(path, lines, "public"), _key(path, lines, "secret"))
+    if zmq.curve_public(pair.secret) != pair.public:
+        raise FailedPreconditionError(
+            None, None, f"{path} is damaged: its public and secret key do not belong together"
+        )
+    return pair
+
+
+def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
+    """Line number -> (first word, rest). Files of root are taken too: that is how secrets are mounted."""
+    if not path.exists():
+        raise FailedPreconditionError(
+            None,
+            None,
+            f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this one from "
+            "where they were made (SECURITY.md says which are needed where)",
+        )
+    text = read_private(path, "key file", owners=(0,), mode_bits=mode_bits).decode("ascii", "replace")
+    lines: dict[int, tuple[str, str]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("# "):
+            word, _, rest = line.partition(" ")
+            lines[number] = (word, rest.strip())
+    return lines
+
+
+def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
+    found = [rest for name, rest in lines.values() if name == word]
+    if len(found) != 1 or _decode(found[0]) is None:
+        raise FailedPreconditionError(
+            None, None, f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; run `zmqdist keygen`"
+        )
+    return found[0].encode()
+
+
+def _decode(text: str) -> bytes | None:
+    try:
+        key = z85.decode(text.encode())
+    except (KeyError, ValueError, UnicodeError):
+        return None
+    return key if len(key) == 32 else None

@@ -1,0 +1,236 @@
+"""One connection of a DEALER to one address: attempts, back-off, and the judgement of the monitor.
+
+Rules
+    Each attempt has a new socket and a new monitor: nothing that was queued for an earlier life of the server can reach
+    the next one, and no event of an earlier attempt is taken for the present one's.
+    ZeroMQ's own reconnecting is off: the security is asked before each attempt whether it may be made (security.py).
+    Heartbeats are ZeroMQ's own, and mostly this side's; the server notices by the time to live that the first of them tells
+    it, HEARTBEAT_IVL_S after the handshake. Who is stopped before that is noticed by the server's own, which are rare.
+
+Nothing here waits or starts a thread. The owner, one thread at a time,
+    polls the descriptors of `socket` and `monitor` (edge-triggered, see loop.py) and calls `read` on the monitor's input,
+    calls `tick` when `due` has come; both return what has changed,
+    drains the socket on Down, and then calls `retry`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import zmq
+
+from zmqdist.errors import OpError
+from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
+from zmqdist.random import chance
+from zmqdist.transport.address import endpoint
+from zmqdist.transport.greeting import GreetingProbe
+from zmqdist.transport.monitor import (
+    CLIENT_EVENTS,
+    ConnectionWatch,
+    Doubt,
+    Down,
+    Failed,
+    Refused,
+    Up,
+    decode_event,
+    open_monitor,
+)
+from zmqdist.transport.security import ClientSecurity
+
+log = logging.getLogger("zmqdist.transport")
+
+BACKOFF_MIN_S: Final = 0.05
+BACKOFF_MAX_S: Final = 1.0
+CONNECT_S: Final = 5.0
+"""An attempt without a TCP connection after this long is given up; a name that cannot be looked up gives no event at all."""
+PROBE_STEP_S: Final = 0.005
+
+_open: Final[set[zmq.Socket[bytes]]] = set()
+"""Sockets are closed by their link alone: the garbage collector, which finalizes what belongs to a dropped client in any order, must not
+close them while the client's own finalizer still sends what waits."""
+
+
+class Link:
+    """See the module's docstring.
+
+    Attributes:
+      socket, monitor: of the present attempt; None between two.
+      due: when to call `tick` on the clock of its argument; None: only input of the monitor matters.
+      trouble: why the last attempt failed, for a log line of whoever waits.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        security: ClientSecurity,
+        *,
+        opened: Callable[[], None],
+        closing: Callable[[], None],
+    ) -> None:
+        """Args:
+        opened: called when `socket` and `monitor` are there, before anything can arrive by them.
+        closing: called before they are closed.
+        """
+        self.address = address
+        self.socket: zmq.Socket[bytes] | None = None
+        self.monitor: zmq.Socket[bytes] | None = None
+        self.due: float | None = 0.0
+        self.trouble = "not tried yet"
+        self._context = context
+        self._security = security
+        self._opened = opened
+        self._closing = closing
+        self._watch = ConnectionWatch(address, security)
+        self._failures = 0
+        self._probe: GreetingProbe | None = None
+        self._waiting = True
+
+    @property
+    def up(self) -> bool:
+        """Whether the handshake succeeded and the connection has not gone since."""
+        return self._watch.up
+
+    def tick(self, now: float) -> Refused | None:
+        """Do what is due: begin an attempt, or go on with a look at the server."""
+        if self.due is None or now < self.due:
+            return None
+        if self._probe is not None:
+            return self._step_probe(self._probe, now)
+        if self._waiting:
+            return self._begin(now)
+        self._fail("no connection was made", now)
+        return None
+
+    def read(self, now: float) -> list[Up | Down | Refused]:
+        """Take what the monitor has to say. Call again while its EVENTS show input."""
+        changes: list[Up | Down | Refused] = []
+        while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
+            event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+            verdict = self._watch.feed(event, value)
+            if isinstance(verdict, Failed):
+                self._fail(verdict.why, now)
+            elif isinstance(verdict, Doubt):
+                self._drop()
+                self._start_probe(now)
+            elif isinstance(verdict, Refused):
+                changes.append(self._refuse(verdict))
+            elif verdict is not None:
+                self._settled(isinstance(verdict, Up))
+                changes.append(verdict)
+            elif self._watch.connected:  # from here on ZeroMQ watches the time (HANDSHAKE_IVL)
+                self.trouble = "it is there, but has not finished the handshake"
+                self.due = None
+        return changes
+
+    def retry(self, now: float) -> None:
+        """Give up the present connection or refusal, and try again after the back-off."""
+        self._drop()
+        self._wait(now)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """End it; what was sent has `linger_s` to leave. `retry` would begin anew."""
+        self._drop(linger_s)
+        self.due = None
+
+    # -- one attempt --------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> Refused | None:
+        try:
+            if not self._security.may_connect(self.address):
+                self._fail("nobody listens there", now)
+                return None
+            self._open()
+        except OpError as error:
+            return self._refuse(Refused(error))
+        self._waiting = False
+        self.due = now + CONNECT_S
+        return None
+
+    def _open(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        try:
+            configure(socket)
+            self._security.apply(socket, self.address)
+            self._watch.begin()
+            monitor = open_monitor(socket, CLIENT_EVENTS)
+        except BaseException:
+            socket.close(linger=0)
+            raise
+        self.socket, self.monitor = socket, monitor
+        _open.update((socket, monitor))
+        self._opened()
+        socket.connect(endpoint(self.address))
+
+    def _settled(self, up: bool) -> None:
+        if up:
+            self._failures = 0
+            self.trouble = ""
+        else:
+            self.trouble = "the connection went"
+        self.due = None
+
+    def _fail(self, why: str, now: float) -> None:
+        self.trouble = why
+        self._drop()
+        self._wait(now)
+
+    def _refuse(self, refusal: Refused) -> Refused:
+        self.trouble = str(refusal.error)
+        self._drop()
+        return refusal
+
+    def _wait(self, now: float) -> None:
+        self._waiting = True
+        pause_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
+        self._failures += 1
+        self.due = now + pause_s * chance.uniform(0.5, 1.0)
+
+    def _drop(self, linger_s: float = 0.0) -> None:
+        """After this there is no socket, no probe and nothing due."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+        self.due = None
+        self._waiting = False
+        self._watch.begin()
+        socket, monitor = self.socket, self.monitor
+        if socket is None or monitor is None:
+            return
+        self._closing()
+        self.socket = self.monitor = None
+        socket.disable_monitor()
+        monitor.close(linger=0)
+        socket.close(linger=round(linger_s * 1000))
+        _open.difference_update((socket, monitor))
+
+    # -- the look at the server -----------------------------------------------------------------------------------------
+
+    def _start_probe(self, now: float) -> None:
+        self._probe = GreetingProbe(self.address, now)
+        self.due = now
+
+    def _step_probe(self, probe: GreetingProbe, now: float) -> Refused | None:
+        if not probe.step(now):
+            self.due = now + PROBE_STEP_S
+            return None
+        self._probe = None
+        refusal = self._watch.judge(probe.mechanism)
+        if refusal is not None:
+            return self._refuse(refusal)
+        self._wait(now)
+        return None
+
+
+def configure(socket: zmq.Socket[bytes]) -> None:
+    """The options that all connecting sockets share, but for the security."""
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, round(HANDSHAKE_S * 1000))  # heartbeats begin after it
+    socket.setsockopt(zmq.HEARTBEAT_IVL, round(HEARTBEAT_IVL_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(HEARTBEAT_TIMEOUT_S * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TTL, round(HEARTBEAT_TIMEOUT_S * 1000))
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, round(CONNECT_S * 1000))

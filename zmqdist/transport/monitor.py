@@ -1,0 +1,215 @@
+"""What a socket's monitor tells, and what it means for a connecting side.
+
+`ConnectionWatch` is pure: fed with the events of one DEALER that connects to one address, attempt after attempt, it says
+when the connection is up, down, failed for now, or refused for good, and words the refusal.
+
+What libzmq tells (each line was found by experiment)
+    a refused token or key     HANDSHAKE_FAILED_AUTH, at once and for certain
+    another mechanism          FAILED_PROTOCOL with MECHANISM_MISMATCH, or FAILED_NO_DETAIL with EPIPE: a race
+    a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
+    a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
+So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`Doubt`;
+greeting.py reads it), which names its mechanism; `judge` then has the last word.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import zmq
+
+from zmqdist.errors import FailedPreconditionError, OpError, UnauthenticatedError, UnavailableError
+from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
+
+CONNECTED: Final = int(zmq.EVENT_CONNECTED)
+ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
+CLOSED: Final = int(zmq.EVENT_CLOSED)
+DISCONNECTED: Final = int(zmq.EVENT_DISCONNECTED)
+SUCCEEDED: Final = int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+FAILED_NO_DETAIL: Final = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+FAILED_PROTOCOL: Final = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+FAILED_AUTH: Final = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+MISMATCH: Final = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+
+CLIENT_EVENTS: Final = CONNECTED | CLOSED | DISCONNECTED | SUCCEEDED | FAILED_NO_DETAIL | FAILED_PROTOCOL | FAILED_AUTH
+
+CLOSES_MAX: Final = 3
+"""Handshakes in a row that the server closed, before its greeting is read."""
+
+_EVENT: Final = struct.Struct("=HI")
+_serial = itertools.count()
+
+
+def open_monitor(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
+    """The receiving end of a socket's monitor; close it after `socket.disable_monitor()`.
+
+    Its queue has no bound: ZeroMQ's own thread waits, with all its connections, where a monitor's queue is full.
+    """
+    context = socket.context
+    endpoint = f"inproc://zmqdist.monitor.{next(_serial)}"
+    socket.monitor(endpoint, events)
+    monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.setsockopt(zmq.LINGER, 0)
+    monitor.connect(endpoint)
+    return monitor
+
+
+def decode_event(frame: bytes) -> tuple[int, int]:
+    """(event, value) of a monitor message's first frame; the value is a descriptor or an error number, by event."""
+    event, value = _EVENT.unpack_from(frame)
+    return event, value
+
+
+@dataclass(frozen=True)
+class Up:
+    """The handshake succeeded: say hello."""
+
+
+@dataclass(frozen=True)
+class Down:
+    """A connection that was up has gone. What had arrived before can still be read."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """This attempt has come to nothing; another one may do better."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """This attempt has failed in a way that needs a look at the server's greeting."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No attempt will do better until somebody changes something."""
+
+    error: OpError
+
+
+Verdict: TypeAlias = "Up | Down | Failed | Doubt | Refused"
+
+_KNOWN_AS: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
+_NAMED: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
+_ADVICE: Final = {
+    PLAIN: "leave out the keys on this side, or start the server with them",
+    CURVE: "give this side the folder of the server's keys (ZMQDIST_KEYS_DIR)",
+    NONE: "start the server with the user's token or with keys; a server without security is reached with insecure=True",
+}
+
+
+class ConnectionWatch:
+    """The judgement over the attempts of one connecting side; see the module's docstring.
+
+    Attributes:
+      connected: TCP stands, the handshake has not ended.
+      up: the handshake succeeded and the connection has not gone since.
+    """
+
+    def __init__(self, address: str, security: ClientSecurity) -> None:
+        self.address = address
+        self.security = security
+        self.connected = False
+        self.up = False
+        self._closes = 0
+        self._mismatch = False
+
+    def begin(self) -> None:
+        """A new attempt, on a new socket."""
+        self.connected = self.up = False
+
+    def feed(self, event: int, value: int) -> Verdict | None:
+        """One event of the monitor; None: nothing to be done."""
+        if event == CONNECTED:
+            self.connected = True
+            return None
+        if event not in (SUCCEEDED, DISCONNECTED, CLOSED, FAILED_AUTH, FAILED_PROTOCOL, FAILED_NO_DETAIL):
+            return None
+        was_up, was_connected = self.up, self.connected
+        self.begin()
+        if event == SUCCEEDED:
+            self.up = True
+            self._closes = 0
+            self._mismatch = False
+            return Up()
+        if event == FAILED_AUTH:
+            return Refused(self._not_let_in(value))
+        if event == FAILED_PROTOCOL and value == MISMATCH:
+            self._mismatch = True
+            return Doubt()
+        if event in (FAILED_PROTOCOL, FAILED_NO_DETAIL):
+            return self._closed(value)
+        if was_up:
+            return Down()
+        if not was_connected:
+            self._closes = 0
+            return Failed("nobody listens there")
+        return self._closed(0)  # what libzmq tells of a server that speaks something else, or nothing any more
+
+    def _closed(self, value: int) -> Verdict:
+        if value == zmq.EAGAIN:
+            return Failed("the server did not finish the handshake in time: it may be very busy")
+        self._closes += 1
+        return (
+            Doubt() if self._closes >= CLOSES_MAX else Failed("the server closed the connection during the handshake")
+        )
+
+    def judge(self, mechanism: str | None) -> Refused | None:
+        """What the server's greeting means.
+
+        Args:
+          mechanism: as the greeting says, "" for a server that does not speak ZeroMQ, None where none came.
+
+        Returns:
+          None: go on trying.
+        """
+        closes, self._closes = self._closes, 0
+        mismatch, self._mismatch = self._mismatch, False
+        ours, address = self.security.mechanism, self.address
+        if mechanism is None:
+            if not mismatch:
+                return None
+            text = f"{address} does not use {_KNOWN_AS[ours]}, as this side does: give both the same security"
+            return Refused(FailedPreconditionError(None, None, text))
+        theirs = _NAMED.get(mechanism)
+        if theirs is None:
+            text = f"what listens on {address} is not a zmqdist server: is the port right?"
+            return Refused(FailedPreconditionError(None, None, text))
+        if theirs != ours:
+            plaintext = ", in plaintext" if theirs == NONE else ""
+            text = f"the server at {address} uses {_KNOWN_AS[theirs]}{plaintext}, this side {_KNOWN_AS[ours]}: {_ADVICE[theirs]}"
+            return Refused(FailedPreconditionError(None, None, text))
+        if closes < CLOSES_MAX:
+            self._closes = closes
+            return None
+        if ours == CURVE:
+            text = (
+                f"the server at {address} does not have the key that this side expects of it: most likely `server.pub` is "
+                f"not this cluster's, or a worker listens there (this side uses {self.security.source})"
+            )
+            return Refused(UnauthenticatedError(None, None, text))
+        text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
+        return Refused(UnavailableError(None, None, text))
+
+    def _not_let_in(self, status: int) -> OpError:
+        source = self.security.source or "nothing"
+        if status != 400:
+            why = f"its authentication failed with status {status}"
+        elif self.security.mechanism == PLAIN:
+            why = (
+                "it belongs to another user or to a cluster with a token of its own (local_cluster, launch), "
+                "or was started with another ZMQDIST_TOKEN_FILE"
+            )
+        elif self.security.mechanism == CURVE:
+            why = "that public key is not in the server's `authorized` file"
+        else:
+            why = "it wants a token or a key"
+        return UnauthenticatedError(
+            None, None, f"the server at {self.address} refused this side as {self.security.role} ({source}): {why}"
+        )
