@@ -19,7 +19,7 @@ TIERS: Final = ("pure", "test", "all")
 
 PURE: Final = (
     "tests/cluster",
-    "tests/core",
+    "tests/machines",
     "tests/data",
     "tests/house/test_public_names.py",
     "tests/resolvers",

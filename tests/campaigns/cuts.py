@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import zmqdist as zd
 from tests.campaigns.proxy import Proxy
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.data import Dataset, service
 from zmqdist.limits import PS_PATIENCE_S

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import zmqdist as zd
 from tests.campaigns.proxy import Frames, Harm, Pair, Proxy
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig

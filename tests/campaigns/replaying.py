@@ -12,7 +12,7 @@ import zmq
 import zmqdist as zd
 from tests.campaigns.messages import right, works
 from tests.campaigns.proxy import Frames, Pair, Proxy
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Enlist, Message, Refused, Register
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
@@ -60,7 +60,7 @@ def say_again(address: str, role: str, messages: list[Frames]) -> None:
 
 def replaying(seed: int) -> dict[str, Any]:
     """Messages of a worker and of a coordinator are replayed beside them. Both enlisting and registering again are left out: who says
-    these with the number of another takes its place, as tests/dispatch/test_strangers.py has it."""
+    these with the number of another takes its place, as tests/scheduling/test_strangers.py has it."""
     rng = random.Random(seed)
     with ExitStack() as stack:
         threads = stack.enter_context(ThreadPoolExecutor())

@@ -1,4 +1,4 @@
-"""Keys over real sockets; what they promise as such is in tests/core/test_keys.py."""
+"""Keys over real sockets; what they promise as such is in tests/machines/test_keys.py."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 
 MIB = 2**20

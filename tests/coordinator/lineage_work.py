@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import zmqdist as zd
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 
 
 def made(folder: Path, name: str, *of: Any) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 
 CALLBACKS = "zmqdist-callbacks"

@@ -13,7 +13,7 @@ import pytest
 import zmqdist as zd
 from tests.coordinator.stalled import sent_by_coordinators
 from tests.coordinator.test_snapshots import shipped
-from tests.dispatch.work import begun, go, until, waits
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.transport import arena

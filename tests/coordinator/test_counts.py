@@ -11,7 +11,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.stalled import stalled
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import Submit
@@ -48,7 +48,7 @@ def test_a_function_is_pickled_once_and_unpickled_once_in_each_slot(in_processes
     text = "".join(["it is ", "another one each time that it is unpickled"])
 
     def plain(_: int) -> int:
-        from tests.dispatch import work
+        from tests.scheduling import work
 
         met = work.__dict__.setdefault("met", {})
         met[id(text)] = text  # so it lives, and nothing else has its id

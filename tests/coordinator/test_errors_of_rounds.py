@@ -17,7 +17,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.stalled import stalled
-from tests.dispatch.work import begun, go, until, waits
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValueStatus
 

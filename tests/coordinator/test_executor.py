@@ -17,7 +17,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.test_callbacks import refuse_threads
-from tests.dispatch.work import begun, exits, go, until, waits, writes
+from tests.scheduling.work import begun, exits, go, until, waits, writes
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import broken
 

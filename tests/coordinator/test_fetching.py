@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.coordinator.test_callbacks import refuse_threads
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.scheduling.coordinator import fetching
 from zmqdist.scheduling.coordinator.fetching import Fetching

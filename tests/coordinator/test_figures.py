@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, go, until, waits
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.dispatcher.config import WorkerConfig

@@ -10,7 +10,7 @@ from os import _exit
 from pathlib import Path
 
 import zmqdist as zd
-from tests.dispatch.work import begun, go, until, waits
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 

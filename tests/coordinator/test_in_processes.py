@@ -16,7 +16,7 @@ import zmqdist as zd
 from tests.coordinator.kept_work import SIZE, kept, total
 from tests.coordinator.test_inputs import fails
 from tests.coordinator.test_rounds import First, ask_each_way, fails_when_told, works_on
-from tests.dispatch.work import begun, go, until, waits, writes, written
+from tests.scheduling.work import begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.limits import ATTEMPTS_MAX

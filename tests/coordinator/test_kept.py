@@ -13,7 +13,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_own, zeros
-from tests.dispatch.work import go, until, waits
+from tests.scheduling.work import go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.transport import arena

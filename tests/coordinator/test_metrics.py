@@ -9,7 +9,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator import metrics
 
@@ -125,7 +125,7 @@ def test_without_wanting_them_nothing_is_recorded(coordinator: ClusterCoordinato
 
 
 def test_gauges_are_those_of_the_coordinators_that_are_open(processes: zd.local_cluster, tmp_path: Any) -> None:
-    from tests.dispatch.work import begun, go, waits
+    from tests.scheduling.work import begun, go, waits
 
     with ClusterCoordinator(processes) as coordinator:
         for number in range(6):

@@ -14,7 +14,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import data, errors, limits
 from zmqdist.coordinator import ClusterCoordinator, PerWorkerValues
 from zmqdist.scheduling.coordinator.values import RemoteValueStatus

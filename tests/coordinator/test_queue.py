@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, counts, dies_first, exits, go, starts, until, waits
+from tests.scheduling.work import begun, counts, dies_first, exits, go, starts, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue, get_current_worker_index
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, go, until, waits, writes, written
+from tests.scheduling.work import begun, go, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 
@@ -216,7 +216,7 @@ def test_a_time_out_leaves_the_value_usable(in_processes: ClusterCoordinator, tm
 
 def test_repr_tells_the_function_and_how_it_stands(in_threads: ClusterCoordinator, tmp_path: Path) -> None:
     value = in_threads.schedule(waits, (tmp_path,))
-    assert repr(value) == "<RemoteValue of tests.dispatch.work.waits: pending>"
+    assert repr(value) == "<RemoteValue of tests.scheduling.work.waits: pending>"
     go(tmp_path)
     value.get(20)
     assert repr(value).endswith(": ready>")
@@ -321,7 +321,7 @@ def test_callbacks_run_in_order_and_one_that_fails_is_logged(
         go(tmp_path)
         until(lambda: len(called) == 2)
     assert called == [(1, "x"), (2, "x")]
-    assert "a done callback of <RemoteValue of tests.dispatch.work.waits: ready> failed" in caplog.text
+    assert "a done callback of <RemoteValue of tests.scheduling.work.waits: ready> failed" in caplog.text
     assert "ZeroDivisionError" in caplog.text
     value.add_done_callback(lambda value: called.append((3, value.get())))
     until(lambda: called[-1] == (3, "x"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, counts, go, starts, until, waits
+from tests.scheduling.work import begun, counts, go, starts, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, counts, go, starts, until, waits, writes, written
+from tests.scheduling.work import begun, counts, go, starts, until, waits, writes, written
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator, RemoteValue
 

@@ -14,7 +14,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.stalled import sent_by_coordinators
-from tests.dispatch.work import go, until, waits
+from tests.scheduling.work import go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Define, Message
 from zmqdist.scheduling.dispatcher.config import WorkerConfig

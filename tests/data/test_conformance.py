@@ -15,7 +15,7 @@ import pytest
 
 from tests.data.examples import EXAMPLES, Example
 from tests.data.reading import SOME, read
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.iterators import save_elements
 from zmqdist.data.ops import OPERATORS

@@ -13,7 +13,7 @@ import pytest
 
 import zmqdist as zd
 from tests.data.reading import plain
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import TensorSpec
 from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
 from zmqdist.data.constants import SHARD_HINT

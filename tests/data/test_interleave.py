@@ -11,7 +11,7 @@ import pytest
 
 import zmqdist as zd
 from tests.data.reading import read
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist.data import AUTOTUNE, Dataset
 
 WAIT_S = 20

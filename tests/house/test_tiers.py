@@ -37,11 +37,11 @@ def test_what_is_called_pure_is_there() -> None:
 @pytest.mark.parametrize(
     ("name", "tiers"),
     [
-        ("tests/core/test_calls.py", {"pure", "test", "all"}),
+        ("tests/machines/test_calls.py", {"pure", "test", "all"}),
         ("tests", {"pure", "test", "all"}),
         ("tests/house", {"pure", "test", "all"}),
         ("tests/house/test_pages.py", {"test", "all"}),
-        ("tests/net/test_channel.py", {"test", "all"}),
+        ("tests/transport/test_channel.py", {"test", "all"}),
         (f"tests/sim/{FULL}/test_planted_bugs.py", {"all"}),
         (f"tests/rpc/{FULL}", {"all"}),
         (f"tests/{CAMPAIGNS}", set()),

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, go, until, waits
 from tests.launch.launched import eventually
 from tests.parameter_server.conftest import Cluster
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors, optimizers
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.training import sessions

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.net.wired import Dialled
+from tests.transport.wired import Dialled
 from zmqdist.limits import HANDLER_THREADS_MAX
 from zmqdist.rpc import StatusOrResult, payload
 from zmqdist.rpc.result import as_returned

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.net.wired import Dialled
 from tests.rpc.hosted import stranger_to
 from tests.rpc.polled import until
+from tests.transport.wired import Dialled
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import Call, Calls, Replies, Reply
 from zmqdist.rpc import ZmqClient, ZmqServer, payload

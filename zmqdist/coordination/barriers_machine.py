@@ -10,7 +10,7 @@ Theory of operation
     Nobody waits here: a caller is a ticket, which is given its Outcome when the round ends. A caller that went away before (`dropped`)
     has not come; a round that all have left again has not begun.
 
-Promises, checked by tests/core/test_barriers.py
+Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at that moment
     P2  all callers of a round get the same outcome; but who calls twice gets CANCELLED for the first call
     P3  each ticket gets one outcome, or is dropped; nothing is left of it then

@@ -4,7 +4,7 @@ Rules
     A key is a path: "dir/name". Slashes at the ends, and several in a row, mean nothing. To delete a key deletes what is below it, too.
     A value belongs to the store; the shell gives out snapshots. `nbytes` is what it counts.
 
-Promises, checked by tests/core/test_keys.py
+Promises, checked by tests/machines/test_keys.py
     P1  a key has the value that was set last; without `overwrite` the first one stays
     P2  each ticket is answered once: with the value that was there, or came, or with DEADLINE_EXCEEDED once its time has passed
     P3  nothing is left of a ticket that was answered or dropped

@@ -9,7 +9,7 @@ Theory of operation
     `new_incarnation_may_return`, one that was lost may also just register again.
     A task that shuts down, or is reset, has left. What it said before may still arrive: for another `heartbeat_timeout_s` it is heard.
 
-Promises, checked by tests/core/test_coordination.py
+Promises, checked by tests/machines/test_coordination.py
     P1  a name has one incarnation at a time; a call of another one is answered ABORTED
     P2  each ticket is answered once or dropped, and nothing is left of it then
     P3  a task that is lost ends every barrier that needs it; a new one that needs it fails at once, naming it

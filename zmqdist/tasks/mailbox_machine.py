@@ -14,7 +14,7 @@ Theory of operation
     held until that one had its turn; a letter that was given up has its turn, too. `low` says that everything below has arrived or was
     given up: so nothing is ever waited for that cannot come.
 
-Promises, checked by tests/core/test_mailbox.py
+Promises, checked by tests/machines/test_mailbox.py
     P1  a letter is given to one waiter, once; letters of a channel in the order of sending, waiters in the order of asking
     P2  nothing of one life of a sender reaches a wait for another one
     P3  a wait ends once: letter, cancelled, its deadline, the end of its sender, or the abort

@@ -17,7 +17,7 @@ Theory of operation
     A member that is ahead has given up a round that the others still wait for: that one ends for them. One that is behind gets the error
     of the round that it has missed.
 
-Promises, checked by tests/core/test_rounds.py
+Promises, checked by tests/machines/test_rounds.py
     P1  a verdict goes to all members or an error to each, the same one to all that meet the round, and each is told once
     P2  members agree only when everything that must be equal is equal, and all announced the same round
     P3  no announcement outlives its deadline, the end of a member, an abort

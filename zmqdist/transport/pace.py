@@ -17,7 +17,7 @@ Theory of operation
     Routes change, so the shortest time is believed for `TRIP_KEPT_S`. After that nothing more leaves until all on the way is
     acknowledged, and the next chunk, which waits behind nothing, tells it anew; so does the first chunk after a pause.
 
-Promises, checked by tests/core/test_pace.py against simulated links
+Promises, checked by tests/machines/test_pace.py against simulated links
     P1  the window stays within [window_min, window_max], a chunk within [chunk_min, chunk_max] and the window
     P2  no chunk leaves that the window has no room for, but one with no more than one on the way: the other side may wait for a second
     P3  on a link of constant rate, from 0.5 Mbit/s on, nothing waits longer than the heartbeat's time-out; also two at once

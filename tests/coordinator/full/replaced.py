@@ -7,7 +7,7 @@ import logging.handlers
 from typing import Any
 
 import zmqdist as zd
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 
 _clusters: list[zd.local_cluster] = []
 _handlers: list[logging.Handler] = []

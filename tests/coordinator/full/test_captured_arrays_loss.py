@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
-from tests.dispatch.work import begun, go, until, waits
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.transport import arena
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.dispatch.work import until
 from tests.ports import free_port
+from tests.scheduling.work import until
 
 pytestmark = pytest.mark.timeout(150)
 

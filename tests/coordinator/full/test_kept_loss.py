@@ -10,7 +10,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.kept_work import SIZE, kept, small, total, writes_to_its_own, zeros
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.transport import arena

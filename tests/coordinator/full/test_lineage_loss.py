@@ -9,7 +9,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator.lineage_work import calls, made, replace
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 

@@ -10,7 +10,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
-from tests.dispatch.work import until
+from tests.scheduling.work import until
 from zmqdist import data
 from zmqdist.coordinator import ClusterCoordinator, get_current_worker_index
 

@@ -11,7 +11,7 @@ import pytest
 
 import zmqdist as zd
 from tests.coordinator import per_worker_work as work
-from tests.dispatch.work import begun, go, until, waits
+from tests.scheduling.work import begun, go, until, waits
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.scheduling.coordinator.values import RemoteValueStatus

@@ -7,7 +7,7 @@ Theory of operation
     A plan with a lineage stays after it has ended well, for as long as its value can be used: when the value is lost, another attempt
     makes it again, and its inputs before it where they are lost, too.
 
-Promises, checked by tests/core/test_graph.py with random events
+Promises, checked by tests/machines/test_graph.py with random events
     G1  each plan ends exactly once; with its round at the latest
     G2  an attempt is handed in only when all inputs of its plan are there
     G3  a plan one of whose inputs has ended badly ends with that, and is not handed in any more

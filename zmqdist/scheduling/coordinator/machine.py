@@ -7,7 +7,7 @@ Theory of operation
     A round ends with an error: the first one is kept, and when somebody asks for it the generation is ended; what remains is
     cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
 
-Promises, checked by tests/core/test_closures.py and tests/sim
+Promises, checked by tests/machines/test_closures.py and tests/sim
     P1  each scheduled piece of work is resolved exactly once
     P2  a bulk result is resolved when it is here, not before
     P3  after RoundEnded nothing that was scheduled before it can be executing

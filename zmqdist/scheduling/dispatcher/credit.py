@@ -8,7 +8,7 @@ little enough that a newcomer finds something to take over. It starts small, bec
 follows the rate at which the worker works. That rate counts the time in which the worker had work, which the worker itself reports:
 seen from here, a worker that was given little and is far away looks slow.
 
-Promises, checked by tests/core/test_credit.py and by the simulation
+Promises, checked by tests/machines/test_credit.py and by the simulation
     P1  the limit stays within [2 x slots, per_slot_max x slots]
     P2  work that takes longer than the horizon and the round trip is given out at most two for a slot: one runs, one waits
     P3  a worker that always has work in its window is busy all the time, however long the round trip is, as far as P1 lets it

@@ -9,7 +9,7 @@ Theory of operation
 
     Lost is for good: a lost incarnation that comes back joins as a new member, and what it still runs is cut off.
 
-Promises, checked by tests/core/test_membership.py and tests/sim
+Promises, checked by tests/machines/test_membership.py and tests/sim
     P1  a (job, index) has at most one member at any time
     P2  every MemberJoined is followed by exactly one MemberLost for the same member, or by nothing while it lives
     P3  a member whose connection ended is lost at most `reconnect_grace_s` later unless the same incarnation is back

@@ -14,7 +14,7 @@ Theory of operation
     that nothing of it can be executing when the dispatcher's lease has run out. Another life of the dispatcher knows nothing of
     what this worker has: it is stopped before the worker registers there.
 
-Promises, checked by tests/core/test_worker.py, test_worker_stops.py and tests/sim
+Promises, checked by tests/machines/test_worker.py, test_worker_stops.py and tests/sim
     P1  a slot runs at most one item at a time, in the order of its positions
     P2  each lease ends by exactly one of: an outcome, Returned, SlotsLost; or is dropped because contact was lost
     P3  nothing runs longer than `lease_s / 2` after contact was lost (process slots)
@@ -27,7 +27,7 @@ Promises, checked by tests/core/test_worker.py, test_worker_stops.py and tests/s
         back for that if it is not over in STUCK_S
     P10 what a slot has begun is not taken back from it, and is not begun here once more
 
-Not here: processes, threads, pipes (zmqdist/dispatch/), and what a function is.
+Not here: processes, threads, pipes (runtime.py), and what a function is.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Theory
 
     With a journal, what an event changes is applied at once, but nothing leaves before it is durable: commits.py.
 
-Promises, checked by tests/core/splits and tests/sim
+Promises, checked by tests/machines/splits and tests/sim
     D1  a position of a DYNAMIC iteration is given to one task once, to the same question the same positions
     D2  the n-th iterators of jobs with one name read one iteration; a finished one gives nothing
     D3  no answer shows a change that a restart would not bring back

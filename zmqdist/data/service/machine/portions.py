@@ -12,7 +12,7 @@ Theory
     In order, a portion is given out only when it is less than a window ahead of the lowest that is not done, so that what a reader must
     hold until its turn comes is bounded.
 
-Promises, checked by tests/core/splits/test_portions.py
+Promises, checked by tests/machines/splits/test_portions.py
     E1  a portion belongs to one client at a time, and one life of a worker computes it for that client
     E2  an iteration ends when each portion is acknowledged as done, and not before
     E3  what a worker had not finished is given out again at once when it is lost, before anything new, without what was acknowledged

@@ -14,7 +14,7 @@ Theory
 
     A task belongs to one life of a worker: another life would give other elements for rounds that some have received.
 
-Promises, checked by tests/core/splits/test_rounds.py
+Promises, checked by tests/machines/splits/test_rounds.py
     R1  all consumers are told the same first and last round of a task
     R2  no task begins at a round that a consumer has begun, or ends before one that a consumer has shown
     R3  an iteration that is read by rounds does not end by itself: it waits for workers

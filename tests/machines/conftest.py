@@ -1,0 +1,28 @@
+"""Machines to begin with: a dispatcher with rules that are easy to reckon with, and workers that are registered."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.machines.dispatched import BACK_S, CUT_S, LEASE_S
+from tests.machines.worked import ready
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.worker.machine import Worker
+
+
+@pytest.fixture
+def broker() -> Broker:
+    rules = BrokerRules(lease_s=LEASE_S, reconnect_grace_s=BACK_S, cancel_grace_s=CUT_S, attempts_max=3)
+    return Broker(rules)
+
+
+@pytest.fixture
+def worker() -> Worker:
+    """A registered worker with one process slot."""
+    return ready()
+
+
+@pytest.fixture
+def threads() -> Worker:
+    """A registered worker with one thread slot."""
+    return ready(threads=True)

@@ -1,0 +1,234 @@
+"""Work that is to be had back unless it has begun, and how much of a coordinator's work is with the dispatcher: what executors need.
+
+The coordinator's end, then the dispatcher's. The worker's is that of every recall (test_worker.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.machines.dispatched import LEASE_S, SEEN, cancelled, hear, submit, worker
+from zmqdist.events import Heard, PeerGone, Send
+from zmqdist.messages import (
+    CANCELLED,
+    VALUE,
+    Begun,
+    Define,
+    Done,
+    Enlist,
+    Enlisted,
+    Message,
+    Recall,
+    Register,
+    Results,
+    Returned,
+    SlotsLost,
+    Submit,
+    Withdraw,
+)
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
+from zmqdist.scheduling.coordinator.machine import (
+    DISPATCHER,
+    Closures,
+    DispatcherDown,
+    DispatcherUp,
+    Event,
+    FunctionsDefined,
+    Scheduled,
+    TakeBackAsked,
+)
+from zmqdist.scheduling.coordinator.pins import Options
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+
+# -- the coordinator -------------------------------------------------------------------------------------------------
+
+
+def coordinator(width: int | None = None) -> Closures:
+    """One with a dispatcher and a worker."""
+    made = Closures(
+        coordinator=5, queue_max=1000, cancel_grace_s=2.0, lost_limit_s=60.0, now=0.0, starts=True, width=width
+    )
+    told = do(made, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)), FunctionsDefined([(7, b"f")]))
+    assert isinstance(told[0], Send)
+    assert told[0].message == Enlist(5, 1000, 1, False, starts=True)
+    return made
+
+
+def do(closures: Closures, *events: Event) -> list[Effect]:
+    return [effect for event in events for effect in closures.handle(event, 0.0)]
+
+
+def schedule(closures: Closures, *works: int) -> list[Effect]:
+    return do(closures, Scheduled([(work, 7, b"") for work in works]))
+
+
+def ended(*works: int) -> Heard:
+    return Heard(DISPATCHER, Results([(work, 0, VALUE, b"r") for work in works]))
+
+
+def submitted(effects: list[Effect]) -> list[int]:
+    messages = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [item[0] for message in messages if isinstance(message, Submit) for item in message.items]
+
+
+def resolved(*works: int) -> Resolve:
+    return Resolve([(work, CANCELLED, b"") for work in works])
+
+
+def test_p13_no_more_work_than_the_width_is_with_the_dispatcher_and_the_oldest_goes_first() -> None:
+    closures = coordinator(width=2)
+    assert submitted(schedule(closures, 1, 2, 3, 4, 5)) == [1, 2]
+    assert submitted(schedule(closures, 6)) == []
+    assert submitted(do(closures, ended(2))) == [3]
+    assert submitted(do(closures, ended(1, 3))) == [4, 5]
+    assert closures.queued == 3
+
+
+def test_p13_a_new_dispatcher_gets_no_more_either() -> None:
+    closures = coordinator(width=2)
+    schedule(closures, 1, 2, 3, 4)
+    do(closures, DispatcherDown())
+    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)))) == [1, 2]
+
+
+def test_p13_what_is_apart_is_not_counted() -> None:
+    closures = coordinator(width=1)
+    assert submitted(schedule(closures, 1, 2)) == [1]
+    apart = {3: Options(apart=True), 4: Options(apart=True)}
+    assert submitted(do(closures, Scheduled([(3, 7, b""), (4, 7, b"")], (), apart))) == [3, 4]
+    assert submitted(do(closures, ended(3, 4))) == []
+    assert submitted(do(closures, ended(1))) == [2]
+
+
+def test_p14_what_the_dispatcher_does_not_have_is_cancelled_at_once_and_for_the_rest_it_is_asked() -> None:
+    closures = coordinator(width=2)
+    schedule(closures, 1, 2, 3)
+    assert do(closures, TakeBackAsked([1, 3, 99])) == [
+        resolved(3),
+        Send(DISPATCHER, Withdraw([1], 2.0, unbegun=True)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "effects"),
+    [
+        (Results([(1, 0, CANCELLED, b"")]), [resolved(1)]),
+        (Results([(1, 0, VALUE, b"r")]), [Resolve([(1, VALUE, b"r")])]),
+        (Begun([1]), [WorkBegun([1])]),
+    ],
+    ids=["taken back", "ended", "begun"],
+)
+def test_p14_each_question_is_answered(answer: Message, effects: list[Effect]) -> None:
+    closures = coordinator()
+    schedule(closures, 1, 2)
+    do(closures, TakeBackAsked([1]))
+    assert do(closures, Heard(DISPATCHER, answer)) == effects
+
+
+def test_p14_of_what_has_ended_it_is_not_told_that_it_has_begun() -> None:
+    """Whoever remembers what has begun forgets it at its end."""
+    closures = coordinator()
+    schedule(closures, 1, 2)
+    do(closures, ended(1))
+    assert do(closures, Heard(DISPATCHER, Begun([1, 2]))) == [WorkBegun([2])]
+    assert do(closures, Heard(DISPATCHER, Begun([1]))) == []
+
+
+def test_p14_what_no_dispatcher_can_answer_any_more_is_cancelled_and_not_submitted_again() -> None:
+    closures = coordinator()
+    schedule(closures, 1, 2, 3)
+    do(closures, TakeBackAsked([1, 2]), Heard(DISPATCHER, Begun([2])))
+    assert do(closures, DispatcherDown()) == [resolved(1)]
+    assert submitted(do(closures, DispatcherUp(), Heard(DISPATCHER, Enlisted(3, 1)))) == [2, 3]
+
+
+# -- the dispatcher --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """With a coordinator that is told what has begun, and two pieces of work at worker 0, leases 1 and 2."""
+    made = Broker(BrokerRules(lease_s=LEASE_S, reconnect_grace_s=1.0))
+    hear(made, "c", Enlist(1, 1000, 1, False, starts=True))
+    hear(made, "c", Define([(7, b"f")]))
+    worker(made, slots=2)
+    submit(made, 1, 2)
+    return made
+
+
+def take_back(broker: Broker, *works: int) -> list[Send]:
+    return hear(broker, "c", Withdraw([*works], 2.0, unbegun=True))
+
+
+def begun(*works: int) -> Send:
+    return Send("c", Begun([*works]))
+
+
+def test_a_coordinator_that_asked_for_it_is_told_what_has_begun(broker: Broker) -> None:
+    assert hear(broker, "w", Done([], [2])) == [begun(2)]
+    assert hear(broker, "w", Done([(2, VALUE, b"r")], [1])) == [begun(1), Send("c", Results([(2, 0, VALUE, b"r")]))]
+
+
+def test_a_start_that_a_worker_reports_again_is_told_once(broker: Broker) -> None:
+    hear(broker, "w", Done([], [2]))
+    assert hear(broker, "w", Done([], [2])) == []
+
+
+def test_p17_what_waits_is_cancelled_and_a_worker_is_asked_for_what_it_may_not_have_begun(broker: Broker) -> None:
+    submit(broker, *range(3, 51))
+    hear(broker, "w", Done([], [2]))
+    assert take_back(broker, 1, 2, 50) == [cancelled(50), Send("w", Recall([1])), begun(2)]
+    assert cancelled(1) in hear(broker, "w", Returned([1]))
+    assert Send("c", Results([(2, 0, VALUE, b"r")])) in hear(broker, "w", Done([(2, VALUE, b"r")], []))
+
+
+def test_p17_what_has_begun_meanwhile_goes_on(broker: Broker) -> None:
+    take_back(broker, 1)
+    assert hear(broker, "w", Returned([])) == []
+    assert hear(broker, "w", Done([], [1])) == [begun(1)]
+    assert hear(broker, "w", Done([(1, VALUE, b"r")], [])) == [Send("c", Results([(1, 0, VALUE, b"r")]))]
+
+
+def test_p17_what_had_begun_and_lost_its_process_runs_again(broker: Broker) -> None:
+    take_back(broker, 1)
+    hear(broker, "w", Done([], [1]))
+    effects = hear(broker, "w", SlotsLost([(1, -9, "")]))
+    assert cancelled(1) not in effects
+    assert [effect.to for effect in effects] == ["c", "w"], (
+        "the coordinator hears of the loss, the worker gets it again"
+    )
+
+
+@pytest.mark.parametrize("loss", [SEEN, PeerGone("c")], ids=["its worker is lost", "its coordinator is gone"])
+def test_p17_what_was_asked_for_does_not_run_again(broker: Broker, loss: Event) -> None:
+    take_back(broker, 1, 2)
+    effects = broker.handle(loss, 0.0)  # type: ignore[arg-type]
+    assert (cancelled(2, 1) in effects) == (loss is SEEN)
+    assert broker.snapshot().queued == 0
+
+
+def test_p17_of_a_worker_that_is_away_it_is_taken_for_granted_that_it_has_begun(broker: Broker) -> None:
+    broker.handle(PeerGone("w"), 0.0)
+    assert take_back(broker, 1) == [begun(1)]
+
+
+def test_p17_what_was_taken_for_begun_goes_on_though_it_was_asked_for_before(broker: Broker) -> None:
+    """Two ask, the second after the worker went away: what is told to the second counts for both."""
+    take_back(broker, 1)
+    broker.handle(PeerGone("w"), 0.0)
+    assert take_back(broker, 1) == [begun(1)]
+    again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
+    assert not any(isinstance(effect.message, Recall) for effect in hear(broker, "w2", again))
+    assert cancelled(1) not in hear(broker, "w2", Returned([1]))
+
+
+def test_p17_a_worker_that_comes_back_is_asked_again(broker: Broker) -> None:
+    take_back(broker, 1)
+    broker.handle(PeerGone("w"), 0.0)
+    again = Register(1, "worker", 0, 2, [1, 2], [], 100, "host")
+    assert Send("w2", Recall([1])) in hear(broker, "w2", again)
+
+
+def test_p17_it_is_never_cut_off_and_whoever_asks_too_late_is_told_once_more(broker: Broker) -> None:
+    hear(broker, "w", Done([], [1, 2]))
+    assert take_back(broker, 1, 2) == [begun(1, 2)]

@@ -1,0 +1,29 @@
+"""The walk of test_memory_rules.py from other seeds, and where there is no shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.memory_walk import walk
+from zmqdist.transport import arena as arena_module
+
+
+@pytest.fixture(scope="module", params=["shared memory", "sockets"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[zd.local_cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "sockets":
+            patch.setenv(arena_module.VARIABLE, "off")
+            patch.setattr(arena_module, "_arena", None)
+            patch.setattr(arena_module, "_tried", False)
+        with zd.local_cluster(workers=2) as made:
+            yield made
+
+
+@pytest.mark.shares_cluster  # its tasks keep what they were given
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_nobody_sees_what_another_wrote_later(cluster: zd.local_cluster, seed: int) -> None:
+    walk(cluster, seed)

@@ -1,0 +1,191 @@
+"""Worker processes that are killed, freeze and come back, each time with processes of the test's own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.work import begun, counts, dies_first, exits, starts, until, writes, written
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.children import Child
+from zmqdist.scheduling.coordinator.fetching import Fetching
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig
+
+Start = Callable[..., Child]
+
+
+def running_row(dispatcher: zd.DispatchServer) -> Any:
+    """The row of a worker that runs something."""
+    return until(lambda: [row for row in dispatcher.snapshot().workers if row.running])[0]
+
+
+def test_a_worker_killed_between_functions_is_not_missed(start_worker: Start, tmp_path: Path) -> None:
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        first, _ = start_worker(dispatcher.address, index=0), start_worker(dispatcher.address, index=1)
+        until(lambda: dispatcher.num_workers == 2)
+        for name in "ab":
+            coordinator.schedule(counts, (tmp_path, name))
+        coordinator.join(20)
+        os.kill(first.pid, signal.SIGKILL)
+        for name in "cd":
+            coordinator.schedule(counts, (tmp_path, name))
+        coordinator.join(20)
+        assert [starts(tmp_path, name) for name in "abcd"] == [1, 1, 1, 1]
+        until(lambda: dispatcher.num_workers == 1)
+        assert dispatcher.snapshot().losses_count == 1
+
+
+def test_all_workers_killed_and_one_back_is_enough(start_worker: Start, tmp_path: Path) -> None:
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        workers = [start_worker(dispatcher.address) for _ in range(2)]
+        until(lambda: dispatcher.num_workers == 2)
+        values = [coordinator.schedule(counts, (tmp_path, str(i), 0.05)) for i in range(20)]
+        until(lambda: list(tmp_path.glob("count-*")))
+        for worker in workers:
+            os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: dispatcher.num_workers == 0)
+        start_worker(dispatcher.address)
+        assert coordinator.fetch(values) == [str(i) for i in range(20)]
+        coordinator.join(20)
+        started = [starts(tmp_path, str(i)) for i in range(20)]
+        assert min(started) == 1
+        assert sum(started) <= 20 + 2  # one function a slot ran when they died; the others had not begun
+
+
+def test_a_user_error_is_told_although_a_worker_was_lost_in_the_same_round(start_worker: Start, tmp_path: Path) -> None:
+    config = DispatcherConfig(lease_s=60.0)
+    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
+        workers = [start_worker(dispatcher.address, index=index) for index in range(2)]
+        until(lambda: dispatcher.num_workers == 2)
+        long = coordinator.schedule(writes, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        row = running_row(dispatcher)
+        coordinator.schedule(int, ("x",)).exception(20)
+        os.kill(workers[int(row.name[-1])].pid, signal.SIGKILL)
+        with pytest.raises(ValueError, match="invalid literal"):
+            coordinator.join(20)  # far less than the lease: that the process has ended is known
+        before = written(tmp_path)
+        with pytest.raises(errors.CancelledError):
+            long.get(0)
+        assert coordinator.schedule(int).get(20) == 0
+        coordinator.join(20)
+        assert written(tmp_path) == before
+
+
+def test_a_frozen_worker_is_lost_and_what_it_ran_has_ended_by_its_lease(start_worker: Start, tmp_path: Path) -> None:
+    """SIGSTOP: the process is there and its connection is open, but nobody answers. Thawed, it has no effect."""
+    config = DispatcherConfig(lease_s=1.0, reconnect_grace_s=0.2)
+    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher, cancel_grace_s=0.1) as coordinator:
+        worker = start_worker(dispatcher.address, index=0)
+        value = coordinator.schedule(writes, (tmp_path,))
+        until(lambda: written(tmp_path) > 300)  # long enough for the connection to have told how often it beats
+        os.kill(worker.pid, signal.SIGSTOP)
+        coordinator.schedule(int, ("x",))
+        until(lambda: dispatcher.num_workers == 0)
+        start_worker(dispatcher.address, index=0)
+        until(lambda: dispatcher.num_workers == 1)
+        value.cancel()  # it may have been given to the new one first
+        with pytest.raises(ValueError, match="invalid literal"):
+            coordinator.join(20)
+        with pytest.raises(errors.CancelledError):
+            value.get(0)
+        before = written(tmp_path)
+        os.kill(worker.pid, signal.SIGCONT)
+        assert worker.ended.wait(20)  # its name has been taken by another
+        assert coordinator.schedule(int).get(20) == 0
+        coordinator.join(20)
+        assert written(tmp_path) == before
+        until(lambda: dispatcher.num_workers == 1)
+
+
+def test_a_worker_that_freezes_as_soon_as_it_is_there_is_lost_and_joins_again_when_it_thaws(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its connection has told how often it beats."""
+    import zmqdist.transport.router as router
+
+    monkeypatch.setattr(router, "HEARTBEAT_SERVER_S", 0.3)
+    config = DispatcherConfig(lease_s=1.0, reconnect_grace_s=0.1)
+    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        worker = start_worker(dispatcher.address, index=0)
+        until(lambda: dispatcher.num_workers == 1)
+        os.kill(worker.pid, signal.SIGSTOP)
+        value = coordinator.schedule(os.getpid)
+        until(lambda: dispatcher.num_workers == 0)
+        os.kill(worker.pid, signal.SIGCONT)
+        until(lambda: dispatcher.num_workers == 1)
+        assert value.get(20)
+        coordinator.join(20)
+        assert dispatcher.snapshot().losses_count >= 1  # a machine that is busy for a lease loses it once more
+
+
+def test_what_waited_behind_a_function_that_ends_its_process_is_not_charged(tmp_path: Path) -> None:
+    """One slot: everything stands in the same queue as what kills the process, again and again."""
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster) as coordinator:
+        values = []
+        for i in range(12):
+            values.append(coordinator.schedule(dies_first, (tmp_path, f"bad{i}", 2, exits)))
+            values.append(coordinator.schedule(counts, (tmp_path, str(i))))
+        coordinator.join(50)
+        assert coordinator.fetch(values[1::2]) == [str(i) for i in range(12)]
+        # An outcome that had not been reported when the slot died comes from a second start.
+        assert min(starts(tmp_path, str(i)) for i in range(12)) == 1
+
+
+def hold_the_gil(seconds: int) -> int:
+    return int(ctypes.PyDLL(None).sleep(seconds))
+
+
+def test_a_function_that_holds_the_gil_is_not_a_dead_worker(start_worker: Start) -> None:
+    """For longer than all leases; one worker has its slot as a process, the other as a thread of its own."""
+    config = DispatcherConfig(lease_s=3.0, reconnect_grace_s=0.1)
+    with zd.DispatchServer(config) as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        for processes in (True, False):
+            start_worker(dispatcher.address, processes=processes)
+        until(lambda: dispatcher.num_workers == 2)
+        pids = {row.pid for row in dispatcher.snapshot().workers}
+        values = [coordinator.schedule(hold_the_gil, (7,)) for _ in range(2)]
+        assert coordinator.fetch(values) == [0, 0]
+        coordinator.join(20)
+        assert {row.pid for row in dispatcher.snapshot().workers} == pids
+        assert dispatcher.snapshot().losses_count == 0
+
+
+def test_a_worker_that_dies_with_a_result_that_is_being_fetched_runs_the_function_again(
+    start_worker: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    def large(seconds: float) -> Any:
+        counts(tmp_path, "large", seconds)
+        return np.ones(1_000_000)
+
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        worker = start_worker(dispatcher.address, index=0)
+        until(lambda: dispatcher.num_workers == 1)
+        ask = Fetching.ask
+        asked: list[Any] = []
+
+        def killed_first(self: Fetching, *told: Any) -> Any:
+            """The result is ready and nothing of it has been copied when its worker dies."""
+            if not asked:
+                asked.append(told)
+                os.kill(worker.pid, signal.SIGKILL)
+                worker.ended.wait(20)
+                start_worker(dispatcher.address, index=0)
+            return ask(self, *told)
+
+        monkeypatch.setattr(Fetching, "ask", killed_first)
+        value = coordinator.schedule(large, (0.0,))
+        assert len(value.get(20)) == 1_000_000
+        coordinator.join(20)
+        assert asked
+        assert starts(tmp_path, "large") == 2

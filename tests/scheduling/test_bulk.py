@@ -1,0 +1,480 @@
+"""Large payloads: what holders and fetchers keep, how often bytes move, and what goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.work import until
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.limits import ARRAY_BYTES_MAX, CHUNK_BYTES, INLINE_BYTES_MAX
+from zmqdist.rpc.service import RpcService
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+from zmqdist.scheduling.worker import fetch, references
+from zmqdist.scheduling.worker.fetch import CLIENTS_KEPT, Fetcher
+from zmqdist.scheduling.worker.pulled import Pulled
+from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
+from zmqdist.scheduling.worker.store import BulkStore
+from zmqdist.transport import arena as arena_module
+from zmqdist.transport.arena import this_arena
+from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.wire.hello import our_hello
+
+MIB = 2**20
+DISPATCHER = "127.0.0.1:9"  # nobody is there
+LARGE = 3 * MIB
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[..., BulkStore]]:
+    """hold(): a new holder on a port of its own; `near=False`: one of another host, as far as others can tell."""
+    loops: list[Loop] = []
+    stores: list[BulkStore] = []
+
+    def make(*, near: bool = True) -> BulkStore:
+        loop = Loop("zmqdist-holder")
+        loops.append(loop)
+        number = len(loops) + int.from_bytes(os.urandom(6), "big")
+        router = Router(loop, Credentials().server("127.0.0.1"), our_hello("server", 1, "holder"))
+        service = RpcService("holder")
+        store = BulkStore(service, frozenset({"worker"}), number)
+        service.attach(router, loop, 1)
+        store.address = router.bind("127.0.0.1:0")
+        if not near:
+            store.memory = None
+        loop.start()
+        stores.append(store)
+        return store
+
+    yield make
+    for loop in loops:
+        loop.stop()
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def fetcher() -> Iterator[Fetcher]:
+    made = Fetcher(Credentials(), "worker", DISPATCHER)
+    yield made
+    made.close()
+
+
+def ramp(size: int) -> bytes:
+    return bytes(range(256)) * (size // 256) + bytes(size % 256)
+
+
+def as_bytes(parts: list[Any]) -> list[bytes]:
+    return [bytes(part) for part in parts]
+
+
+# -- holders and fetchers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["shared memory", "chunks"])
+@pytest.mark.parametrize("size", [0, 1, INLINE_BYTES_MAX + 1, CHUNK_BYTES, CHUNK_BYTES + 1, 20 * CHUNK_BYTES + 7])
+def test_parts_of_all_sizes_arrive_whole(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, size: int, near: bool
+) -> None:
+    parts = [ramp(size), b"second", ramp(size + 100_000)]
+    store = hold(near=near)
+    reference = decode_reference(encode_reference(store.hold(parts, shared=True)))
+    for _ in range(2):
+        assert as_bytes(fetcher.fetch(reference)) == parts
+    store.free(reference.bulks)
+    assert len(store) == 0
+    with pytest.raises(errors.NotFoundError, match=r"payload \d+ is not held here any more"):
+        fetcher.fetch(reference)
+
+
+@pytest.mark.parametrize("near", [True, False], ids=["shared memory", "chunks"])
+def test_what_was_fetched_is_the_fetchers_own(hold: Callable[..., BulkStore], fetcher: Fetcher, near: bool) -> None:
+    data = bytearray(ramp(LARGE))
+    store = hold(near=near)
+    reference = store.hold([data], shared=True)
+    data[:] = bytes(LARGE)
+    first, second = fetcher.fetch(reference)[0], fetcher.fetch(reference)[0]
+    first[:] = 1
+    assert bytes(second) == ramp(LARGE)
+    assert bytes(store.view(reference.bulks[0])) == ramp(LARGE)
+    store.free(reference.bulks)
+    other = store.hold([bytes(LARGE)], shared=True)
+    assert bytes(second) == ramp(LARGE), "memory was used again while somebody had it"
+    store.free(other.bulks)
+
+
+def test_the_same_bytes_at_the_same_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    array = np.frombuffer(ramp(LARGE), np.uint8).copy()
+    held = [store.hold([b"x", array], shared=True) for _ in range(10)]
+    assert store.copies == 1
+    assert len(store) == 1
+    array[-1] = 77
+    other = store.hold([array], shared=True)
+    assert store.copies == 2
+    assert other.bulks != held[0].bulks
+    for reference in held:
+        store.free(reference.bulks)
+    assert len(store) == 1
+    store.free(other.bulks)
+    assert len(store) == 0
+
+
+def test_the_same_bytes_at_another_place_are_held_once(hold: Callable[..., BulkStore]) -> None:
+    """A pickle stands elsewhere each time."""
+    store = hold()
+    parts = [bytearray(ramp(LARGE)) for _ in range(4)]
+    parts[2][LARGE // 2] ^= 1
+    held = [store.hold([part], shared=True) for part in parts]
+    assert (store.copies, len(store)) == (3, 3), "of those that begin and end alike the last is remembered"
+    for reference, part in zip(held, parts, strict=True):
+        assert bytes(store.view(reference.bulks[0])) == part
+    for reference in held:
+        store.free(reference.bulks)
+    assert len(store) == 0
+
+
+def test_what_is_held_again_stays_until_it_was_freed_as_often(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    (bulk,) = store.hold([ramp(LARGE)], shared=True).bulks
+    store.hold_again([bulk, bulk])
+    for _ in range(2):
+        store.free([bulk])
+        assert store.holds(bulk)
+    store.free([bulk])
+    assert not store.holds(bulk)
+    store.hold_again([bulk])
+    assert len(store) == 0
+
+
+def test_the_same_frozen_bytes_are_held_once_and_others_of_that_size_apart(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    frozen, other = (zd.freeze(np.frombuffer(ramp(LARGE), np.uint8)) for _ in range(2))
+    held = [store.hold([array], shared=True).bulks[0] for array in (frozen, frozen, other, other, frozen[MIB:])]
+    assert (store.copies, len(store)) == (0, 3)
+    assert held[0] == held[1] != held[2] == held[3]
+    store.free(held)
+    assert len(store) == 0
+
+
+def test_what_was_lent_to_one_is_never_shared_with_others(hold: Callable[..., BulkStore]) -> None:
+    store = hold()
+    array = np.frombuffer(ramp(LARGE), np.uint8).copy()
+    alone = store.hold([array], shared=False)
+    shared = store.hold([array], shared=True)
+    assert alone.bulks != shared.bulks
+    store.free([*alone.bulks, *shared.bulks])
+
+
+def test_a_frozen_array_is_never_copied(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    store = hold()
+    frozen = zd.freeze(np.frombuffer(ramp(LARGE), np.uint8))
+    reference = store.hold([frozen, frozen[MIB:]], shared=True)
+    assert store.copies == 0
+    whole, part = fetcher.fetch(reference)
+    assert bytes(whole) == ramp(LARGE)
+    assert bytes(part) == ramp(LARGE)[MIB:]
+    assert not whole.flags.writeable
+    store.free(reference.bulks)
+
+
+def test_numbers_of_another_host_that_look_alike_are_not_believed(
+    hold: Callable[..., BulkStore], fetcher: Fetcher
+) -> None:
+    store = hold()
+    reference = store.hold([ramp(LARGE)], shared=True)
+    assert reference.memory is not None
+    *offer, nonce = reference.memory
+    alike = Reference(77, store.address, (offer[0], offer[1], offer[2], nonce + 2), reference.parts)
+    assert isinstance(fetcher.near.attach(alike)[0], Held)
+    assert bytes(fetcher.fetch(alike)[0]) == ramp(LARGE)
+    store.free(reference.bulks)
+
+
+def test_connections_to_holders_that_come_and_go_are_bounded(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    for number in range(CLIENTS_KEPT + 3):
+        data = ramp(LARGE) + b"%d" % number
+        assert as_bytes(fetcher.fetch(hold(near=False).hold([data], shared=True))) == [data]
+    assert len(fetcher.clients) == CLIENTS_KEPT
+
+
+def test_an_error_of_one_thread_does_not_end_the_connection_of_another(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = hold(near=False)
+    wanted = store.hold([ramp(LARGE)], shared=True)
+    missing = Reference(store.number, store.address, None, (Held(wanted.bulks[0] + 1, 3),))
+    read_chunks = fetch.read_chunks
+
+    def meanwhile(ask: Any, held: Any, into: Any) -> object:
+        """While one is fetched, another fetch from the same holder fails."""
+        if held[0].bulk == wanted.bulks[0]:
+            with pytest.raises(errors.NotFoundError):
+                fetcher.fetch(missing)
+        return read_chunks(ask, held, into)
+
+    monkeypatch.setattr(fetch, "read_chunks", meanwhile)
+    assert as_bytes(fetcher.fetch(wanted)) == [ramp(LARGE)]
+
+
+def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
+    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "REACH_MS", 100)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(errors.UnavailableError, match=rf"nobody answers at {address}.*by the dispatcher"):
+            fetcher.fetch(Reference(5, address, None, (Held(1, LARGE),)))
+        assert fetcher.clients.unreachable == [address], "it is not waited for each time"
+
+
+def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
+    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def blocked(*_: Any) -> None:
+        raise TimeoutError
+
+    asked: list[Any] = []
+    monkeypatch.setattr(fetch.socket, "create_connection", blocked)
+    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    for _ in range(2):
+        with (
+            pytest.raises(errors.UnavailableError, match=r"nobody answers at 127\.0\.0\.1:11"),
+            fetcher.clients.use("127.0.0.1:11"),
+        ):
+            pass
+    assert not asked
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 1
+    assert "the data port 127.0.0.1:11 cannot be reached from" in said[0]
+    assert "open that port between the two hosts" in said[0]
+
+
+def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
+    fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
+        fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
+    assert not asked
+
+
+def test_nothing_is_fetched_after_the_end(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    reference = hold(near=False).hold([ramp(LARGE)], shared=True)
+    fetcher.close()
+    with pytest.raises(errors.UnavailableError, match="has closed its connections"):
+        fetcher.fetch(reference)
+    assert len(fetcher.clients) == 0
+
+
+BAD = [
+    references.MARK,
+    references.MARK + b"\x00",
+    encode_reference(Reference(1, "a:1", None, (Held(1, -1),))),
+    encode_reference(Reference(1, "a:1", None, (Held(1, ARRAY_BYTES_MAX), Held(2, 1)))),
+    encode_reference(Reference(1, "a:1", None, ())),
+]
+
+
+@pytest.mark.parametrize("payload", BAD, ids=repr)
+def test_a_damaged_reference_allocates_nothing(payload: bytes) -> None:
+    with pytest.raises(errors.WireError):
+        decode_reference(payload)
+
+
+def test_what_a_worker_has_pulled_is_kept_once_and_dropped_together(
+    hold: Callable[..., BulkStore], fetcher: Fetcher
+) -> None:
+    far, own = hold(near=False), hold()
+    pulled = Pulled(own, fetcher)
+    payload = encode_reference(far.hold([b"pickle", ramp(LARGE)], shared=True))
+    answers = {pulled.pull(payload) for _ in range(5)}
+    assert len(answers) == 1
+    assert pulled.pulls == 1
+    assert as_bytes(fetcher.fetch(decode_reference(answers.pop()))) == [b"pickle", ramp(LARGE)]
+    assert as_bytes(pulled.fetch(decode_reference(payload))) == [b"pickle", ramp(LARGE)]
+    pulled.drop()
+    assert len(own) == 0
+
+
+def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    own = hold()
+    pulled = Pulled(own, fetcher)
+    reference = own.hold([b"pickle", ramp(LARGE)], shared=True)
+    assert decode_reference(pulled.pull(encode_reference(reference))) == reference
+    assert (pulled.pulls, len(own)) == (0, 1)
+    own.free(reference.bulks)
+    with pytest.raises(errors.NotFoundError):
+        pulled.fetch(reference)
+
+
+def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
+    far, own = hold(near=False), hold()
+    pulled = Pulled(own, fetcher)
+    reference = far.hold([ramp(LARGE)], shared=True)
+    missing = encode_reference(Reference(far.number, far.address, None, (Held(99, LARGE),)))
+    for _ in range(2):
+        with pytest.raises(errors.NotFoundError):
+            pulled.pull(missing)
+    assert (len(pulled), pulled.nbytes) == (0, 0)
+    assert pulled.pull(encode_reference(reference))
+    pulled.drop()
+
+
+def test_what_a_worker_keeps_is_bounded(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zmqdist.scheduling.worker.pulled.PULLED_BYTES_MAX", 2 * LARGE)
+    far, own = hold(near=False), hold()
+    pulled = Pulled(own, fetcher)
+    for number in range(5):
+        pulled.pull(encode_reference(far.hold([ramp(LARGE)[number:] + bytes(number)], shared=True)))
+    assert len(own) == 2
+    pulled.drop()
+
+
+# -- in a cluster --------------------------------------------------------------------------------------------------------
+
+
+def echo(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array
+
+
+def add_one(array: np.ndarray[Any, Any]) -> int:
+    array += 1
+    return int(array.sum(dtype=np.int64))
+
+
+def look() -> tuple[int, int]:
+    """Leases that the slot has out, and bytes of its pool."""
+    gc.collect()
+    pool = this_arena()
+    assert pool is not None
+    pool.sweep()
+    return pool.lent, pool.nbytes
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[zd.local_cluster]:
+    with zd.local_cluster(workers=1, slots=2) as made:
+        yield made
+
+
+@pytest.fixture
+def coordinator(two: zd.local_cluster) -> Iterator[ClusterCoordinator]:
+    with ClusterCoordinator(two) as made:
+        yield made
+
+
+@pytest.fixture
+def without_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither this process nor those that it starts have one."""
+    monkeypatch.setenv(arena_module.VARIABLE, "off")
+    monkeypatch.setattr(arena_module, "_arena", None)
+    monkeypatch.setattr(arena_module, "_tried", False)
+
+
+@pytest.mark.timeout(60)
+def test_one_array_given_to_many_tasks_is_copied_once_and_each_may_write_to_its_own(
+    coordinator: ClusterCoordinator,
+) -> None:
+    array = np.zeros(8 * MIB, np.uint8)
+    values = [coordinator.schedule(add_one, (array,)) for _ in range(25)]
+    assert coordinator.fetch(values) == [array.size] * 25
+    assert coordinator.snapshot().held.copies == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_frozen_array_given_to_many_tasks_is_never_copied(coordinator: ClusterCoordinator) -> None:
+    frozen = zd.freeze(np.ones(8 * MIB, np.uint8))
+    values = [coordinator.schedule(np.sum, (frozen,)) for _ in range(20)]
+    assert coordinator.fetch(values) == [frozen.size] * 20
+    assert coordinator.snapshot().held.copies == 0
+    with pytest.raises(ValueError, match="read-only"):
+        coordinator.schedule(add_one, (frozen,)).fetch()
+
+
+@pytest.mark.timeout(60)
+def test_large_results_leave_nothing_with_the_slots(coordinator: ClusterCoordinator) -> None:
+    array = np.ones(4 * MIB, np.uint8)
+    for _ in range(10):
+        back = coordinator.schedule(echo, (array,)).fetch()
+        assert back.flags.writeable
+        assert np.array_equal(back, array)
+        del back
+    coordinator.schedule(echo, (array,)).fetch()
+    gc.collect()
+
+    def settled() -> bool:
+        coordinator.schedule(echo, (array,)).fetch()  # a new result has the worker look for what came back
+        lent, nbytes = coordinator.schedule(look).fetch()
+        return lent <= 2 and nbytes <= 128 * MIB
+
+    until(settled)
+
+
+@pytest.mark.timeout(60)
+def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
+    two: zd.local_cluster, without_arena: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster has shared memory, and its coordinator, as one elsewhere, has none."""
+    reads: list[int] = []
+    view = BulkStore.view
+
+    def noting(self: BulkStore, bulk: int) -> Any:
+        reads.append(bulk)
+        return view(self, bulk)
+
+    monkeypatch.setattr(BulkStore, "view", noting)
+    with ClusterCoordinator(two) as coordinator:
+        array = np.zeros(8 * MIB, np.uint8)
+        values = [coordinator.schedule(add_one, (array,)) for _ in range(25)]
+        assert coordinator.fetch(values) == [array.size] * 25
+        assert coordinator.snapshot().held.copies == 1
+    chunks = array.size // CHUNK_BYTES
+    assert chunks <= len(reads) <= 4 * chunks, (
+        "once or, when the worker was idle in between, twice; the first chunks are small"
+    )
+
+
+@pytest.fixture
+def unreachable(without_arena: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Once it is called, servers that begin here tell an address at which nobody listens, as one behind a router does."""
+    bind = Router.bind
+
+    def elsewhere(self: Router, address: str) -> str:
+        bind(self, address)
+        return "127.0.0.1:13"
+
+    return lambda: monkeypatch.setattr(Router, "bind", elsewhere)
+
+
+@pytest.mark.shares_cluster
+@pytest.mark.timeout(60)
+def test_a_coordinator_that_workers_cannot_reach_is_read_by_the_dispatcher(
+    two: zd.local_cluster, unreachable: Callable[[], None]
+) -> None:
+    unreachable()
+    with ClusterCoordinator(two) as coordinator:
+        array = np.arange(MIB)
+        assert coordinator.schedule(add_one, (array,)).fetch() == int((array + 1).sum())
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_that_the_coordinator_cannot_reach_is_read_by_the_dispatcher(unreachable: Callable[[], None]) -> None:
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        unreachable()
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)) as worker:
+            assert worker.address == "127.0.0.1:13"
+            assert np.array_equal(coordinator.schedule(np.arange, (MIB,)).fetch(), np.arange(MIB))

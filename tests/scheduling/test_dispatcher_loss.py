@@ -1,0 +1,151 @@
+"""Dispatchers that end and come back: workers rejoin, coordinators submit again, each result is accepted once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.dispatcher_kills import StartDispatcher, StartWorker, kill_dispatchers
+from tests.scheduling.work import begun, counts, go, starts, until
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.processes("dispatcher")
+@pytest.mark.killed("dispatcher")
+def test_a_dispatcher_killed_and_started_again_costs_nobody_a_result(
+    port: int, start_worker: StartWorker, start_dispatcher: StartDispatcher, tmp_path: Path
+) -> None:
+    kill_dispatchers(1, port, start_worker, start_dispatcher, tmp_path)
+
+
+def test_where_slots_are_threads_the_new_dispatcher_waits_for_what_runs(port: int, tmp_path: Path) -> None:
+    """It cannot be cut off, so its slot counts as busy, and join does not raise before it has ended."""
+    config = DispatcherConfig(port=port, lease_s=3.0)
+    first = zd.DispatchServer(config)
+    worker = zd.WorkerServer(WorkerConfig(first.address))
+    (tmp_path / "failing").mkdir()
+    with ClusterCoordinator(first, cluster_lost_limit_s=60.0) as coordinator:
+        value = coordinator.schedule(stubborn, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        first.stop()
+        with zd.DispatchServer(config) as second:
+            until(lambda: second.num_workers == 1 and len(second.snapshot().coordinators) == 1)
+            coordinator.schedule(int, ("x",))
+            value.cancel()
+            second_worker = zd.WorkerServer(WorkerConfig(second.address))
+            raised: list[Any] = []
+
+            def join() -> None:
+                try:
+                    coordinator.join(20)
+                except ValueError as error:
+                    raised.append((error, begun(tmp_path, "ended")))
+
+            joining = threading.Thread(target=join)
+            joining.start()
+            until(lambda: coordinator.snapshot().ending)
+            assert not raised
+            go(tmp_path)
+            joining.join(20)
+            assert len(raised) == 1
+            assert raised[0][1]
+            second_worker.stop()
+            worker.stop()
+
+
+def stubborn(folder: Path) -> None:
+    """Does not ask whether it should end."""
+    (folder / f"begun-x-{os.getpid()}").touch()
+    until(lambda: (folder / "go").exists())
+    (folder / f"begun-ended-{os.getpid()}").touch()
+
+
+def test_what_was_cancelled_while_the_dispatcher_was_away_does_not_run(port: int, tmp_path: Path) -> None:
+    config = DispatcherConfig(port=port)
+    first = zd.DispatchServer(config)
+    with ClusterCoordinator(first, cluster_lost_limit_s=60.0) as coordinator:
+        values = [coordinator.schedule(counts, (tmp_path, str(i))) for i in range(2)]
+        until(lambda: first.snapshot().queued == 2)
+        first.stop()
+        until(lambda: not coordinator.snapshot().connected)
+        assert values[0].cancel()
+        with pytest.raises(errors.CancelledError):
+            values[0].get(20)
+        with zd.DispatchServer(config) as second, zd.WorkerServer(WorkerConfig(second.address)):
+            assert values[1].get(20) == "1"
+            coordinator.join(20)
+    assert [starts(tmp_path, name) for name in "01"] == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["join", "fetch", "schedule"])
+def test_without_a_dispatcher_for_too_long_what_waits_fails(port: int, how: str) -> None:
+    """Also when there never was one: the constructor does not wait."""
+    told = r"the cluster was without a dispatcher for 0\.2 s"
+    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=0.2, queue_max=2) as coordinator:
+        values = [coordinator.schedule(int) for _ in range(2)]
+        with pytest.raises(errors.UnavailableError, match=told):
+            {"join": coordinator.join, "fetch": values[1].fetch, "schedule": lambda: coordinator.schedule(int)}[how]()
+        for value in values:
+            with pytest.raises(errors.UnavailableError, match=told):
+                value.get(0)
+
+
+def test_a_dispatcher_that_goes_for_good_is_told_and_a_later_one_is_used_again(port: int) -> None:
+    config = DispatcherConfig(port=port)
+    first = zd.DispatchServer(config)
+    with ClusterCoordinator(first, cluster_lost_limit_s=0.3) as coordinator:
+        with zd.WorkerServer(WorkerConfig(first.address)):
+            until(lambda: coordinator.snapshot().workers)
+            assert coordinator.schedule(int).get(20) == 0
+        first.stop()
+        value = coordinator.schedule(int)
+        with pytest.raises(errors.UnavailableError, match=r"without a dispatcher for 0\.3 s"):
+            coordinator.join(20)
+        assert isinstance(value.exception(0), errors.UnavailableError)
+        with zd.DispatchServer(config) as second, zd.WorkerServer(WorkerConfig(second.address)):
+            until(lambda: coordinator.snapshot().workers)
+            assert coordinator.schedule(int).get(20) == 0
+            coordinator.join(20)
+
+
+WAITS: dict[str, Callable[[ClusterCoordinator, Any], object]] = {
+    "join": lambda coordinator, value: coordinator.join(),
+    "get": lambda coordinator, value: value.get(),
+    "fetch": lambda coordinator, value: coordinator.fetch(value),
+    "as_completed": lambda coordinator, value: next(iter(coordinator.as_completed([value]))).get(),
+    "workers": lambda coordinator, value: coordinator.workers(),
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_waiting_says_whom_it_waits_for(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)
+    with ClusterCoordinator(f"127.0.0.1:{port}", cluster_lost_limit_s=1.0) as coordinator, caplog.at_level("WARNING"):
+        value = None if way == "workers" else coordinator.schedule(int)
+        with pytest.raises(errors.UnavailableError):
+            WAITS[way](coordinator, value)
+    assert f"waiting for the dispatcher at 127.0.0.1:{port}: " in caplog.text
+    if way != "workers":
+        assert "1 scheduled function: waiting" in caplog.text
+
+
+def test_a_future_without_a_worker_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zmqdist.limits.WAIT_LOG_S", 0.05)
+    with zd.DispatchServer() as dispatcher, zd.Executor(dispatcher) as executor:
+        future = executor.submit(int)
+        until(lambda: "waiting for a worker to register with the dispatcher at localhost:" in caplog.text)
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            assert future.result(20) == 0

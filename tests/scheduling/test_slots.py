@@ -1,0 +1,207 @@
+"""Several slots, several workers: what runs at the same time, who gets what, and what is taken back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.work import begun, counts, go, starts, until, waits, writes, written
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.launch.children import Child
+from zmqdist.scheduling.dispatcher.config import WorkerConfig
+
+
+@pytest.mark.parametrize("processes", [True, False], ids=["processes", "threads"])
+def test_four_slots_run_four_functions_at_the_same_time(
+    start_worker: Callable[..., Child], tmp_path: Path, processes: bool
+) -> None:
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        start_worker(dispatcher.address, slots=4, processes=processes)
+        values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(6)]
+        until(lambda: len(begun(tmp_path)) == 4)
+        assert len(set(begun(tmp_path))) == (4 if processes else 1)
+        (row,) = until(lambda: [row for row in dispatcher.snapshot().workers if row.running == 4])
+        assert row.slots == 4
+        go(tmp_path)
+        assert coordinator.fetch(values) == [str(i) for i in range(6)]
+
+
+def test_work_is_spread_over_all_slots(cluster: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(cluster) as coordinator:
+        values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(4)]
+        until(lambda: len(set(begun(tmp_path))) == 4)
+        until(
+            lambda: [row.running for row in cluster.dispatcher.snapshot().workers] == [2, 2]
+        )  # it is told a little later
+        go(tmp_path)
+        coordinator.fetch(values)
+
+
+def test_quick_work_does_not_wait_behind_slow_work(cluster: zd.local_cluster, tmp_path: Path) -> None:
+    """All four slots are fed with batches of quick work first, so that one slow function has others behind it."""
+    with ClusterCoordinator(cluster) as coordinator:
+        coordinator.fetch(coordinator.map(int, range(2000)))
+        values = []
+        for i in range(400):
+            values.append(coordinator.schedule(waits, (tmp_path, str(i))) if i in (50, 200) else None)
+            values.append(coordinator.schedule(counts, (tmp_path, str(i))))
+        slow = [value for value in values[::2] if value is not None]
+        quick = values[1::2]
+        assert coordinator.fetch(quick) == [str(i) for i in range(400)]  # while the slow ones are still running
+        assert not any(value.done() for value in slow)
+        go(tmp_path)
+        coordinator.join(20)
+        assert [starts(tmp_path, str(i)) for i in range(400)] == [1] * 400
+
+
+def test_a_worker_that_comes_late_takes_over_what_others_have_not_begun(
+    start_worker: Callable[..., Child], tmp_path: Path
+) -> None:
+    with (
+        zd.DispatchServer() as dispatcher,
+        ClusterCoordinator(dispatcher) as coordinator,
+        zd.WorkerServer(WorkerConfig(dispatcher.address)),
+    ):
+        values = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(2)]
+        until(lambda: begun(tmp_path))
+        until(lambda: dispatcher.snapshot().queued == 0)  # the second one is with the first worker
+        start_worker(dispatcher.address)
+        until(lambda: len(begun(tmp_path)) == 2)
+        go(tmp_path)
+        assert coordinator.fetch(values) == ["0", "1"]
+
+
+def test_cutting_off_one_slot_leaves_the_others_alone(cluster: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
+        others = [coordinator.schedule(waits, (tmp_path, str(i))) for i in range(3)]
+        bad = coordinator.schedule(writes, (tmp_path, "bad"))
+        until(lambda: len(begun(tmp_path)) == 4)
+        pids = {row.pid for row in cluster.dispatcher.snapshot().workers}
+        assert bad.cancel()
+        with pytest.raises(errors.CancelledError):
+            bad.get(20)
+        before = written(tmp_path)
+        go(tmp_path)
+        assert coordinator.fetch(others) == ["0", "1", "2"]
+        coordinator.join(20)
+        assert len(begun(tmp_path)) == 4
+        assert written(tmp_path) == before
+        assert {row.pid for row in cluster.dispatcher.snapshot().workers} == pids
+
+
+def test_what_stood_behind_a_function_that_is_cut_off_runs_elsewhere(tmp_path: Path) -> None:
+    with zd.local_cluster(workers=1) as cluster, ClusterCoordinator(cluster, cancel_grace_s=0.1) as coordinator:
+        coordinator.fetch(coordinator.map(int, range(500)))  # so that the slot gets batches
+        bad = coordinator.schedule(writes, (tmp_path,))
+        behind = [coordinator.schedule(counts, (tmp_path, str(i))) for i in range(50)]
+        until(lambda: begun(tmp_path))
+        bad.cancel()
+        assert coordinator.fetch(behind) == [str(i) for i in range(50)]
+        assert isinstance(bad.exception(0), errors.CancelledError)
+        coordinator.join(20)
+        assert [starts(tmp_path, str(i)) for i in range(50)] == [1] * 50
+
+
+def test_several_coordinators_are_served_in_turn(cluster: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(cluster) as greedy, ClusterCoordinator(cluster) as modest:
+        many = [greedy.schedule(counts, (tmp_path, f"many{i}", 0.02)) for i in range(1000)]
+        few = [modest.schedule(counts, (tmp_path, f"few{i}")) for i in range(4)]
+        modest.fetch(few)
+        assert not all(value.done() for value in many)
+        for value in many:
+            value.cancel()
+        greedy.join(20)
+
+
+def test_a_round_of_one_coordinator_ends_without_touching_another(cluster: zd.local_cluster, tmp_path: Path) -> None:
+    with ClusterCoordinator(cluster) as one, ClusterCoordinator(cluster, cancel_grace_s=0.1) as other:
+        kept = one.schedule(waits, (tmp_path,))
+        until(lambda: begun(tmp_path))
+        other.schedule(writes, (tmp_path,))
+        other.schedule(int, ("x",))
+        with pytest.raises(ValueError, match="invalid literal"):
+            other.join(20)
+        assert not kept.done()
+        go(tmp_path)
+        assert kept.get(20) == "x"
+        assert len(begun(tmp_path)) <= 2
+
+
+def test_what_functions_print_reaches_the_workers_output(start_worker: Callable[..., Child]) -> None:
+    import sys
+
+    lines: list[str] = []
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        start_worker(dispatcher.address, on_line=lines.append)
+
+        def speaks() -> None:
+            print("to standard output")
+            print("to standard error", file=sys.stderr)
+
+        coordinator.schedule(speaks).get(20)
+        until(lambda: {"to standard output", "to standard error"} <= set(lines))
+
+
+def test_a_reader_of_lines_that_fails_does_not_hold_up_who_writes_them(start_worker: Callable[..., Child]) -> None:
+    """A pipe has room for 64 KiB: whoever writes more waits until somebody reads."""
+    lines = 0
+
+    def refuses(line: str) -> None:
+        nonlocal lines
+        lines += 1
+        raise SystemExit("the terminal is closed")
+
+    def speaks() -> int:
+        for _ in range(4000):
+            print("x" * 100)
+        return 1
+
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        start_worker(dispatcher.address, on_line=refuses)
+        assert coordinator.schedule(speaks).get(20) == 1
+        until(lambda: lines >= 4000)
+
+
+def test_a_slot_that_dies_is_a_warning_of_its_worker(start_worker: Callable[..., Child]) -> None:
+    def killed() -> None:
+        import signal
+
+        print("the last words", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    lines: list[str] = []
+    with zd.DispatchServer() as dispatcher, ClusterCoordinator(dispatcher) as coordinator:
+        start_worker(dispatcher.address, on_line=lines.append)
+        with pytest.raises(errors.WorkerLost):
+            coordinator.schedule(killed).get(20)
+        said = "the process of slot 0 died while it ran a function: killed by SIGKILL"
+        until(lambda: sum(said in line for line in lines) == 3)
+
+
+def test_a_function_may_start_threads_and_ask_there_whether_it_should_end(
+    cluster: zd.local_cluster, tmp_path: Path
+) -> None:
+    def starts_a_thread() -> None:
+        thread = threading.Thread(target=waits, args=(tmp_path,))
+        thread.start()
+        thread.join()
+
+    with ClusterCoordinator(cluster, cancel_grace_s=30.0) as coordinator:
+        value = coordinator.schedule(starts_a_thread)
+        until(lambda: begun(tmp_path))
+        value.cancel()
+        assert isinstance(value.exception(20), errors.CancelledError)
+        assert (tmp_path / "cancelled-x").exists()
+
+
+def test_each_slot_process_keeps_what_a_module_remembers(cluster: zd.local_cluster) -> None:
+    """Slots live on between functions: what was imported and cached is there for the next one."""
+    with ClusterCoordinator(cluster) as coordinator:
+        pids = [set(coordinator.fetch(coordinator.map(lambda _: os.getpid(), range(20)))) for _ in range(3)]
+        assert len(set.union(*pids)) <= 4

@@ -1,0 +1,193 @@
+"""Peers that were let in and claim to be somebody else: whoever is harmed is told so, no result is wrong, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import zmqdist as zd
+from tests.scheduling.work import begun, go, until, waits
+from tests.transport.wired import Dialled
+from zmqdist import errors
+from zmqdist.coordinator import ClusterCoordinator
+from zmqdist.messages import (
+    VALUE,
+    Beat,
+    Define,
+    Done,
+    EndGeneration,
+    Enlist,
+    Forget,
+    Goodbye,
+    Leave,
+    Message,
+    Refused,
+    Register,
+    Returned,
+    SlotsLost,
+    Submit,
+    Taken,
+    Withdraw,
+)
+from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport.security import client_security
+
+WITHIN_S = 20.0
+Claims = Callable[..., Dialled]
+
+
+@pytest.fixture
+def dispatcher(own_secrets: None) -> Iterator[zd.DispatchServer]:
+    with zd.DispatchServer(DispatcherConfig(lease_s=4.0)) as made:
+        yield made
+
+
+@pytest.fixture
+def claims(dispatcher: zd.DispatchServer) -> Iterator[Claims]:
+    """claims(role): a connection with the user's token, in a role, that says what the test likes."""
+    made: list[Dialled] = []
+
+    def claims(role: str) -> Dialled:
+        made.append(Dialled(dispatcher.address, client_security(dispatcher.address, role), name="stranger"))
+        made[-1].expect("up")
+        return made[-1]
+
+    yield claims
+    for each in made:
+        each.loop.stop()
+
+
+def number_of(dispatcher: zd.DispatchServer) -> int:
+    """Of the only coordinator, as anybody may see it who may ask for the status."""
+    return until(lambda: dispatcher.snapshot().coordinators)[0].coordinator
+
+
+def enlist(number: int) -> Enlist:
+    return Enlist(number, 100, 1, False)
+
+
+def register(incarnation: int, index: int, *, held: list[int] | None = None) -> Register:
+    return Register(incarnation, "worker", index, 1, held or [], [], 1, "elsewhere")
+
+
+def test_a_coordinator_whose_number_another_takes_is_told_and_does_not_wait_for_ever(
+    dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
+) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+        value = coordinator.schedule(waits, (tmp_path,))
+        until(lambda: begun(tmp_path), "it runs")
+        thief = claims("submit")
+        thief.send(enlist(number_of(dispatcher)))
+        with pytest.raises(errors.AbortedError, match="another connection has enlisted as this coordinator"):
+            value.get(WITHIN_S)
+        with pytest.raises(errors.OpError):
+            coordinator.schedule(abs, (-1,)).get(WITHIN_S)
+        go(tmp_path)
+
+
+def test_a_worker_that_registers_as_another_one_gets_nothing(dispatcher: zd.DispatchServer, claims: Claims) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+        thief = claims("worker")
+        thief.send(register(77, 0))
+        refused = thief.expect("message")[1]
+        assert isinstance(refused, Refused)
+        assert refused.code == errors.ALREADY_EXISTS
+        assert coordinator.fetch(coordinator.map(abs, range(-50, 0))) == list(range(50, 0, -1))
+
+
+def test_work_that_goes_to_whoever_shows_the_incarnation_of_a_worker_is_done_all_the_same(
+    dispatcher: zd.DispatchServer, claims: Claims
+) -> None:
+    """Who knows the incarnation can disturb that worker. It comes back, as it would after a broken connection."""
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+        looks = claims("submit")
+        looks.send(Enlist(5, 100, 1, False, watch=True))
+        looks.expect("message")
+        ((_, incarnation, *_),) = looks.expect("message")[1].joined
+        values = coordinator.map(abs, range(-200, 0))
+        thief = claims("worker")
+        thief.send(register(incarnation, 0))
+        thief.loop.stop()
+        assert [value.get(WITHIN_S) for value in values] == list(range(200, 0, -1))
+
+
+def test_outcomes_of_leases_that_another_worker_holds_are_dropped(
+    dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
+) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+        value = coordinator.schedule(waits, (tmp_path, "right"), worker="worker:0")
+        until(lambda: begun(tmp_path), "it runs")
+        thief = claims("worker")
+        thief.send(register(78, 5))
+        assert thief.expect("message")[1].index == 5
+        thief.send(Done([(lease, VALUE, b"wrong") for lease in range(1, 1000)], []))
+        thief.send(Returned(list(range(1, 1000))))
+        thief.send(Beat())
+        thief.expect("message")
+        go(tmp_path)
+        assert value.get(WITHIN_S) == "right"
+        assert len(begun(tmp_path)) == 1
+
+
+OF_COORDINATORS: list[Message] = [
+    enlist(5),
+    Define([(1, b"x")]),
+    Submit(1, [(1, 1, 0, 1, b"")]),
+    Withdraw([1], 0.0),
+    EndGeneration(1, 0.0),
+    Taken([(1, 1)]),
+]
+OF_WORKERS: list[Message] = [register(9, 9), Done([(1, VALUE, b"")], []), Returned([1]), SlotsLost([])]
+WRONG = [
+    *(("client", message) for message in (*OF_COORDINATORS, *OF_WORKERS)),
+    *(("worker", message) for message in OF_COORDINATORS),
+    *(("submit", message) for message in OF_WORKERS),
+]
+
+
+def refusal(dispatcher: zd.DispatchServer, stranger: Dialled, message: Message) -> Refused:
+    """What the dispatcher says to this message, which changes nothing there."""
+    before = dispatcher.snapshot()
+    stranger.send(message)
+    refused = stranger.expect("message")[1]
+    assert isinstance(refused, Refused)
+    assert dispatcher.snapshot() == before
+    return refused
+
+
+def named(given: Any) -> str:
+    return given if isinstance(given, str) else type(given).__name__
+
+
+@pytest.mark.parametrize(("role", "message"), WRONG, ids=named)
+def test_what_a_role_may_not_say_is_refused_and_changes_nothing(
+    dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
+) -> None:
+    assert refusal(dispatcher, claims(role), message).code == errors.PERMISSION_DENIED
+
+
+UNSAID: list[tuple[str, Any]] = [
+    *(("submit", message) for message in OF_COORDINATORS[1:]),
+    ("submit", Forget(1, [1], True)),
+    *(("worker", message) for message in OF_WORKERS[1:]),
+    ("worker", Beat()),
+    ("worker", Leave(0.0)),
+]
+
+
+@pytest.mark.parametrize(("role", "message"), UNSAID, ids=named)
+def test_what_was_recorded_of_another_connection_means_nothing_on_a_new_one(
+    dispatcher: zd.DispatchServer, claims: Claims, role: str, message: Message
+) -> None:
+    assert "neither registered nor enlisted" in refusal(dispatcher, claims(role), message).message
+
+
+def test_the_goodbye_of_a_stranger_is_nobody_elses(dispatcher: zd.DispatchServer, claims: Claims) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address)), ClusterCoordinator(dispatcher) as coordinator:
+        for role in ("worker", "submit", "client"):
+            claims(role).send(Goodbye("worker:0"))
+        assert coordinator.fetch(coordinator.map(abs, range(-50, 0))) == list(range(50, 0, -1))
+        assert dispatcher.num_workers == 1

@@ -1,0 +1,224 @@
+"""Calls that nobody waits for: what they leave with, and that they leave."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.transport.test_channel import Held, Open, Serve, ask, open_channel, reads, start
+from tests.transport.wired import Served, until
+from zmqdist import errors
+from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX
+from zmqdist.messages import Call, Calls
+from zmqdist.transport import channel as channels
+from zmqdist.transport.channel import Channel
+
+__all__ = ["open_channel"]  # a fixture
+
+
+@pytest.fixture
+def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing leaves only because the reader thread sends it."""
+    monkeypatch.setattr(channels, "NAP_S", 60.0)
+
+
+def messages_to(served: Served) -> list[list[bytes]]:
+    """The bodies of the calls of each message, as they come from now on."""
+    arrived: list[list[bytes]] = []
+
+    def one(peer: Any, call: Call, frames: Any) -> None:
+        arrived.append([call.body])
+        served.answer(peer, call, frames)
+
+    def several(peer: Any, calls: Calls, frames: Any) -> None:
+        arrived.append([call.body for call in calls.items])
+        for call in calls.items:
+            served.answer(peer, call, [])
+
+    served.loop.run(served.router.on, Call, one)
+    served.loop.run(served.router.on, Calls, several)
+    return arrived
+
+
+def one_in_flight(channel: Channel, held: Held) -> Any:
+    """A call that the server keeps."""
+    call = start(channel, b"first")
+    until(lambda: len(held.calls) == 1)
+    return call
+
+
+def test_a_call_that_nobody_asks_about_leaves_although_another_is_in_flight(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    one_in_flight(channel, held)
+    for number in range(2, 5):  # again and again: the reader goes off duty in between
+        start(channel, b"%d" % number)
+        until(lambda number=number: len(held.calls) == number)
+        until(lambda: not channel._napping)  # reach: when its reader is off duty nothing outside shows
+    assert channel.snapshot().stalls == 0
+
+
+def test_a_call_that_nobody_asks_about_leaves_although_others_wait_for_a_slow_one(
+    serve: Serve, open_channel: Open
+) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    slow = one_in_flight(channel, held)
+    leader = threading.Thread(target=channel.wait, args=(slow,))
+    leader.start()
+    until(lambda: channel.snapshot().threads_waiting == 1)
+    start(channel)
+    until(lambda: len(held.calls) == 2)
+    held.answer(0)
+    leader.join(30)
+
+
+def test_a_call_that_nobody_asks_about_leaves_although_the_reader_waits_for_a_slow_one(
+    serve: Serve, open_channel: Open
+) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    channel.add_done_callback(one_in_flight(channel, held), lambda call: None)
+    until(lambda: reads(channel))
+    start(channel)
+    until(lambda: len(held.calls) == 2)
+
+
+@pytest.mark.usefixtures("no_naps")
+def test_as_many_calls_as_a_message_takes_leave_at_once(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    arrived = messages_to(held.served)
+    channel = open_channel(held.served.address)
+    one_in_flight(channel, held)
+    for _ in range(BATCH_ITEMS_MAX + 1):
+        start(channel)
+    until(lambda: len(arrived) == 2)
+    assert [len(bodies) for bodies in arrived] == [1, BATCH_ITEMS_MAX]
+    assert channel.snapshot().calls_waiting == 1
+
+
+@pytest.mark.usefixtures("no_naps")
+def test_as_many_bytes_as_a_message_takes_leave_at_once(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    arrived = messages_to(held.served)
+    channel = open_channel(held.served.address)
+    one_in_flight(channel, held)
+    for _ in range(5):
+        start(channel, bytes(BATCH_BYTES_MAX // 4))
+    until(lambda: len(arrived) == 2)
+    assert [len(bodies) for bodies in arrived] == [1, 4]
+    assert channel.snapshot().calls_waiting == 1
+
+
+@pytest.mark.usefixtures("no_naps")
+def test_a_call_with_frames_takes_what_has_gathered_along_before_it(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    arrived = messages_to(held.served)
+    channel = open_channel(held.served.address)
+    one_in_flight(channel, held)
+    start(channel, b"2")
+    start(channel, b"3")
+    start(channel, b"framed", frames=[b"frame"])
+    until(lambda: len(arrived) == 3)
+    assert arrived == [[b"first"], [b"2", b"3"], [b"framed"]]
+
+
+@pytest.mark.usefixtures("no_naps")
+def test_what_has_gathered_leaves_when_an_answer_arrives(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    first, other = one_in_flight(channel, held), start(channel, b"other", frames=[b"frame"])
+    until(lambda: len(held.calls) == 2)
+    leader = threading.Thread(target=channel.wait, args=(other,))
+    leader.start()
+    until(lambda: channel.snapshot().threads_waiting == 1)
+    start(channel, b"gathered")
+    assert channel.snapshot().calls_waiting == 1
+    held.answer(0)
+    until(lambda: len(held.calls) == 3)
+    assert first.ended
+    held.answer(1)
+    leader.join(30)
+
+
+@pytest.mark.usefixtures("no_naps")
+@pytest.mark.parametrize("how", ["wait", "poll", "add_done_callback", "ask another", "close"])
+def test_what_has_gathered_leaves_when_somebody_asks_about_any_of_it(
+    serve: Serve, open_channel: Open, how: str
+) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    one_in_flight(channel, held)
+    gathered = [start(channel, within_s=0.5), start(channel, within_s=0.5)]
+    assert channel.snapshot().calls_waiting == 2
+    if how == "wait":
+        channel.wait(gathered[0])
+    elif how == "poll":
+        assert not channel.poll(gathered[0])
+    elif how == "add_done_callback":
+        channel.add_done_callback(gathered[0], lambda call: None)
+    elif how == "ask another":
+        ask(channel, within_s=0.01)
+    else:
+        channel.close()
+    until(lambda: len(held.calls) >= 3)
+
+
+@pytest.mark.usefixtures("no_naps")
+def test_what_has_gathered_when_the_connection_goes_waits_for_the_next_server(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    first = one_in_flight(channel, held)
+    gathered = [start(channel, b"%d" % number) for number in range(3)]
+    held.served.loop.stop()
+    assert channel.snapshot().calls_waiting == 3
+
+    lock, look = channel._lock, channel._look  # reach: every use from outside would also send what has gathered
+
+    def noticed() -> bool:
+        with lock:
+            look(time.monotonic())
+        return first.ended
+
+    until(noticed)
+    assert first.code == errors.UNAVAILABLE
+    assert not any(call.ended for call in gathered)
+    again = serve(address=channel.address)
+    arrived = messages_to(again)
+    for call in gathered:
+        channel.wait(call)
+    assert [(call.code, call.body) for call in gathered] == [(0, b"0"), (0, b"1"), (0, b"2")]
+    assert [body for bodies in arrived for body in bodies] == [b"0", b"1", b"2"]
+
+
+def test_the_reader_takes_no_naps_while_there_is_no_server(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    channel = open_channel(held.served.address)
+    first = one_in_flight(channel, held)
+    held.served.loop.stop()
+    gathered = start(channel, b"later")
+    until(lambda: first.ended and not channel._napping)  # reach: when its reader is off duty nothing outside shows
+    assert not gathered.ended
+    serve(address=channel.address)
+    channel.wait(gathered)
+    assert (gathered.code, gathered.body) == (0, b"later")
+
+
+@pytest.mark.usefixtures("no_naps")
+def test_a_gathered_call_that_is_cancelled_or_late_never_leaves(serve: Serve, open_channel: Open) -> None:
+    held = Held(serve())
+    arrived = messages_to(held.served)
+    channel = open_channel(held.served.address)
+    one_in_flight(channel, held)
+    cancelled, late = start(channel, b"cancelled"), start(channel, b"late", within_s=0.01)
+    assert channel.cancel(cancelled)
+    lock, line = channel._lock, channel._line  # reach: every use from outside would also send what has gathered
+    with lock:
+        line.expire(time.monotonic() + 1)
+    assert (cancelled.code, late.code) == (errors.CANCELLED, errors.DEADLINE_EXCEEDED)
+    start(channel, b"framed", frames=[b"frame"])
+    until(lambda: len(arrived) == 2)
+    assert arrived == [[b"first"], [b"framed"]]

@@ -1,0 +1,410 @@
+"""The loop: order of a turn, inbox, timers, faults, and its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.transport.wired import until
+from zmqdist.errors import DeadlineExceededError, FailedPreconditionError
+from zmqdist.transport.loop import Loop
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop("zmqdist-test")
+    yield loop
+    loop.stop()
+
+
+def pair(loop: Loop) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+    """(ours, in the loop; the other end)."""
+    one, other = loop.context.socket(zmq.PAIR), loop.context.socket(zmq.PAIR)
+    one.bind("inproc://pair")
+    other.connect("inproc://pair")
+    loop.on_stop(one.close)
+    loop.on_stop(other.close)
+    return one, other
+
+
+def test_what_is_handed_in_runs_in_the_loops_thread_in_order(loop: Loop) -> None:
+    seen: list[tuple[int, bool]] = []
+    loop.start()
+    for number in range(1000):
+        loop.call_soon(lambda number=number: seen.append((number, loop.in_loop)))
+    loop.run(lambda: None)
+    assert seen == [(number, True) for number in range(1000)]
+    assert not loop.in_loop
+
+
+def test_nothing_handed_in_by_many_threads_is_lost_or_left_lying(loop: Loop) -> None:
+    seen: list[int] = []
+    loop.start()
+
+    def hand_in() -> None:
+        for _ in range(300):
+            done = threading.Event()
+            loop.call_soon(seen.append, 1)
+            loop.call_soon(done.set)
+            assert done.wait(30), "the loop slept although something was in its inbox"
+
+    threads = [threading.Thread(target=hand_in) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 1200
+
+
+def test_what_was_handed_in_just_before_it_goes_to_sleep_is_seen(loop: Loop) -> None:
+    seen: list[float] = []
+    loop.call_soon(lambda: seen.append(loop.now()))
+    loop.set_timer("alarm", began := loop.now() + 2.0, lambda: None)
+    loop._turn()  # played by hand, to have the very moment  # reach: one turn by hand
+    assert seen
+    assert seen[0] < began
+
+
+def test_run_returns_the_result_and_raises_the_error(loop: Loop) -> None:
+    assert loop.run(lambda: 1) == 1  # before the start: directly
+    loop.start()
+    assert loop.run(max, 1, 2) == 2
+    with pytest.raises(ZeroDivisionError):
+        loop.run(lambda: 1 // 0)
+    assert loop.faults == 0
+
+
+def test_run_gives_up_when_a_callback_keeps_the_loop(loop: Loop) -> None:
+    loop.start()
+    hold = threading.Event()
+    loop.call_soon(hold.wait)
+    with pytest.raises(DeadlineExceededError, match="zmqdist-test did not answer"):
+        loop.run(lambda: None, timeout_s=0.05)
+    hold.set()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_no_exception_of_a_callback_ends_the_loop(loop: Loop, error: type[BaseException]) -> None:
+    def broken() -> None:
+        raise error
+
+    loop.start()
+    loop.call_soon(broken)
+    assert loop.run(lambda: "still here") == "still here"
+    assert loop.faults == 1
+
+
+def test_a_callback_that_raises_is_logged_and_counted_and_the_loop_goes_on(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> None:
+        raise ValueError("broken on purpose")
+
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    served = threading.Event()
+
+    def drain_and_fail() -> None:
+        os.read(read, 10)
+        served.set()
+        broken()
+
+    loop.add_fd(read, drain_and_fail)
+    loop.start()
+    loop.call_soon(broken)
+    loop.run(loop.set_timer, "broken", 0.0, broken)
+    os.write(write, b"x")
+    assert served.wait(30)
+    assert loop.run(lambda: "still here") == "still here"
+    loop.run(loop.remove_fd, read)
+    assert loop.faults == 3
+    assert "broken on purpose" in caplog.text
+    for fd in (read, write):
+        os.close(fd)
+
+
+def test_input_comes_before_the_inbox_and_that_before_timers_and_hooks_last(loop: Loop) -> None:
+    ours, other = pair(loop)
+    order: list[str] = []
+    done = threading.Event()
+
+    def read() -> None:
+        order.append(ours.recv(zmq.NOBLOCK).decode())
+
+    loop.add_socket(ours, read)
+    loop.set_timer("late", 0.0, lambda: order.append("timer"))
+    loop.call_soon(order.append, "inbox")
+    loop.at_end_of_turn(lambda: (order.append("hook"), done.set()))
+    other.send(b"input")
+    loop.start()
+    assert done.wait(30)
+    assert order[:4] == ["input", "inbox", "timer", "hook"]
+
+
+def test_hooks_are_not_called_when_nothing_happened(loop: Loop) -> None:
+    turns: list[int] = []
+    loop.at_end_of_turn(lambda: turns.append(1))
+    loop.start()
+    for _ in range(5):
+        loop.run(lambda: None)
+    loop.run(lambda: None)
+    assert 6 <= len(turns) + 1 <= 7
+
+
+def test_timers_wait_for_a_backlog_of_input(loop: Loop) -> None:
+    ours, other = pair(loop)
+    order: list[str] = []
+
+    def read_one() -> bool:
+        order.append(ours.recv(zmq.NOBLOCK).decode())
+        return len(order) < 20  # "there may be more"
+
+    done = threading.Event()
+    loop.add_socket(ours, read_one)
+    loop.set_timer("tick", 0.0, lambda: (order.append("tick"), done.set()))
+    for number in range(20):
+        other.send(str(number).encode())
+    loop.start()
+    assert done.wait(30)
+    assert order == [*map(str, range(20)), "tick"]
+
+
+def test_an_endless_backlog_does_not_hold_timers_back_for_ever(loop: Loop) -> None:
+    ours, other = pair(loop)
+
+    def read_and_ask_for_more() -> bool:
+        ours.recv(zmq.NOBLOCK)
+        other.send(b"again")
+        return True
+
+    ticked = threading.Event()
+    loop.add_socket(ours, read_and_ask_for_more)
+    loop.set_timer("tick", 0.0, ticked.set)
+    other.send(b"first")
+    loop.start()
+    assert ticked.wait(30)
+
+
+@pytest.mark.parametrize("moves", [1, 1000])
+def test_a_timer_that_is_moved_fires_once_and_a_cancelled_one_never(loop: Loop, moves: int) -> None:
+    fired: list[str] = []
+    done = threading.Event()
+    far = time.monotonic() + 3600
+    for number in range(moves):
+        loop.set_timer("moved", far + number, lambda: fired.append("too late"))
+        loop.set_timer("off", far + number, lambda: fired.append("cancelled"))
+    loop.set_timer("off", None, fired.clear)
+    now = loop.now()
+    loop.set_timer("moved", now + 0.02, lambda: fired.append("moved"))
+    loop.set_timer("last", now + 0.04, lambda: (fired.append("last"), done.set()))
+    loop.start()
+    assert done.wait(30)
+    assert fired == ["moved", "last"]
+    assert loop.now() >= now + 0.04
+
+
+def test_a_timer_that_sets_itself_to_the_past_lets_others_in(loop: Loop) -> None:
+    def again() -> None:
+        loop.set_timer("again", 0.0, again)
+
+    loop.set_timer("again", 0.0, again)
+    loop.start()
+    assert loop.run(lambda: 1) == 1
+
+
+def test_a_level_that_is_not_drained_is_served_again(loop: Loop) -> None:
+    ours, other = pair(loop)
+    got: list[bytes] = []
+    done = threading.Event()
+
+    def one_at_a_time() -> None:
+        got.append(ours.recv(zmq.NOBLOCK))
+        if len(got) == 50:
+            done.set()
+
+    loop.add_socket(ours, one_at_a_time)
+    loop.start()
+    for number in range(50):
+        other.send(b"%d" % number)
+    assert done.wait(30)
+    assert got == [b"%d" % number for number in range(50)]
+
+
+def test_on_writable_is_called_only_while_it_is_wanted(loop: Loop) -> None:
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    calls: list[str] = []
+    done = threading.Event()
+
+    def writable() -> None:
+        calls.append("writable")
+        loop.watch_writable(write, False)
+        done.set()
+
+    loop.add_fd(write, lambda: calls.append("readable"), writable)
+    loop.start()
+    loop.run(lambda: None)
+    assert calls == []
+    loop.run(loop.watch_writable, write, True)
+    assert done.wait(30)
+    loop.run(lambda: None)
+    assert calls == ["writable"]
+    loop.run(loop.remove_fd, write)
+    loop.run(loop.remove_fd, write)
+    os.close(read)
+    os.close(write)
+
+
+def test_stop_runs_what_was_handed_in_then_the_closers_and_closes_everything() -> None:
+    loop = Loop("zmqdist-test")
+    ours, other = pair(loop)
+    loop.add_socket(ours, lambda: None)
+    order: list[str] = []
+    loop.on_stop(lambda: order.append("first registered, last run"))
+    loop.on_stop(lambda: order.append("closer" if loop.in_loop else "wrong thread"))
+    loop.start()
+    loop.call_soon(order.append, "inbox")
+    loop.stop()
+    loop.stop()
+    assert order == ["inbox", "closer", "first registered, last run"]
+    assert ours.closed
+    assert other.closed
+    assert loop.context.closed
+    with pytest.raises(FailedPreconditionError, match="loop zmqdist-test has ended"):
+        loop.call_soon(order.append, "too late")
+    with pytest.raises(FailedPreconditionError, match="ended"):
+        loop.run(order.append, "too late")
+    with pytest.raises(FailedPreconditionError, match="has been stopped"):
+        loop.start()
+
+
+def test_a_loop_that_never_started_can_be_stopped() -> None:
+    loop = Loop("zmqdist-test")
+    closed: list[int] = []
+    loop.on_stop(lambda: closed.append(1))
+    loop.stop()
+    assert closed == [1]
+    assert loop.context.closed
+
+
+def test_a_loop_can_stop_itself() -> None:
+    loop = Loop("zmqdist-test")
+    ended = threading.Event()
+    loop.on_stop(ended.set)
+    loop.start()
+    loop.call_soon(loop.stop)
+    assert ended.wait(30)
+    loop.stop()
+    assert loop.context.closed
+
+
+def test_a_loop_that_was_never_started_can_be_stopped_twice() -> None:
+    loop = Loop("zmqdist-test")
+    loop.stop()
+    loop.stop()
+    assert loop.context.closed
+
+
+def test_stop_returns_although_a_callback_keeps_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop("zmqdist-test")
+    loop.start()
+    hold = threading.Event()
+    loop.call_soon(hold.wait)
+    loop.stop(timeout_s=0.05)
+    assert "a callback keeps it" in caplog.text
+    hold.set()
+    loop.stop()
+    assert loop.context.closed
+
+
+def test_a_loop_that_was_kept_from_running_reads_before_it_looks_who_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process is played by an epoll that comes back far too late, with the input only after that."""
+    clock = HandSet(time.monotonic)
+    late = threading.Event()
+
+    def comes_back_late() -> None:
+        if not late.is_set():
+            clock.jump(10.0)
+            late.set()
+
+    real = select.epoll
+    monkeypatch.setattr("zmqdist.transport.loop.select.epoll", lambda: Epoll(real(), comes_back_late))
+    monkeypatch.setattr("zmqdist.transport.loop.time.monotonic", clock)
+    loop = Loop("zmqdist-test")
+    try:
+        ours, other = pair(loop)
+        order: list[str] = []
+        read, done = threading.Event(), threading.Event()
+        loop.add_socket(ours, lambda: (order.append(ours.recv(zmq.NOBLOCK).decode()), read.set()))
+        loop.set_timer("overdue", clock() + 0.05, lambda: (order.append("who is late?"), done.set()))
+        loop.start()
+        assert late.wait(20)
+        other.send(b"a beat")
+        assert read.wait(20)
+        clock.go_on()
+        assert done.wait(20)
+        assert order == ["a beat", "who is late?"]
+    finally:
+        loop.stop()
+
+
+class HandSet:
+    """A clock that stands still, can be set forward, and goes on from there."""
+
+    def __init__(self, real: Callable[[], float]) -> None:
+        self._real = real
+        self._offset_s = 0.0
+        self._stands_at: float | None = real()
+
+    def jump(self, by_s: float) -> None:
+        assert self._stands_at is not None
+        self._stands_at += by_s
+
+    def go_on(self) -> None:
+        assert self._stands_at is not None
+        self._offset_s, self._stands_at = self._stands_at - self._real(), None
+
+    def __call__(self) -> float:
+        stands_at = self._stands_at
+        return self._real() + self._offset_s if stands_at is None else stands_at
+
+
+class Epoll:
+    """An epoll that calls something after each sleep."""
+
+    def __init__(self, real: select.epoll, slept: Callable[[], object]) -> None:
+        self._real = real
+        self._slept = slept
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        ready = self._real.poll(timeout_s)
+        if timeout_s:
+            self._slept()
+        return ready
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_socket_that_nobody_can_close_does_not_keep_a_loop_that_never_ran(loop: Loop) -> None:
+    """As a Ctrl-C leaves one behind: it has come between the socket and pyzmq's note of it."""
+
+    class Interrupted(zmq.Socket[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            left.append(self)
+            zmq.backend.Socket.__init__(self, *args, **kwargs)
+            raise KeyboardInterrupt
+
+    left: list[zmq.Socket[bytes]] = []
+    try:
+        loop.context.socket(zmq.PAIR, socket_class=Interrupted)
+    except KeyboardInterrupt:
+        loop.stop()
+    assert not left[0].closed
+    zmq.backend.Socket.close(left[0], linger=0)
+    until(lambda: loop.context.closed)

@@ -1,0 +1,681 @@
+"""Both shells, wired together over real sockets: messages, hellos, and who has gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from tests.transport.wired import Dialled, Served, until
+from zmqdist.errors import (
+    FAILED_PRECONDITION,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    UNIMPLEMENTED,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ProtocolMismatchError,
+    ResourceExhaustedError,
+    UnknownError,
+)
+from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
+from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
+from zmqdist.transport import link
+from zmqdist.transport import router as router_module
+from zmqdist.transport.greeting import GreetingProbe
+from zmqdist.transport.link import configure
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
+from zmqdist.transport.security import client_security, server_security
+from zmqdist.wire.headers import decode, encode
+from zmqdist.wire.hello import MAGIC, PROTOCOL, Hello, decode_hello, encode_hello, is_hello, our_hello
+
+Serve = Callable[..., Served]
+Dial = Callable[..., Dialled]
+Child = Callable[..., "subprocess.Popen[str]"]
+
+Connect = Callable[..., "Raw"]
+
+PREFIX = MAGIC + bytes(PROTOCOL)
+HELLO = encode_hello(our_hello("client", 3, "raw"))
+
+DIALLING = """
+import sys
+from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.security import client_security
+from zmqdist.wire.hello import our_hello
+loop = Loop("zmqdist-child")
+ignore = lambda *args: None
+dealer = Dealer(loop, sys.argv[1], client_security(sys.argv[1], "worker"), our_hello("worker", 5, "worker:0"),
+                on_up=lambda hello: loop.set_timer("beating", loop.now() + 0.5, lambda: print("beating", flush=True)),
+                on_message=ignore, on_down=ignore, on_refused=ignore)
+dealer.connect()
+loop.start()
+sys.stdin.read()
+"""
+
+SERVING = """
+import sys
+from zmqdist.transport.loop import Loop
+from zmqdist.transport.router import Router
+from zmqdist.transport.security import server_security
+from zmqdist.wire.hello import our_hello
+loop = Loop("zmqdist-child")
+router = Router(loop, server_security("127.0.0.1"), our_hello("server", int(sys.argv[1]), "child"))
+address = router.bind(sys.argv[2])
+loop.start()
+print(address, flush=True)
+sys.stdin.read()
+"""
+
+
+class Raw:
+    """A bare DEALER that says what it likes."""
+
+    def __init__(
+        self, served: Served, *, insecure: bool = False, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        configure(self.socket)
+        client_security(served.address, "client", insecure=insecure).apply(self.socket, served.address)
+        self.socket.connect(f"tcp://{served.address}")
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def receive(self) -> bytes:
+        assert self.socket.poll(3000), "no answer"
+        return self.socket.recv()
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Raw]]:
+    made: list[Raw] = []
+
+    def make(served: Served, **options: Any) -> Raw:
+        made.append(Raw(served, **options))
+        return made[-1]
+
+    yield make
+    for raw in made:
+        raw.close()
+
+
+@pytest.fixture
+def raw(serve: Serve, connect: Connect) -> Raw:
+    return connect(serve())
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_and_its_frames_go_there_and_back(serve: Serve, dial: Dial) -> None:
+    dialled = dial(serve().address)
+    hello = dialled.expect("up")[1]
+    assert (hello.kind, hello.name, hello.incarnation) == ("server", "served", 1)
+    big = bytes(range(256)) * 4096
+    assert dialled.send(Call(1, "echo", 0, 0, b"body"), [b"", b"small", big])
+    _, reply, frames = dialled.expect("message")
+    assert reply == Reply(1, 0, "client", b"body")
+    assert [bytes(frame) for frame in frames] == [b"", b"small", big]
+    assert not frames[2].readonly, "the receiver owns its frames and may write to them"
+
+
+def test_messages_of_one_connection_keep_their_order(serve: Serve, dial: Dial) -> None:
+    dialled = dial(serve().address)
+    dialled.expect("up")
+    dialled.loop.run(lambda: [dialled.dealer.send(Call(number, "echo", 0, 0, b"")) for number in range(2000)])
+    assert [dialled.expect("message")[1].id for _ in range(2000)] == list(range(2000))
+
+
+@pytest.mark.parametrize("role", ["client", "submit", "worker", "admin"])
+def test_the_role_comes_from_the_handshake(serve: Serve, dial: Dial, role: str) -> None:
+    served = serve()
+    dialled = dial(served.address, client_security(served.address, role))
+    dialled.expect("up")
+    assert dialled.ask(1).message == role
+
+
+def test_a_role_that_may_not_send_a_kind_is_answered_and_admin_may_send_everything(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    served.router.on(Beat, lambda peer, message, frames: served.router.send(peer, Goodbye("ok")), frozenset({"worker"}))
+    for role, told in {"client": Refused, "worker": Goodbye, "admin": Goodbye}.items():
+        dialled = dial(served.address, client_security(served.address, role))
+        dialled.expect("up")
+        dialled.send(Beat())
+        answer = dialled.expect("message")[1]
+        assert type(answer) is told
+        if told is Refused:
+            assert answer == Refused(PERMISSION_DENIED, "role client may not send Beat (allowed: admin, worker)")
+
+
+def test_what_is_not_served_is_answered_a_bounded_number_of_times(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    for _ in range(REFUSALS_MAX + 10):
+        dialled.send(Beat())
+    for _ in range(REFUSALS_MAX):
+        assert dialled.expect("message")[1] == Refused(UNIMPLEMENTED, "Beat is not served here")
+    assert dialled.ask(1).id == 1
+    assert served.router.dropped == {"not served here": REFUSALS_MAX + 10}
+
+
+def test_a_ping_is_never_answered(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    dialled.send(Ping())
+    assert dialled.ask(1).id == 1
+    assert served.router.dropped == {}
+
+
+# -- hellos -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_does_not_begin_with_a_hello_is_told_once_and_not_served(raw: Raw) -> None:
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    raw.send(HELLO)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")))
+    answer = decode(raw.receive(), "server")
+    assert answer == Refused(FAILED_PRECONDITION, "the first message of a connection must be a hello")
+    assert not raw.socket.poll(50)
+
+
+def test_another_major_version_is_named_on_both_sides(raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
+    nine = b"ZMQD" + bytes((9, 0)) + msgspec.msgpack.encode(["from the future", {"unknown": 1}])
+    raw.send(nine)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")))
+    assert decode_hello(raw.receive(), "server").protocol == PROTOCOL
+    assert not raw.socket.poll(50)
+    assert f"speaks zmqdist protocol 9.0, this side {PROTOCOL[0]}.{PROTOCOL[1]}" in caplog.text
+
+
+def test_a_server_of_another_major_version_is_refused_with_both_versions(dial: Dial, serve: Serve) -> None:
+    served = serve(hello=msgspec.structs.replace(our_hello("server", 1, "served"), protocol=(9, 1)))
+    error = dial(served.address).expect("refused")[1]
+    assert isinstance(error, ProtocolMismatchError)
+    assert (error.ours, error.theirs) == (PROTOCOL, (9, 1))
+
+
+def test_a_second_hello_of_a_connection_is_dropped(raw: Raw) -> None:
+    raw.send(HELLO)
+    assert decode_hello(raw.receive(), "server").name == "served"
+    raw.send(HELLO)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    assert decode(raw.receive(), "server") == Reply(1, 0, "client", b"")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"ZMQD"],
+        [PREFIX],
+        [PREFIX + b"\x91" * 200],
+        [PREFIX + msgspec.msgpack.encode(["client", "not a number"])],
+        [HELLO + bytes(5000)],
+    ],
+)
+def test_a_damaged_hello_is_dropped_and_its_sender_is_not_served(
+    serve: Serve, dial: Dial, connect: Connect, frames: list[bytes]
+) -> None:
+    served = serve()
+    other = dial(served.address)
+    other.expect("up")
+    raw = connect(served)
+    raw.send(*frames)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")))
+    until(lambda: served.router.dropped == {"not a message": 1, "refused peer": 1})
+    raw.close()
+    assert other.ask(1).id == 1
+    assert len(served.shown) == 1
+
+
+@pytest.mark.parametrize(
+    "frames", [[b""] * FRAMES_MAX, [bytes(PAYLOAD_BYTES_MAX // 2 + 1)] * 2], ids=["frames", "bytes"]
+)
+def test_a_message_of_too_many_frames_or_bytes_is_not_kept_and_its_memory_goes_back(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, frames: list[bytes]
+) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(router_module, "GIVE_BACK_S", 0.0)
+    monkeypatch.setattr(router_module, "give_back", given_back.set)
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")), *frames)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")), *frames[1:])
+    raw.receive()
+    answer = decode(raw.receive(), "server")
+    assert isinstance(answer, Reply)
+    assert answer.id == 2
+    assert served.router.dropped == {"too many frames or bytes": 1}
+    assert given_back.wait(20)
+    raw.close()
+
+
+def test_what_is_not_a_message_is_counted_and_logged_once_without_its_bytes(
+    serve: Serve, caplog: pytest.LogCaptureFixture, connect: Connect
+) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    for header in (b"", b"\xff" * 50, b"\x92\x01", b"secret secret", msgspec.msgpack.encode([999, "secret"])):
+        raw.send(header)
+    raw.send(encode(Call(1, "echo", 0, 0, b"")), *[b""] * FRAMES_MAX)
+    raw.send(encode(Call(2, "echo", 0, 0, b"")), *[b""] * (FRAMES_MAX - 1))
+    raw.receive()
+    answer = decode(raw.receive(), "server")
+    assert isinstance(answer, Reply)
+    assert answer.id == 2
+    assert served.router.dropped == {"not a message": 5, "too many frames or bytes": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "secret" not in caplog.text
+    raw.close()
+
+
+def test_a_name_that_a_peer_gives_itself_cannot_forge_log_lines(serve: Serve, connect: Connect) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(encode_hello(Hello("client", 4, "nice\nERROR " + "x" * 1000)))
+    raw.receive()
+    until(lambda: served.shown)
+    assert served.shown[0].name == ("nice?ERROR " + "x" * 1000)[:100]
+    raw.close()
+
+
+def test_connections_above_the_bound_are_told(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    served.router.peers_max = 1
+    first = dial(served.address)
+    first.expect("up")
+    error = dial(served.address).expect("refused")[1]
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.error_code == RESOURCE_EXHAUSTED
+    assert first.ask(1).id == 1
+
+
+def test_what_arrives_before_the_servers_hello_is_dropped(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    early = encode(Reply(1, 0, "", b""))  # in place of the hello
+    served.router._hello = early  # reach: no server has a way to say this
+    dialled = dial(served.address)
+    until(lambda: dialled.dealer.dropped == {"before the hello": 1})
+    assert not dialled.dealer.up
+    assert not dialled.send(Beat()), "a send while down must say so"
+
+
+# -- who has gone -----------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_leaves_is_reported_once(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    dialled.loop.stop()
+    until(lambda: served.gone, 2.0)
+    assert served.gone == served.shown
+    assert served.gone[0].gone
+    assert not served.loop.run(served.router.send, served.gone[0], Beat())
+    assert served.loop.run(lambda: served.router.peers) == []
+    assert len(served.gone) == 1
+
+
+def test_a_killed_process_is_noticed(serve: Serve, child: Child) -> None:
+    served = serve()
+    process = child(DIALLING, served.address)
+    until(lambda: served.shown)
+    assert served.shown[0].name == "worker:0"
+    process.send_signal(signal.SIGKILL)
+    until(lambda: served.gone, 2.0)
+
+
+def test_a_stopped_process_is_noticed_by_the_heartbeat_and_a_server_too(serve: Serve, dial: Dial, child: Child) -> None:
+    served = serve()
+    client, server = child(DIALLING, served.address), child(SERVING, "9", "127.0.0.1:0")
+    assert server.stdout is not None
+    dialled = dial(server.stdout.readline().strip())
+    dialled.expect("up")
+    assert client.stdout is not None
+    assert client.stdout.readline() == "beating\n"  # the server knows how long to wait since the first heartbeat
+    client.send_signal(signal.SIGSTOP)
+    server.send_signal(signal.SIGSTOP)
+    until(lambda: served.gone, 5.0)
+    dialled.expect("down", 5.0)
+    assert not dialled.dealer.up
+
+
+def test_the_hello_is_repeated_when_the_server_comes_back_on_its_port(dial: Dial, child: Child) -> None:
+    first = child(SERVING, "11", "127.0.0.1:0")
+    assert first.stdout is not None
+    address = first.stdout.readline().strip()
+    dialled = dial(address)
+    assert dialled.expect("up")[1].incarnation == 11
+    first.send_signal(signal.SIGKILL)
+    dialled.expect("down")
+    assert not dialled.send(Beat())
+    child(SERVING, "12", address)
+    assert dialled.expect("up", 10.0)[1].incarnation == 12
+
+
+def test_what_a_server_said_before_it_died_is_read_before_the_end_is_reported(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    until(lambda: served.shown)
+    entered, hold = threading.Event(), threading.Event()
+    dialled.loop.call_soon(lambda: (entered.set(), hold.wait(30)))
+    assert entered.wait(30)  # from here on the client is late
+    served.loop.run(lambda: [served.router.send(served.shown[0], Reply(n, 0, "", b"")) for n in range(3000)])
+    served.loop.stop()
+    hold.set()
+    assert [dialled.expect("message")[1].id for _ in range(3000)] == list(range(3000))
+    dialled.expect("down")
+
+
+class Held:
+    """Keeps a loop from running until `release`, then calls something before anything else happens there."""
+
+    def __init__(self, loop: Loop, then: Callable[[], object] = lambda: None) -> None:
+        entered, self._hold = threading.Event(), threading.Event()
+        loop.call_soon(lambda: (entered.set(), self._hold.wait(30), then()))
+        assert entered.wait(30)
+
+    def release(self) -> None:
+        self._hold.set()
+
+
+def test_the_peer_that_died_is_blamed_not_the_one_that_took_its_descriptor(serve: Serve, connect: Connect) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))  # no handler: handshakes go on while the loop is held
+    # Which number the server's end gets is a race with the client's end, which lives in this process too.
+    assert any(one_dies_and_another_comes(served, connect) for _ in range(60)), "no descriptor was ever used again"
+
+
+def one_dies_and_another_comes(served: Served, connect: Connect) -> bool:
+    """While the server is late; returns whether the newcomer had the descriptor of the dead."""
+    served.shown.clear()
+    served.gone.clear()
+    first = connect(served, insecure=True)
+    first.send(encode_hello(Hello("client", 1, "first")))
+    first.receive()
+    open_fds = len(os.listdir("/proc/self/fd"))
+    held = Held(served.loop)
+    first.socket.close(linger=0)
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds - 3)  # the socket's own, and both ends of the connection
+    second = connect(served, insecure=True, context=first.context)
+    second.send(encode_hello(Hello("client", 1, "second")))
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds)
+    held.release()
+    decode_hello(second.receive(), "server")
+    until(lambda: served.gone)
+    assert [peer.name for peer in served.gone] == ["first"]
+    assert [peer.name for peer in served.loop.run(lambda: served.router.peers)] == ["second"]
+    second.close()
+    until(lambda: len(served.gone) == 2)
+    return served.shown[0].fd == served.shown[1].fd
+
+
+@pytest.mark.parametrize(
+    ("answered", "pings"),
+    [(False, 0), (True, 0), (True, 6)],
+    ids=["unreachable at once", "unreachable a moment later", "reachable until long after its end was reported"],
+)
+def test_a_peer_that_died_while_its_hello_was_unread_does_not_stay(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch, answered: bool, pings: int
+) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))
+    router = served.router
+    send, read_monitor = router._send_raw, router._read_monitor  # reach: the order of two sockets' events is ZeroMQ's
+    held = Held(served.loop, read_monitor)  # the worst order: the monitor's word comes before the hello
+    answers: list[Peer] = []
+    asked: list[Peer] = []
+
+    def answer(peer: Peer, header: bytes, frames: Any = ()) -> bool:
+        if not is_hello(header):
+            asked.append(peer)
+            return len(asked) <= pings or send(peer, header, frames)
+        answers.append(peer)
+        return answered or send(peer, header, frames)
+
+    monkeypatch.setattr(router, "_send_raw", answer)
+    open_fds = len(os.listdir("/proc/self/fd"))
+    first = connect(served, insecure=True)
+    first.send(encode_hello(Hello("client", 1, "first")))
+    first.socket.close(linger=1000)
+    first.close()
+    until(lambda: len(os.listdir("/proc/self/fd")) == open_fds)
+    held.release()
+    until(lambda: len(answers) == 1)
+    until(lambda: served.loop.run(lambda: router.peers) == [] and len(served.gone) == answered)
+    assert [peer.name for peer in served.shown] == ["first"] * answered
+
+
+def test_two_peers_of_one_descriptor_are_both_found_out_in_whatever_order_their_hellos_are_read(
+    serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))
+    monkeypatch.setattr("zmqdist.transport.router.decode_event", lambda frame: (0, 7))
+    monkeypatch.setattr("zmqdist.transport.router._fd_of", lambda frame: 7)
+    staying, *leaving = [connect(served, insecure=True) for _ in range(4)]
+    for one in (leaving[0], staying, *leaving[1:]):
+        one.send(HELLO)
+        one.receive()
+    for one in leaving:
+        one.close()
+    until(lambda: len(served.gone) == 3)
+    assert len(served.loop.run(lambda: served.router.peers)) == 1
+    staying.send(encode(Call(5, "echo", 0, 0, b"")))
+    while not isinstance(answer := decode(staying.receive(), "server"), Reply):
+        assert answer == Ping()
+    assert answer.id == 5
+    staying.close()
+    until(lambda: len(served.gone) == 4)
+
+
+def test_a_server_that_stops_lets_new_peers_wait_for_the_next_one(serve: Serve, connect: Connect) -> None:
+    served = serve()
+    served.router.leaving = True
+    raw = connect(served)
+    raw.send(HELLO)
+    until(lambda: served.router.received == 1)
+    assert not raw.socket.poll(0)
+    assert served.shown == []
+
+
+def test_sends_from_elsewhere_do_not_eat_the_wake_up_for_input(serve: Serve, connect: Connect) -> None:
+    served = serve()
+    raw = connect(served)
+    raw.send(HELLO)
+    raw.receive()
+    peer = until(lambda: served.shown and served.shown[0])
+    done = threading.Event()
+
+    def push() -> None:
+        while not done.is_set():
+            served.loop.run(served.router.send, peer, Beat())
+
+    pusher = threading.Thread(target=push)
+    pusher.start()
+    try:
+        for number in range(1500):
+            raw.send(encode(Call(number, "echo", 0, 0, b"")))
+            while not isinstance(answer := decode(raw.receive(), "server"), Reply):
+                pass
+            assert answer.id == number
+    finally:
+        done.set()
+        pusher.join()
+
+
+def test_many_that_come_and_go_at_once_are_all_reported(serve: Serve, dial: Dial, connect: Connect) -> None:
+    served = serve()
+    staying = dial(served.address, name="staying")
+    staying.expect("up")
+    for _ in range(4):
+        crowd = [connect(served) for _ in range(15)]
+        for one in crowd:
+            one.send(HELLO)
+        for one in crowd:
+            one.receive()
+        for one in crowd:
+            one.close()
+    until(lambda: len(served.gone) == 60)
+    assert [peer.name for peer in served.loop.run(lambda: served.router.peers)] == ["staying"]
+    assert staying.ask(1).id == 1
+
+
+# -- strangers --------------------------------------------------------------------------------------------------------
+
+
+def test_three_hundred_connections_of_garbage_disturb_nobody(serve: Serve, dial: Dial) -> None:
+    served = serve()
+    dialled = dial(served.address)
+    dialled.expect("up")
+    host, port = served.address.split(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32)
+    garbage = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 200,
+        bytes(64),
+        greeting,
+        greeting + b"\x04\x05HELLO",
+        b"",
+        os.urandom(300),
+    ]
+    open_fds = len(os.listdir("/proc/self/fd"))
+    for number in range(300):
+        with socket.create_connection((host, int(port)), timeout=5.0) as stranger:
+            stranger.sendall(garbage[number % len(garbage)])
+            if number % 3 == 0:  # a reset instead of a close
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if number % 10 == 0:
+            assert dialled.ask(number).id == number
+    assert dialled.ask(1000).id == 1000
+    assert served.router.refused_handshakes > 0
+    assert len(served.shown) == 1
+    until(lambda: len(os.listdir("/proc/self/fd")) <= open_fds)
+
+
+def test_a_loop_that_does_not_listen_to_the_monitor_does_not_stop_zeromq(serve: Serve) -> None:
+    served = serve(server_security("127.0.0.1", insecure=True))
+    held = Held(served.loop)
+    host, port = served.address.split(":")
+    for _ in range(2500):  # more than twice ZeroMQ's default queue
+        with socket.create_connection((host, int(port)), timeout=5.0) as stranger:
+            stranger.sendall(bytes(64))
+    probe = GreetingProbe(served.address, time.monotonic())
+    until(lambda: probe.step(time.monotonic()))
+    assert probe.mechanism == "NULL"
+    held.release()
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_said_so(serve: Serve) -> None:
+    served = serve()
+    with pytest.raises(UnknownError, match=f"could not bind {served.address}: the port is in use"):
+        serve(address=served.address)
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "told"),
+    [
+        ("127.0.0.1", InvalidArgumentError, "wanted host:port"),
+        ("127.0.0.1:http", InvalidArgumentError, "wanted host:port"),
+        ("127.0.0.1:65536", InvalidArgumentError, "wanted host:port"),
+        ("::1:5050", InvalidArgumentError, "wanted host:port"),
+        (":5050", InvalidArgumentError, "wanted host:port"),
+        ("0.0.0.0:0", FailedPreconditionError, "zmqdist keygen"),
+        ("*:0", FailedPreconditionError, "zmqdist keygen"),
+        ("[::]:0", FailedPreconditionError, "zmqdist keygen"),
+        ("192.0.2.1:0", FailedPreconditionError, "zmqdist keygen"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_refused(
+    serve: Serve, address: str, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told):
+        serve(address=address)
+
+
+def test_an_address_of_another_machine_is_said_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UnknownError, match=r"could not bind 192\.0\.2\.1:0: this machine does not have that address"):
+        serve(server_security("192.0.2.1", insecure=True), "192.0.2.1:0")
+
+
+@pytest.mark.parametrize("address", ["[::1]:0", "localhost:0"])
+def test_other_ways_to_name_loopback_work_on_both_ends(serve: Serve, dial: Dial, address: str) -> None:
+    if "[" in address and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    served = serve(address=address)
+    dialled = dial(served.address)
+    dialled.expect("up")
+    assert dialled.ask(1).id == 1
+
+
+def test_a_socket_that_is_bound_already_is_served(dial: Dial) -> None:
+    given = socket.create_server(("127.0.0.1", 0))
+    loop = Loop("zmqdist-given")
+    router = Router(loop, server_security("127.0.0.1"), our_hello("server", 1))
+    address = router.bind_fd(given.detach())
+    loop.start()
+    dial(address).expect("up")
+    loop.stop()
+
+
+def test_one_loop_has_one_secured_server() -> None:
+    loop = Loop("zmqdist-twice")
+    security = server_security("127.0.0.1")
+    Router(loop, security, our_hello("server", 1))
+    with pytest.raises(FailedPreconditionError, match="give each server a loop of its own"):
+        Router(loop, security, our_hello("server", 1))
+    loop.stop()
+
+
+def test_a_handler_that_raises_costs_one_message(
+    serve: Serve, dial: Dial, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve()
+
+    def broken(peer: Any, message: Message, frames: Any) -> None:
+        raise ValueError("broken on purpose")
+
+    served.router.on(Beat, broken)
+    dialled = dial(served.address)
+    dialled.expect("up")
+    dialled.send(Beat())
+    assert dialled.ask(1).id == 1
+    assert served.loop.faults == 1
+    assert "broken on purpose" in caplog.text
+    assert any(record.levelno == logging.ERROR for record in caplog.records)
+    served.loop.faults = 0
+
+
+def test_a_server_that_goes_silent_in_the_handshake_is_left_and_tried_again(
+    dial: Dial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A router that has forgotten the connection since it was made says nothing; heartbeats begin only after the handshake."""
+    monkeypatch.setattr(link, "HANDSHAKE_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20.0)
+        dialled = dial("{}:{}".format(*silent.getsockname()))
+        with silent.accept()[0], silent.accept()[0]:
+            until(lambda: "did not finish the handshake in time" in dialled.dealer.trouble)
