@@ -39,7 +39,7 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     try:
         figures = _measured(peer, measuring.QUICK if quick else measuring.FULL)
     except ValueError as error:
-        raise InvalidArgumentError(None, None, str(error)) from None
+        raise InvalidArgumentError(str(error)) from None
     click.echo(measuring.as_json(figures) if as_json else "\n".join(measuring.table(figures).lines()))
 
 

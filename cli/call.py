@@ -159,7 +159,7 @@ def _met(
     except errors.DeadlineExceededError:
         client.close()
         told = f"no server answered at {address} within {timeout_s:g} s: `zmqdist doctor {address}` says why"
-        raise errors.UnavailableError(None, None, told) from None
+        raise errors.UnavailableError(told) from None
     except BaseException:
         client.close()
         raise

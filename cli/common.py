@@ -148,7 +148,7 @@ class Dispatcher:
         if not hasattr(self._client, "status_blocking"):
             self._client.close()
             problem = f"what listens at {address} {IS_NO_DISPATCHER}: ask the address that `zmqdist dispatcher` printed"
-            raise errors.FailedPreconditionError(None, None, problem)
+            raise errors.FailedPreconditionError(problem)
 
     def ask(self, method: str, *arguments: Any, timeout_s: float = 0.0) -> Any:
         """One question with its answer, within `timeout_s`; 0: as given to the constructor. Raises OpError."""
@@ -172,7 +172,5 @@ class Dispatcher:
         from zmqdist import errors
 
         return errors.UnavailableError(
-            None,
-            None,
             f"no dispatcher answered at {self.address} within {self._timeout_s:g} s: is it running, and is this its address?",
         )

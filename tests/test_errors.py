@@ -57,6 +57,12 @@ def test_each_code_has_its_class_name_and_constructor(code: int, name: str, cls:
     assert isinstance(error, errors.OpError)
 
 
+def test_a_class_with_a_code_takes_the_message_alone() -> None:
+    error = errors.NotFoundError("what happened")
+    assert (error.node_def, error.op, error.message, error.error_code) == (None, None, "what happened", 5)
+    assert str(pickle.loads(pickle.dumps(error))) == "what happened"
+
+
 def test_the_base_class_takes_its_code() -> None:
     error = errors.OpError(None, None, "m", 9)
     assert (error.error_code, str(error)) == (9, "m")

@@ -60,7 +60,7 @@ UNAUTHENTICATED = 16
 class OpError(Exception):
     """An operation of zmqdist failed.
 
-    The constructor is TensorFlow's, so that code written against `tf.errors` ports by its names;
+    The constructor is TensorFlow's, so that code written against `tf.errors` ports by its names; classes with a fixed code also take the message alone.
     `node_def` and `op` have no meaning here and are None in every error that zmqdist raises.
 
     Attributes:
@@ -99,11 +99,13 @@ def _rebuild(cls: type[OpError], args: tuple[Any, ...], state: dict[str, Any]) -
 
 
 class _Coded(OpError):
-    """The classes with a fixed code take (node_def, op, message, *payloads), as in TensorFlow."""
+    """The classes with a fixed code take (node_def, op, message, *payloads), as in TensorFlow, or the message alone."""
 
     code: int
 
-    def __init__(self, node_def: Any, op: Any, message: str, *payloads: dict[Any, Any]) -> None:
+    def __init__(self, node_def: Any, op: Any = None, message: str | None = None, *payloads: dict[Any, Any]) -> None:
+        if message is None:
+            node_def, message = None, node_def
         super().__init__(node_def, op, message, self.code, *payloads)
 
 
@@ -220,7 +222,7 @@ class WireError(InvalidArgumentError, _FromData):
     """
 
     def __init__(self, peer: str, problem: str) -> None:
-        super().__init__(None, None, "")
+        super().__init__("")
         self.peer = peer
         self.problem = problem
         self._tell(f"peer {peer}: {problem}", peer, problem)
@@ -234,7 +236,7 @@ class ProtocolMismatchError(FailedPreconditionError, _FromData):
     """
 
     def __init__(self, peer: str, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
-        super().__init__(None, None, "")
+        super().__init__("")
         self.peer = peer
         self.ours = tuple(ours)
         self.theirs = tuple(theirs)
@@ -301,7 +303,7 @@ class WorkerLost(UnavailableError, _FromData):
     """
 
     def __init__(self, what: str, starts: tuple[LostStart, ...]) -> None:
-        super().__init__(None, None, "")
+        super().__init__("")
         self.what = what
         self.starts = tuple(LostStart(*start) for start in starts)
         text = f"{what} was started {len(self.starts)} times, and each time its process died: " + ", ".join(
@@ -435,5 +437,5 @@ def from_code(error_code: int, message: str) -> OpError:
     cls = _BY_CODE.get(error_code)
     if cls is None:
         warnings.warn(f"unknown error code {error_code}", stacklevel=2)
-        return UnknownError(None, None, message)
-    return cls(None, None, message)
+        return UnknownError(message)
+    return cls(message)

@@ -184,10 +184,10 @@ def convert(value: Any, spec: TensorSpec) -> NDArray[Any]:
         try:
             array = np.asarray(value)
         except ValueError as error:  # lists of unequal length
-            raise InvalidArgumentError(None, None, f"{spec.name or 'value'}: not an array: {error}") from error
+            raise InvalidArgumentError(f"{spec.name or 'value'}: not an array: {error}") from error
     problem = spec.problem(array)
     if problem is not None:
-        raise InvalidArgumentError(None, None, problem)
+        raise InvalidArgumentError(problem)
     return array
 
 
@@ -227,17 +227,17 @@ def _weak_array(value: Any, spec: TensorSpec) -> NDArray[Any]:
     low, high = _int_bounds(spec.dtype)
     for leaf in _leaves(value):
         if not _keeps_kind(leaf, spec.dtype):
-            raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, given {_show(leaf)}")
+            raise InvalidArgumentError(f"{name}expected {spec.dtype}, given {_show(leaf)}")
         if spec.dtype.kind in "iu" and not low <= leaf <= high:  # NumPy 1 would wrap around
-            raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, which cannot hold {_show(leaf)}")
+            raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(leaf)}")
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             array = np.array(value, dtype=spec.dtype)
     except (OverflowError, ValueError, TypeError, UnicodeEncodeError) as error:
-        raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, but {error}") from None
+        raise InvalidArgumentError(f"{name}expected {spec.dtype}, but {error}") from None
     for given, kept in zip(_leaves(value), array.reshape(-1), strict=True):
         if not _survived(given, kept):
-            raise InvalidArgumentError(None, None, f"{name}expected {spec.dtype}, which cannot hold {_show(given)}")
+            raise InvalidArgumentError(f"{name}expected {spec.dtype}, which cannot hold {_show(given)}")
     return array
 
 

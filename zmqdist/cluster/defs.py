@@ -164,9 +164,7 @@ class ServerDef(_Def):
         for job in self.cluster.job:
             if job.name == self.job_name and self.task_index in job.tasks:
                 return _with_port(job.tasks[self.task_index], self.port)
-        raise InvalidArgumentError(
-            None, None, f"task {self.task_index} of job {self.job_name!r} was not defined in cluster"
-        )
+        raise InvalidArgumentError(f"task {self.task_index} of job {self.job_name!r} was not defined in cluster")
 
 
 def _with_port(address: str, port: int) -> str:

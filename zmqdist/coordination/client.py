@@ -153,9 +153,7 @@ class CoordinationClient:
         states = self.task_states()
         name = named(task_of(task))
         if name not in states:
-            raise InvalidArgumentError(
-                None, None, f"{name} is not in the cluster, which has {', '.join(states) or 'none'}"
-            )
+            raise InvalidArgumentError(f"{name} is not in the cluster, which has {', '.join(states) or 'none'}")
         return states[name].state == UP
 
     def report_error(self, code: int, message: str) -> None:
@@ -245,9 +243,7 @@ class CoordinationClient:
 
     def _who(self) -> tuple[str, int, int]:
         if self._link.who is None:
-            raise FailedPreconditionError(
-                None, None, "this client is no task of the cluster: it has keys and task_states only"
-            )
+            raise FailedPreconditionError("this client is no task of the cluster: it has keys and task_states only")
         return self._link.who
 
     def _ask(self, method: str, *args: Any) -> Any:
@@ -317,7 +313,7 @@ def task_of(name: TaskName) -> Task:
         try:
             device = Device.parse(name)
         except ValueError as error:
-            raise InvalidArgumentError(None, None, str(error)) from None
+            raise InvalidArgumentError(str(error)) from None
         job, index = device.job, device.task
     elif isinstance(name, str):
         job, _, digits = name.rpartition(":")
@@ -325,7 +321,7 @@ def task_of(name: TaskName) -> Task:
     else:
         job, index = name if isinstance(name, tuple | list) and len(name) == 2 else (None, None)
     if not isinstance(job, str) or not job or type(index) is not int or index < 0:
-        raise InvalidArgumentError(None, None, f'{name!r} is no task: wanted one like "worker:1"')
+        raise InvalidArgumentError(f'{name!r} is no task: wanted one like "worker:1"')
     return job, index
 
 
@@ -333,9 +329,7 @@ def _tasks_of(names: Iterable[TaskName] | None) -> list[Task] | None:
     if names is None:
         return None
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
-        raise InvalidArgumentError(
-            None, None, f'{names!r} is no list of tasks: wanted one like ["worker:0", "worker:1"]'
-        )
+        raise InvalidArgumentError(f'{names!r} is no list of tasks: wanted one like ["worker:0", "worker:1"]')
     return [task_of(name) for name in names]
 
 
@@ -346,7 +340,7 @@ def _due(timeout: float | None) -> float:
     seconds = number(timeout)
     if not 0 <= seconds < inf:
         text = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        raise InvalidArgumentError(None, None, text)
+        raise InvalidArgumentError(text)
     return time.monotonic() + min(seconds, TIMEOUT_MAX)
 
 

@@ -151,7 +151,7 @@ class Link:
             return started.get_value()
         except UnavailableError as error:
             self.unless_ended(error.error_code)
-            raise UnavailableError(None, None, f"{self.keeper} has gone: {error.message}") from None
+            raise UnavailableError(f"{self.keeper} has gone: {error.message}") from None
         except OpError as error:
             self.unless_ended(error.error_code)
             with self._changed:
@@ -161,8 +161,8 @@ class Link:
             if isinstance(
                 self._end, CancelledError
             ):  # the keeper has said so, and its answer to this was not read any more
-                raise CancelledError(None, None, self._end.message) from error
-            raise UnavailableError(None, None, f"{self.keeper} has gone") from error
+                raise CancelledError(self._end.message) from error
+            raise UnavailableError(f"{self.keeper} has gone") from error
         except BaseException:  # Ctrl-C, say: the keeper must not count us among those who wait
             started.cancel()
             raise
@@ -192,7 +192,7 @@ class Link:
                     raise from_code(self._refused.error_code, self._refused.message)
                 now = time.monotonic()
                 if now >= due:
-                    raise DeadlineExceededError(None, None, f"{self.keeper} did not appear within {now - began:.1f} s")
+                    raise DeadlineExceededError(f"{self.keeper} did not appear within {now - began:.1f} s")
                 if not self._changed.wait(min(due - now, WAIT_LOG_S)):
                     log.warning(
                         "%s has waited %.0f s for %s to appear", self.name, time.monotonic() - began, self.keeper
@@ -264,7 +264,7 @@ class Link:
     def unless_ended(self, code: int = CANCELLED) -> None:
         """A wait is about to end with an error of this code. Raises CancelledError where this task has ended, which is the reason then."""
         if self._state == ENDED and code in _BY_THE_END:
-            raise CancelledError(None, None, f"{self._why} while this waited")
+            raise CancelledError(f"{self._why} while this waited")
 
     def reset(self) -> None:
         """Have the keeper forget what this task was, and register again. Waits for a keeper at most LEADER_WAIT_S."""
@@ -275,14 +275,14 @@ class Link:
             if self._state == LOST:  # the next one knows nothing that it could forget
                 raise self._gone()
             if self._state == RESETTING:
-                raise FailedPreconditionError(None, None, f"{self.name} is being reset already, by another thread")
+                raise FailedPreconditionError(f"{self.name} is being reset already, by another thread")
             self._state = RESETTING
             self._changed.notify_all()
         self._join()
         try:
             self._hear("reset", *self.who[:2], due=time.monotonic() + LEADER_WAIT_S, states=(RESETTING,))
         except DeadlineExceededError:
-            raise DeadlineExceededError(None, None, f"{self.keeper} did not answer to a reset") from None
+            raise DeadlineExceededError(f"{self.keeper} did not answer to a reset") from None
         except (UnavailableError, CancelledError, FailedPreconditionError) as error:
             self.unless_ended(error.error_code)
             if isinstance(error, FailedPreconditionError):
@@ -296,10 +296,10 @@ class Link:
 
     def _gone(self) -> UnavailableError:
         text = f"{self.keeper} has gone; what it kept is lost, and it can be used again when it is back"
-        return UnavailableError(None, None, text)
+        return UnavailableError(text)
 
     def _ended(self) -> FailedPreconditionError:
-        return FailedPreconditionError(None, None, f"{self.name} takes part in nothing any more: {self._why}")
+        return FailedPreconditionError(f"{self.name} takes part in nothing any more: {self._why}")
 
     def _join(self) -> None:
         with self._changed:
@@ -337,7 +337,7 @@ class Link:
                 self._become(REFUSED, error)
             except BaseException as error:  # a MemoryError, say: who waits must hear of it
                 log.exception("%s cannot go on", self.name)
-                self._become(REFUSED, InternalError(None, None, f"{type(error).__name__}: {error}"))
+                self._become(REFUSED, InternalError(f"{type(error).__name__}: {error}"))
 
     def _hear(self, method: str, *args: Any, due: float = inf, states: tuple[str, ...] = _AT_WORK) -> Any:
         pending = asking.start(self._life, PREFIX + method, *args, due=due)

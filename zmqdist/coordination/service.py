@@ -226,7 +226,7 @@ class CoordinationService:
 
     def _now(self) -> float:
         if self._stopped:
-            raise UnavailableError(None, None, "the service of barriers and keys has stopped here")
+            raise UnavailableError("the service of barriers and keys has stopped here")
         return self._loop.now()
 
     def _waits(self, asked: Asked) -> None:
@@ -305,7 +305,7 @@ class CoordinationService:
 
 
 def _wrong(wanted: str, given: Any) -> InvalidArgumentError:
-    return InvalidArgumentError(None, None, f"wanted {wanted}, not {str(given)[:100]!r}")
+    return InvalidArgumentError(f"wanted {wanted}, not {str(given)[:100]!r}")
 
 
 def _name(text: Any, what: str, least: int = 1) -> str:

@@ -91,9 +91,7 @@ def spec_to_json(spec: Any) -> Any:
 
     def leaf(one: Any) -> Any:
         if isinstance(one, DatasetSpec):
-            raise UnimplementedError(
-                None, None, "elements that hold datasets cannot be written: batch() or flat_map() them before"
-            )
+            raise UnimplementedError("elements that hold datasets cannot be written: batch() or flat_map() them before")
         return {"shape": None if one.shape is None else list(one.shape), "dtype": tell_dtype(np.dtype(one.dtype))}
 
     return told(spec, leaf)
@@ -108,7 +106,7 @@ def spec_from_json(text: Any) -> Any:
     try:
         return restored(text, leaf)
     except (ValueError, TypeError, KeyError, BadArray) as error:
-        raise DataLossError(None, None, f"not the spec of a dataset: {error}") from None
+        raise DataLossError(f"not the spec of a dataset: {error}") from None
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
@@ -132,7 +130,7 @@ def _walk(x: Any, leaves: list[Any]) -> Any:
     if isinstance(x, np.generic):
         return cls, x.dtype
     raise UnimplementedError(
-        None, None, f"an element holds {cls.__name__}, which cannot be written: batch() or flat_map() windows before"
+        f"an element holds {cls.__name__}, which cannot be written: batch() or flat_map() windows before"
     )
 
 
@@ -280,7 +278,7 @@ def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
         BadArray,
         zlib.error,
     ) as error:
-        raise DataLossError(None, None, f"{path}: corrupted record: {error}") from error
+        raise DataLossError(f"{path}: corrupted record: {error}") from error
 
 
 _MAGIC = b"\x93NUMPY"

@@ -86,11 +86,11 @@ def stacked(elements: Sequence[Composite]) -> Composite:
       InvalidArgumentError: they are ragged, or differ in shape or dtype.
     """
     if not all(isinstance(one, Sparse) for one in elements):
-        raise InvalidArgumentError(None, None, "cannot batch ragged elements: unbatch() takes them apart")
+        raise InvalidArgumentError("cannot batch ragged elements: unbatch() takes them apart")
     shape, dtype = elements[0].dense_shape, elements[0].values.dtype  # type: ignore[union-attr]
     for one in elements:
         if not np.array_equal(one.dense_shape, shape) or one.values.dtype != dtype:  # type: ignore[union-attr]
-            raise InvalidArgumentError(None, None, "cannot batch sparse elements that differ in shape or dtype")
+            raise InvalidArgumentError("cannot batch sparse elements that differ in shape or dtype")
     numbers = np.repeat(np.arange(len(elements)), [len(one.values) for one in elements])
     places = np.concatenate([one.indices for one in elements])  # type: ignore[union-attr]
     indices = np.concatenate([numbers[:, None], places], axis=1)
@@ -109,7 +109,7 @@ def spec_of_composite(value: Composite) -> Composite:
 def batched_spec(spec: Composite) -> Composite:
     """The spec of a batch of such elements."""
     if isinstance(spec, Ragged):
-        raise InvalidArgumentError(None, None, "cannot batch ragged elements: unbatch() takes them apart")
+        raise InvalidArgumentError("cannot batch ragged elements: unbatch() takes them apart")
     return _sparse_spec(spec.dense_shape.shape[0] + 1, spec.values.dtype)
 
 

@@ -64,5 +64,5 @@ def check_external_state(dataset: Tree) -> None:
         ' or set Options.experimental_external_state_policy = "IGNORE".'
     )
     if policy == "FAIL":
-        raise FailedPreconditionError(None, None, text)
+        raise FailedPreconditionError(text)
     warnings.warn(text, stacklevel=3)

@@ -227,7 +227,7 @@ class Dealt:
     def state(self) -> dict[str, int]:
         """JSON-able. Raises UnimplementedError where whoever deals cannot be told to go on from somewhere."""
         if not self._context.resumable:
-            raise UnimplementedError(None, None, "whoever deals out the splits keeps the place, not the iterator")
+            raise UnimplementedError("whoever deals out the splits keeps the place, not the iterator")
         return {"repetition": self._repetition, "taken": self._taken}
 
     def load(self, state: dict[str, int]) -> None:
@@ -396,9 +396,7 @@ class DatasetIterator(chain[Any]):
         """
         ended = self._reading.ended
         if self._reading.closed and not ended:
-            raise FailedPreconditionError(
-                None, None, "a closed iterator does not know its place: ask before you close it"
-            )
+            raise FailedPreconditionError("a closed iterator does not know its place: ask before you close it")
         room = _room.set([STATE_BYTES_MAX])
         try:
             tree = None if ended else self._reading.node.state_dict()
@@ -420,9 +418,7 @@ class DatasetIterator(chain[Any]):
         if state["operators"] != self._names:
             raise invalid(f"a state of the pipeline {state['operators']}, this one is {self._names}")
         if self._reading.closed:
-            raise FailedPreconditionError(
-                None, None, "an iterator at its end stays there: load the state into a new one"
-            )
+            raise FailedPreconditionError("an iterator at its end stays there: load the state into a new one")
         if state["ended"]:
             self._reading.ended = True
             self.close()
@@ -440,9 +436,7 @@ class DatasetIterator(chain[Any]):
         """
         timed = self._reading.node.context.timed
         if timed is None:
-            raise FailedPreconditionError(
-                None, None, "no statistics: options.stats = True, dataset.with_options(options)"
-            )
+            raise FailedPreconditionError("no statistics: options.stats = True, dataset.with_options(options)")
         found = []
         for each in self._dataset.walk():
             own = timed.get(id(each), _NOTHING)
@@ -514,7 +508,7 @@ def save_elements(elements: Iterable[Any]) -> list[Any]:
     for one in elements:
         room[0] -= _weigh(one)
         if room[0] < 0:
-            raise ResourceExhaustedError(None, None, TOO_LARGE)
+            raise ResourceExhaustedError(TOO_LARGE)
         if isinstance(one, Failure):
             if run:
                 kept.append({"elements": to_json(run)})
@@ -553,7 +547,7 @@ def _packed(value: Any) -> Any:
     if is_dataset(value):
         description = value.serialize()
         if value.has_functions():
-            raise UnimplementedError(None, None, "no state while a buffer holds datasets with functions")
+            raise UnimplementedError("no state while a buffer holds datasets with functions")
         return {_DATASET: description}
     if isinstance(value, dict):
         return {key: _packed(item) for key, item in value.items()}

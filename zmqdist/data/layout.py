@@ -94,7 +94,7 @@ def read_error(path: str) -> OpError | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        return UnknownError(None, None, f"{snapshot_error_path(path)} says that writing failed, but not why")
+        return UnknownError(f"{snapshot_error_path(path)} says that writing failed, but not why")
 
 
 def write_error(path: str, error: OpError, by: str | None = None) -> None:

@@ -72,7 +72,7 @@ class Processes:
             self._children.add(child)
         if self._closed:
             self._ended(child)
-            raise CancelledError(None, None, "the iterator was closed")
+            raise CancelledError("the iterator was closed")
         return child
 
     def _ended(self, child: _Child) -> None:
@@ -130,7 +130,7 @@ class _Child:
         except BrokenPipeError:
             answer = None
         if answer is None:
-            raise InternalError(None, None, f"the process that ran the function of map for this element {self._end()}")
+            raise InternalError(f"the process that ran the function of map for this element {self._end()}")
         return bytes(answer[0]), answer[1:]
 
     def _end(self) -> str:

@@ -131,8 +131,6 @@ def _branches(dataset: Tree) -> tuple[int, ...]:
 
 def _unshardable(dataset: Tree) -> Unshardable:
     return Unshardable(
-        None,
-        None,
         f"Found an unshardable source dataset: {dataset.op.told()}. ShardingPolicy.FILE divides files, and no reader of files"
         " stands between this and the end of the pipeline; use DATA or DYNAMIC.",
     )

@@ -122,9 +122,7 @@ def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: in
       FailedPreconditionError: the dataset has another number of sources. Reading raises what `ask` raises, and asks again the next time.
     """
     if sources is not None and sources != (have := len(split_providers(dataset))):
-        raise FailedPreconditionError(
-            None, None, f"Attempted to feed {sources} split providers into a dataset with {have} sources"
-        )
+        raise FailedPreconditionError(f"Attempted to feed {sources} split providers into a dataset with {have} sources")
 
     def positions(source: int, repetition: int, taken: int) -> Iterator[int]:
         return iter(
@@ -215,8 +213,6 @@ def portion_rules(dataset: Tree) -> PortionRules:
 
 def _unfit(dataset: Tree, why: str) -> UnimplementedError:
     return UnimplementedError(
-        None,
-        None,
         f"{dataset.op.name}() {why}; portions of the data, which exactly-once delivery and reading in order need, do not allow"
         " this: put it behind distribute()",
     )

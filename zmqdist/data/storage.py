@@ -174,8 +174,6 @@ def check_renames(path: str) -> None:
 
     if type(files).mv is AbstractFileSystem.mv:
         raise FailedPreconditionError(
-            None,
-            None,
             f"{path}: this file system has no atomic rename, and a snapshot is written by several at once: save it to a "
             "local or shared disk or HDFS, and copy it from there",
         )
@@ -184,16 +182,14 @@ def check_renames(path: str) -> None:
 def error_of(error: OSError, path: str) -> OpError:
     """An error of the disk in our words: a full one is RESOURCE_EXHAUSTED."""
     text = f"{path}: {error.strerror or error}"
-    return (ResourceExhaustedError if error.errno in _FULL else UnknownError)(None, None, text)
+    return (ResourceExhaustedError if error.errno in _FULL else UnknownError)(text)
 
 
 def _driver(path: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ModuleNotFoundError:
-        raise FailedPreconditionError(
-            None, None, f"{path}: a URL needs fsspec: pip install 'zmqdist[fsspec]'"
-        ) from None
+        raise FailedPreconditionError(f"{path}: a URL needs fsspec: pip install 'zmqdist[fsspec]'") from None
     found: tuple[Any, str] = url_to_fs(path)
     return found
 

@@ -72,7 +72,7 @@ class NoElements(FailedPreconditionError):
 
 def invalid(message: str) -> InvalidArgumentError:
     """The error of this package's users' mistakes."""
-    return InvalidArgumentError(None, None, message)
+    return InvalidArgumentError(message)
 
 
 def whole(value: Any, what: str) -> int:

@@ -108,9 +108,7 @@ class Tree:
     def _infer(self) -> Any:
         spec = self.op.infer(self)
         if spec is UNKNOWN_SPEC:
-            raise NoElements(
-                None, None, f"the element_spec of an empty {self.op.name}() is unknown: give output_signature"
-            )
+            raise NoElements(f"the element_spec of an empty {self.op.name}() is unknown: give output_signature")
         return spec
 
     def probe(self) -> Iterator[Any]:
@@ -171,7 +169,7 @@ class Tree:
                 for each in nodes
             ]
         except InvalidArgumentError as error:
-            raise FailedPreconditionError(None, None, f"the dataset cannot be serialized: {error}") from error
+            raise FailedPreconditionError(f"the dataset cannot be serialized: {error}") from error
         return json.dumps({"version": FORMAT_VERSION, "nodes": told}, sort_keys=True, separators=(",", ":"))
 
     def fingerprint(self) -> str:

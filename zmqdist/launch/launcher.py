@@ -115,7 +115,7 @@ class Launch:
         """
         for key, command in (("program", self._command), ("jobs.evaluator.program", self._evaluator_command())):
             if command and shutil.which(command[0]) is None:
-                raise errors.NotFoundError(None, None, f"{key}: {command[0]!r} is not found, or may not be executed")
+                raise errors.NotFoundError(f"{key}: {command[0]!r} is not found, or may not be executed")
         self._dispatcher_config(Credentials())
         folder = self._config.security.keys
         if folder is not None:

@@ -76,7 +76,7 @@ class local_cluster:
     def __init__(self, workers: int = 2, slots: int = 1, ps: int = 0, processes: bool = True, **options: Any) -> None:
         for name, count in (("workers", workers), ("ps", ps)):
             if type(count) is not int or count < 0:
-                raise errors.InvalidArgumentError(None, None, f"{name} is {count!r}, wants a number, 0 or more")
+                raise errors.InvalidArgumentError(f"{name} is {count!r}, wants a number, 0 or more")
         config = DispatcherConfig(**options)  # what is wrong with it is said before anything has been made
         self._slots = slots
         self._listener = _listen(config)
@@ -181,7 +181,7 @@ class local_cluster:
 
     def _check_open(self) -> None:
         if self._closed.locked():
-            raise errors.FailedPreconditionError(None, None, "this local_cluster has been closed")
+            raise errors.FailedPreconditionError("this local_cluster has been closed")
 
     def _kill(self, job: str, index: int) -> None:
         self._check_open()
@@ -267,21 +267,21 @@ class local_cluster:
         if not self.dispatcher.wait_for(
             lambda present: workers <= present or any(child.ended.is_set() for child in started), START_LIMIT_S
         ):
-            raise errors.UnavailableError(None, None, f"not all workers had registered after {START_LIMIT_S:g} s")
+            raise errors.UnavailableError(f"not all workers had registered after {START_LIMIT_S:g} s")
         while servers and not any(child.ended.is_set() for child in started):
             from zmqdist.tasks.probe import listening
 
             for task in listening(servers):
                 del servers[task]
             if servers and time.monotonic() > until:
-                raise errors.UnavailableError(None, None, f"not all ps served after {START_LIMIT_S:g} s")
+                raise errors.UnavailableError(f"not all ps served after {START_LIMIT_S:g} s")
             started[0].ended.wait(LOOK_S)
         for child in started:
             if child.ended.is_set():
                 how = errors.describe_exit(child.exit_code or 0)
                 ready = "had registered" if child.name.startswith("worker:") else "served"
                 raise errors.UnavailableError(
-                    None, None, f"{child.name} ended before it {ready} ({how}); its reason is on standard error"
+                    f"{child.name} ended before it {ready} ({how}); its reason is on standard error"
                 )
 
     def _exited(self, child: Child) -> None:
@@ -306,4 +306,4 @@ def _listen(config: DispatcherConfig) -> socket.socket:
         return socket.create_server((config.host, config.port), family=family)
     except OSError as error:
         problem = f"could not bind {join(config.host, config.port)}: {error.strerror}; port 0 takes a free one"
-        raise errors.UnknownError(None, None, problem) from None
+        raise errors.UnknownError(problem) from None

@@ -28,7 +28,7 @@ class Reserved:
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind((host, port))
             except OSError as error:
-                raise UnknownError(None, None, f"could not bind {join(host, port)}: {error.strerror}") from None
+                raise UnknownError(f"could not bind {join(host, port)}: {error.strerror}") from None
             self.address = join(host, bound.getsockname()[1])
             self._descriptor = bound.detach()
 

@@ -61,7 +61,7 @@ def peer_process() -> Iterator[str]:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         if not address:
-            raise errors.UnavailableError(None, None, "the benchmark's second process ended before it had begun")
+            raise errors.UnavailableError("the benchmark's second process ended before it had begun")
         try:
             yield address
         finally:

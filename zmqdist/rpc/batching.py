@@ -62,9 +62,7 @@ class Batched:
         kind = _kind(given, rows)
         if len(rows) != 1:
             told = f"with {' and '.join(map(str, sorted(rows)))} rows" if rows else "none at all"
-            raise InvalidArgumentError(
-                None, None, f"{self._method.name}: wanted arrays of the same number of rows, given {told}"
-            )
+            raise InvalidArgumentError(f"{self._method.name}: wanted arrays of the same number of rows, given {told}")
         waiting = _Waiting(asked, given, rows.pop())
         batch = self._batches.arrived(waiting, kind, waiting.rows, time.monotonic())
         asked.on_dropped(partial(self._batches.dropped, waiting, batch))
@@ -92,7 +90,7 @@ class Batched:
             for waiting in batch:
                 waiting.asked.begun()
                 if not waiting.asked.wanted():
-                    waiting.asked.fail(DeadlineExceededError(None, None, "deadline passed before it ran"))
+                    waiting.asked.fail(DeadlineExceededError("deadline passed before it ran"))
             if wanted:
                 self._running = True
                 self._service.submit(self._run, wanted)
@@ -129,8 +127,6 @@ class Batched:
                     f"an array of shape {leaf.shape}" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__name__}"
                 )
                 raise UnknownError(
-                    None,
-                    None,
                     f"{self._method.name} was given a batch of {total} rows, and {shown} is not as many results",
                 )
         ends = np.cumsum(rows).tolist()
@@ -158,6 +154,4 @@ def _kind(value: Any, rows: set[int]) -> Hashable:
     if isinstance(value, (list, tuple)):
         return isinstance(value, list), getattr(value, "_fields", None), *(_kind(item, rows) for item in value)
     shown = "an array without rows" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
-    raise InvalidArgumentError(
-        None, None, f"calls of this method are joined along axis 0: wanted arrays, given {shown}"
-    )
+    raise InvalidArgumentError(f"calls of this method are joined along axis 0: wanted arrays, given {shown}")

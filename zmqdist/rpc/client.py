@@ -159,7 +159,7 @@ class ZmqClient(Client):
         """
         check_name(method_name)
         if out is not None and output_specs is not None:
-            raise InvalidArgumentError(None, None, "out and output_specs both say what the value is: give one of them")
+            raise InvalidArgumentError("out and output_specs both say what the value is: give one of them")
         into = None if out is None else Into(out)
         read = into.read if into else as_leaves if output_specs is None else as_specified(output_specs)
         body, parts = payload.pack([] if args is None else payload.leaves(args))

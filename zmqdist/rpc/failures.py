@@ -40,7 +40,7 @@ def no_room(id: int, why: str) -> Reply:
 
 def stopping() -> UnavailableError:
     """The error of a call that a server will not begin any more."""
-    return UnavailableError(None, None, "the server is stopping; the call was not carried out")
+    return UnavailableError("the server is stopping; the call was not carried out")
 
 
 def told(error: BaseException) -> tuple[int, str]:

@@ -77,20 +77,18 @@ class Generators:
 
     def _open(self, asked: Asked, number: Any, name: Any, given: Any) -> None:
         if type(number) is not int or type(name) is not str:
-            raise InvalidArgumentError(None, None, "a stream has a number, and its method a name")
+            raise InvalidArgumentError("a stream has a number, and its method a name")
         method = self._service.allowed(asked.peer, name)
         if not method.streaming:
-            raise InvalidArgumentError(None, None, f"{name} is not a generator function: call it")
+            raise InvalidArgumentError(f"{name} is not a generator function: call it")
         args, named = method.checked(given, asked.peer.name)
         streams = self._of.get(asked.peer, {})
         if number in streams:
-            raise InvalidArgumentError(None, None, f"stream number {number} is in use")
+            raise InvalidArgumentError(f"stream number {number} is in use")
         if len(streams) >= STREAMS_OF_PEER_MAX:
-            raise ResourceExhaustedError(
-                None, None, f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some"
-            )
+            raise ResourceExhaustedError(f"{STREAMS_OF_PEER_MAX} streams of this client are open: close some")
         if len(self._running) >= STREAMS_MAX:
-            raise ResourceExhaustedError(None, None, f"{STREAMS_MAX} streams run at this server")
+            raise ResourceExhaustedError(f"{STREAMS_MAX} streams run at this server")
         stream = _Stream(self, self._service, number, method, asked)
         stream.start(args, named)
         self._of.setdefault(asked.peer, {})[number] = stream
@@ -99,7 +97,7 @@ class Generators:
     def _next(self, asked: Asked, number: Any) -> None:
         stream = self._find(asked.peer, number)
         if stream is None:
-            raise UnavailableError(None, None, "this stream is not known here: its connection went, or it was closed")
+            raise UnavailableError("this stream is not known here: its connection went, or it was closed")
         stream.ask(asked)
         self._tidy(stream)
 
@@ -159,7 +157,7 @@ class _Stream:
         """Raises InvalidArgumentError: the last one was not answered yet."""
         with self._turn:
             if self._asked is not None and self._asked.wanted():
-                raise InvalidArgumentError(None, None, "the last call for items of this stream is unanswered")
+                raise InvalidArgumentError("the last call for items of this stream is unanswered")
             self._asked = asked
             self._give()
 

@@ -25,13 +25,13 @@ class Into:
     def __init__(self, out: NDArray[Any]) -> None:
         """Raises InvalidArgumentError: nothing can be received into it."""
         if not isinstance(out, np.ndarray):
-            raise InvalidArgumentError(None, None, f"out: wanted a NumPy array, given a {type(out).__name__}")
+            raise InvalidArgumentError(f"out: wanted a NumPy array, given a {type(out).__name__}")
         if not out.flags.writeable:
-            raise InvalidArgumentError(None, None, "out: the array is read-only")
+            raise InvalidArgumentError("out: the array is read-only")
         if not out.flags.forc:
-            raise InvalidArgumentError(None, None, "out: the array is not contiguous")
+            raise InvalidArgumentError("out: the array is not contiguous")
         if out.dtype.hasobject:
-            raise InvalidArgumentError(None, None, f"out: no array of dtype {out.dtype} can be received")
+            raise InvalidArgumentError(f"out: no array of dtype {out.dtype} can be received")
         self._out = out
         # Of the base class and writable from now on, whatever the caller makes of its own object meanwhile.
         self._flat = np.ndarray.view(out, np.ndarray).reshape(-1, order="A").view(np.uint8)
@@ -41,7 +41,7 @@ class Into:
         """The room for an answer with this body. Raises InvalidArgumentError when it does not fit."""
         told = array_alone(body, "server")
         if told is None:
-            raise InvalidArgumentError(None, None, "the answer is not one array, as `out` needs")
+            raise InvalidArgumentError("the answer is not one array, as `out` needs")
         dtype, shape, fortran = told
         self._check(dtype, shape)
         if sizes != [self._out.nbytes] or fortran != is_fortran(self._out):
@@ -56,7 +56,7 @@ class Into:
         value = payload.unpack(call.body, call.frames, address)
         if type(value) is not np.ndarray:
             raise InvalidArgumentError(
-                None, None, f"{call.method} returned a {type(value).__name__}, not one array, as `out` needs"
+                f"{call.method} returned a {type(value).__name__}, not one array, as `out` needs"
             )
         self._check(value.dtype, value.shape)
         np.copyto(self._flat.view(value.dtype).reshape(value.shape, order="F" if is_fortran(self._out) else "C"), value)
@@ -66,4 +66,4 @@ class Into:
         out = self._out
         if (dtype, tuple(shape)) != (out.dtype, out.shape):
             text = f"the answer is an array of {dtype} and shape {tuple(shape)}, `out` has {out.dtype} and {out.shape}"
-            raise InvalidArgumentError(None, None, text)
+            raise InvalidArgumentError(text)

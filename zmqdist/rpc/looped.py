@@ -40,7 +40,7 @@ class LoopCalls:
         """The connection has gone: so have the answers."""
         waiting, self._waiting = self._waiting, {}
         for then in waiting.values():
-            then(None, UnavailableError(None, None, f"the connection to {self._dealer.address} ended"))
+            then(None, UnavailableError(f"the connection to {self._dealer.address} ended"))
 
     def ask(self, method: str, args: tuple[Any, ...], then: Then) -> None:
         """Call a method of the server, with no deadline."""
@@ -50,7 +50,7 @@ class LoopCalls:
         self._waiting[number] = then
         if not self._dealer.send(Call(number, method, self._incarnation, 0, body)):
             del self._waiting[number]
-            then(None, UnavailableError(None, None, f"not connected to {self._dealer.address}"))
+            then(None, UnavailableError(f"not connected to {self._dealer.address}"))
 
     def heard(self, message: Message) -> bool:
         """Whether the message was an answer."""

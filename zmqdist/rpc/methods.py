@@ -80,9 +80,7 @@ class Method:
         try:
             return fit(self.output_signature, value, convert, "result")
         except (TypeError, ValueError, OpError, RecursionError) as error:
-            raise UnknownError(
-                None, None, f"{self.name} returned something else than its output_signature says: {error}"
-            ) from None
+            raise UnknownError(f"{self.name} returned something else than its output_signature says: {error}") from None
 
     def arguments(self, body: bytes, frames: Any, peer: str) -> tuple[Sequence[Any], dict[str, Any]]:
         """What a body and `frames` bring for the function; raises InvalidArgumentError where it takes something else."""
@@ -116,7 +114,7 @@ class Method:
                 return convert_args(specs, given), _NONE
             return self._parameters.fit(specs, given, named, convert)
         except (TypeError, ValueError, OpError) as error:
-            raise InvalidArgumentError(None, None, f"{self.name}: {error}") from None
+            raise InvalidArgumentError(f"{self.name}: {error}") from None
 
     def info(self) -> MethodInfo:
         """What clients are told of it."""

@@ -46,9 +46,7 @@ def leaves(value: Any) -> list[Any]:
     try:
         return nest.flatten(value)
     except RecursionError:
-        raise InvalidArgumentError(
-            None, None, f"value is nested deeper than {DEPTH_MAX} containers, or contains itself"
-        ) from None
+        raise InvalidArgumentError(f"value is nested deeper than {DEPTH_MAX} containers, or contains itself") from None
 
 
 def unpack(body: bytes, parts: Sequence[Any], peer: str) -> Any:

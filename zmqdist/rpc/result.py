@@ -131,7 +131,7 @@ def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
         leaves = as_leaves(call, address) or []
         if len(leaves) != len(wanted):
             raise InvalidArgumentError(
-                None, None, f"{call.method} returned {len(leaves)} values, the output_specs have {len(wanted)}"
+                f"{call.method} returned {len(leaves)} values, the output_specs have {len(wanted)}"
             )
         arrays = []
         for number, (leaf, spec) in enumerate(zip(leaves, wanted, strict=True)):
@@ -139,7 +139,7 @@ def as_specified(specs: Any) -> Callable[[ClientCall, str], Any]:
                 arrays.append(convert(leaf, spec))
             except InvalidArgumentError as error:
                 text = f"value {number} of {call.method} does not fit its output_specs: {error.message}"
-                raise InvalidArgumentError(None, None, text) from None
+                raise InvalidArgumentError(text) from None
         return nest.pack_sequence_as(specs, arrays)
 
     return read

@@ -126,7 +126,7 @@ class ZmqServer(Server):
           FailedPreconditionError: the address needs keys, or the server was stopped before.
         """
         if self._stopped:
-            raise FailedPreconditionError(None, None, "this server was stopped: make a new one")
+            raise FailedPreconditionError("this server was stopped: make a new one")
         if self._loop is not None:
             return
         security = server_security(self._host, keys_dir=self._keys_dir, token_file=self._token_file)
@@ -169,7 +169,7 @@ class ZmqServer(Server):
             return ServerSnapshot()
         if self._pid != os.getpid():
             raise FailedPreconditionError(
-                None, None, "this server was started before a fork: it serves in the process that started it"
+                "this server was started before a fork: it serves in the process that started it"
             )
         return self._service.snapshot()
 

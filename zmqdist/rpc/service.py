@@ -119,14 +119,12 @@ class RpcService:
             raise TypeError(f"a method's name is a str, not {type(name).__name__}")
         if self._attached:
             raise FailedPreconditionError(
-                None, None, "All methods must be registered before starting the server: this one has been started"
+                "All methods must be registered before starting the server: this one has been started"
             )
         if name in self._methods:
-            raise InvalidArgumentError(None, None, f"{name} is already registered.")
+            raise InvalidArgumentError(f"{name} is already registered.")
         if not all(map(str.isidentifier, name.split("."))) or name.startswith("zmqdist."):
-            raise InvalidArgumentError(
-                None, None, f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)"
-            )
+            raise InvalidArgumentError(f"{name!r} cannot name a method: wanted an identifier (zmqdist.* is reserved)")
         method = method_for(name, fn, input_signature, output_signature, inline, roles)
         if batch:
             if inline or method.streaming:
@@ -410,9 +408,7 @@ class RpcService:
                 self.begun(served)
                 self._finished(served, peer, failed(served.id, error), ())
         elif method.streaming:
-            problem = InvalidArgumentError(
-                None, None, f"{method.name} is a stream: client.stream, or client.{method.name}"
-            )
+            problem = InvalidArgumentError(f"{method.name} is a stream: client.stream, or client.{method.name}")
             self._finished(served, peer, failed(served.id, problem), ())
         elif served.wanted(time.monotonic()):
             self._finished(served, peer, *_answer(method, served.id, body, frames, peer))
@@ -504,10 +500,10 @@ class RpcService:
         """The method of this name, for a peer. Raises InvalidArgumentError, PermissionDeniedError, UnavailableError."""
         method = self._methods.get(name)
         if method is None:
-            raise InvalidArgumentError(None, None, f"{name} is not registered.")
+            raise InvalidArgumentError(f"{name} is not registered.")
         if method.roles is not None and peer.role not in method.roles:
             allowed = ", ".join(sorted(method.roles))
-            raise PermissionDeniedError(None, None, f"role {peer.role} may not call {name} (allowed: {allowed})")
+            raise PermissionDeniedError(f"role {peer.role} may not call {name} (allowed: {allowed})")
         if self._stopping:
             raise stopping()
         return method

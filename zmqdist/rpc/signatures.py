@@ -30,7 +30,7 @@ def fit(spec: Any, value: Any, at_spec: Callable[[Any, TensorSpec], Any], path: 
         try:
             return at_spec(value, spec)
         except InvalidArgumentError as error:
-            raise InvalidArgumentError(None, None, f"{path}: {error.message}") from None
+            raise InvalidArgumentError(f"{path}: {error.message}") from None
     if isinstance(spec, dict):
         if not isinstance(value, dict):
             raise TypeError(f"{path}: expected a dict, given a {type(value).__name__}")

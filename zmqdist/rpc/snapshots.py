@@ -78,7 +78,7 @@ def pack_result(box: list[Any], *, lends: bool) -> tuple[bytes, Sequence[Source]
         body, parts = payload.pack(box[0])
     except InvalidArgumentError:
         if type(box[0]) is GeneratorType:
-            raise InvalidArgumentError(None, None, _GENERATOR) from None
+            raise InvalidArgumentError(_GENERATOR) from None
         raise
     if not parts:
         return body, parts

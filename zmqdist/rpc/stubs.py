@@ -52,7 +52,7 @@ def check_name(name: str) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise InvalidArgumentError(None, None, f"{name!r} is no method's name: it is no text in UTF-8") from None
+            raise InvalidArgumentError(f"{name!r} is no method's name: it is no text in UTF-8") from None
 
 
 def given(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

@@ -74,10 +74,10 @@ class Members:
         self.name = name
         self.tasks = tuple(tasks)
         if not tasks or len(set(tasks)) < len(tasks):
-            raise InvalidArgumentError(None, None, f"a group needs different tasks, not {[*map(named, tasks)]}")
+            raise InvalidArgumentError(f"a group needs different tasks, not {[*map(named, tasks)]}")
         if me not in self.tasks:
             told = ", ".join(map(named, tasks))
-            raise InvalidArgumentError(None, None, f"{named(me)} is not a member of the group {told}")
+            raise InvalidArgumentError(f"{named(me)} is not a member of the group {told}")
         self.rank = self.tasks.index(me)
         self.number = 0
         self.failed = False
@@ -190,7 +190,7 @@ class Collectives:
                 self._watches.speaks(task, life)  # our own watch may be behind
             return verdict[:3]
         except UnavailableError as error:
-            raise UnavailableError(None, None, f"{what} with leader {named(leader)}: {error.message}") from None
+            raise UnavailableError(f"{what} with leader {named(leader)}: {error.message}") from None
         except BaseException:  # also Ctrl-C: the others are told
             if isinstance(answer, _Answer):
                 self._leader.withdrew(group.name, answer)
@@ -316,7 +316,7 @@ class Collectives:
             told = self._watches.gone(task)
             if not told and isinstance(error, CancelledError):
                 raise
-            raise UnavailableError(None, None, told or (f"{named(task)}: " if box else "") + error.message) from None
+            raise UnavailableError(told or (f"{named(task)}: " if box else "") + error.message) from None
         finally:
             self._calls.pop(call, None)
 
@@ -335,7 +335,7 @@ class Collectives:
             if monotonic() < due:  # another member's, who has told us
                 raise
             told = f"no piece came from {named(task)} within {timeout_s} s, during the execution: all members had come"
-            raise DeadlineExceededError(None, None, told) from None
+            raise DeadlineExceededError(told) from None
         return piece
 
     # -- from the others --------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ class Collectives:
 
     def _arrived(self, group: str, name: str, source: int, index: int, piece: Array) -> None:
         if self._node.closed:  # for the sender that is the end of its receiver; and nothing may stay here
-            raise UnavailableError(None, None, self._node.stopped.message)
+            raise UnavailableError(self._node.stopped.message)
         box = self._box(group, name)
         box.tell(lambda: box.box.sent(Key(str(source), 1, "", str(index)), piece)[0])
 

@@ -50,7 +50,7 @@ _FOLDS: Final[dict[str, np.ufunc]] = {
 def fold_of(op: str) -> np.ufunc:
     """The function of two arrays for one of OPS. Raises InvalidArgumentError: none of them."""
     if op not in _FOLDS:
-        raise InvalidArgumentError(None, None, f"op {op!r}: there are {', '.join(OPS)}")
+        raise InvalidArgumentError(f"op {op!r}: there are {', '.join(OPS)}")
     return _FOLDS[op]
 
 

@@ -116,9 +116,9 @@ def check_alive(name: str) -> bool:
     try:
         device = Device.parse(name)
     except ValueError as error:
-        raise InvalidArgumentError(None, None, str(error)) from None
+        raise InvalidArgumentError(str(error)) from None
     if None in (device.job, device.replica, device.task):
-        raise InvalidArgumentError(None, None, f"{name!r} is not complete: wanted /job:NAME/replica:0/task:N")
+        raise InvalidArgumentError(f"{name!r} is not complete: wanted /job:NAME/replica:0/task:N")
     return server.check_alive(name)
 
 

@@ -61,12 +61,10 @@ class Together:
         """
         with self._lock:
             if self._closed:
-                raise FailedPreconditionError(None, None, f"the server of {named(self._node.me)} was stopped")
+                raise FailedPreconditionError(f"the server of {named(self._node.me)} was stopped")
             if self._client is None:
                 if not self._node.loop.running:
-                    raise FailedPreconditionError(
-                        None, None, f"the server of {named(self._node.me)} was not started yet"
-                    )
+                    raise FailedPreconditionError(f"the server of {named(self._node.me)} was not started yet")
                 self._client = self._connect()
             return self._client
 
@@ -77,7 +75,7 @@ class Together:
         keeper = f"the leader {named(self._leader)}"
         if address.endswith(":0"):
             text = f"{keeper} has port 0 in this cluster, so nobody can tell where it is: give it a port"
-            raise FailedPreconditionError(None, None, text)
+            raise FailedPreconditionError(text)
         return CoordinationClient(address, me, node.incarnation, credentials=node.credentials, keeper=keeper)
 
     def snapshot(self) -> KeeperSnapshot | None:
@@ -112,18 +110,16 @@ def config_of(section: Mapping[str, Any]) -> CoordinationConfig:
     """
     known = {field.name: field.default for field in fields(CoordinationConfig)}
     if not isinstance(section, Mapping) or (section.keys() - known.keys()):
-        raise InvalidArgumentError(
-            None, None, f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}"
-        )
+        raise InvalidArgumentError(f"config[{COORDINATION!r}] is {section!r}: it may have {', '.join(known)}")
     for name, value in section.items():
         least = 0 if name == "shutdown_timeout_s" else 1e-3
         if name.endswith("_s") and (
             isinstance(value, bool) or not isinstance(value, int | float) or not value >= least
         ):
             text = f"config[{COORDINATION!r}][{name!r}] is {value!r}, wants seconds, at least {least:g}"
-            raise InvalidArgumentError(None, None, text)
+            raise InvalidArgumentError(text)
     jobs = section.get("recoverable_jobs", ())
     if not isinstance(jobs, list | tuple | set | frozenset) or not all(isinstance(job, str) for job in jobs):
         text = f"config[{COORDINATION!r}]['recoverable_jobs'] is {jobs!r}, wants a list of names of jobs"
-        raise InvalidArgumentError(None, None, text)
+        raise InvalidArgumentError(text)
     return CoordinationConfig(**{**section, "recoverable_jobs": frozenset(jobs)})

@@ -49,7 +49,7 @@ def effective(
         made = ServerDef(spec.as_cluster_def().copy(), job, index, protocol=protocol or "")
     made.protocol = made.protocol or PROTOCOLS[0]
     if made.protocol not in PROTOCOLS:
-        raise NotFoundError(None, None, f"no protocol {made.protocol!r}; there is: {', '.join(PROTOCOLS)}")
+        raise NotFoundError(f"no protocol {made.protocol!r}; there is: {', '.join(PROTOCOLS)}")
     if not isinstance(config or {}, Mapping):
         raise TypeError(f"the config of a server is a dict of options, not {config!r}")
     made.default_session_config = merged(made.default_session_config, config or {})
@@ -84,7 +84,7 @@ def written_address(definition: ServerDef) -> str:
         split(address)
     except InvalidArgumentError as error:
         task = f"{definition.job_name}:{definition.task_index}"
-        raise InvalidArgumentError(None, None, f"{task} needs an address with a port: {error.message}") from None
+        raise InvalidArgumentError(f"{task} needs an address with a port: {error.message}") from None
     return address
 
 

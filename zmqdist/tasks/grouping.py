@@ -66,7 +66,7 @@ class Group:
         """
         with self._collectives.own_wait, self._members.lock:
             told = f"{self.tasks[self.rank]}: {message}"
-            self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(None, None, told))
+            self._collectives.agree(self._members, "cancel", NOTHING, inf, CancelledError(told))
 
     def abort(self, code: int, message: str) -> None:
         """End what is under way at every member with this error, and every later operation at once, until `reset`.
@@ -113,7 +113,7 @@ class Operations:
             job = self._node.me[0]
             members = [(job, index) for index in self._node.spec.task_indices(job)]
         elif isinstance(tasks, str):
-            raise InvalidArgumentError(None, None, f"a group is a list of tasks, not the text {tasks!r}")
+            raise InvalidArgumentError(f"a group is a list of tasks, not the text {tasks!r}")
         else:
             members = [self._node.task(task) for task in tasks]
         name = name or ",".join(map(named, members))
@@ -122,7 +122,7 @@ class Operations:
             if group is None:
                 group = self._groups[name] = Group(Members(name, members, self._node.me), self.collectives)
         if list(group._members.tasks) != members:
-            raise InvalidArgumentError(None, None, f"group {name!r} has the members {', '.join(group.tasks)}")
+            raise InvalidArgumentError(f"group {name!r} has the members {', '.join(group.tasks)}")
         return group
 
     # -- reducing ---------------------------------------------------------------------------------------------------------
@@ -143,9 +143,7 @@ class Operations:
                 ]
                 rows = [core.reducible(leaf.values, op) if isinstance(leaf, IndexedSlices) else None for leaf in leaves]
                 if any(isinstance(leaf, IndexedSlices) for leaf in leaves) and op not in ("sum", "mean"):
-                    raise InvalidArgumentError(
-                        None, None, f"IndexedSlices are summed or averaged: there is no {op} of them"
-                    )
+                    raise InvalidArgumentError(f"IndexedSlices are summed or averaged: there is no {op} of them")
             results: list[Any] = [None] * len(leaves)
             for pack in core.packs(dense, bytes_per_pack or COLLECTIVE_INLINE_BYTES_MAX):
                 arrays = [array for place in pack if (array := dense[place]) is not None]
@@ -224,7 +222,7 @@ class Operations:
                 array = _array(x)
                 if not array.ndim or len(array) != turn.size:
                     told = f"all_to_all needs one item for each of the {turn.size} members, not shape {array.shape}"
-                    raise InvalidArgumentError(None, None, told)
+                    raise InvalidArgumentError(told)
             out = np.empty_like(array)
 
             def exchange(told: Any) -> tuple[Iterator[core.Schedule], Any]:
@@ -282,13 +280,13 @@ class _Turn:
             yield
         except Exception as error:
             told = f"{named(self._members.tasks[self.rank])} could not take part: {type(error).__name__}: {error}"
-            failure = error if isinstance(error, OpError) else InvalidArgumentError(None, None, told)
+            failure = error if isinstance(error, OpError) else InvalidArgumentError(told)
             self._collectives.agree(self._members, "nothing", NOTHING, inf, failure)
             raise
 
     def check_root(self, root: int) -> None:
         if not (isinstance(root, (int, np.integer)) and 0 <= root < self.size):
-            raise InvalidArgumentError(None, None, f"root {root!r}: the ranks are 0 to {self.size - 1}")
+            raise InvalidArgumentError(f"root {root!r}: the ranks are 0 to {self.size - 1}")
 
     def is_small(self, array: Array) -> bool:
         """Whether it rides along with the announcement."""

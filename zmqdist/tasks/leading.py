@@ -105,7 +105,7 @@ class Leader:
             known, rounds = self._groups.setdefault(group, (members, Rounds([named(task) for task in members])))
             if known != members:
                 told = f"group {group} has the members {', '.join(map(named, known))}"
-                raise InvalidArgumentError(None, None, f"{told}, not {', '.join(map(named, members))}")
+                raise InvalidArgumentError(f"{told}, not {', '.join(map(named, members))}")
             verdicts = rounds.announced(one)
             for task in members if rounds.come else ():
                 if told := self._watches.gone(task):
@@ -184,7 +184,7 @@ class Leader:
         """What a member is told while this task stops: the own one that it was stopped, another one that its leader has gone."""
         if not isinstance(token, Asked):
             return self._node.stopped
-        return UnavailableError(None, None, f"{self._node.stopped.message}, which led this group")
+        return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
     def withdrew(self, group: str, token: Any) -> None:
         """Who announced this does not wait any more."""
@@ -200,9 +200,7 @@ class Leader:
                     )
                 except Exception as error:  # of NumPy, such as no memory
                     for one in verdict.members:
-                        one.token.fail(
-                            error if isinstance(error, OpError) else InvalidArgumentError(None, None, str(error))
-                        )
+                        one.token.fail(error if isinstance(error, OpError) else InvalidArgumentError(str(error)))
                     continue
                 # Ours is the first: it may be changed by our caller, so it is told last.
                 for one, answer in reversed(list(zip(verdict.members, answers, strict=True))):

@@ -223,23 +223,21 @@ class Mail:
         told = misfit(wait.letter, out)
         if told:
             self._in.tell(self._in.box.returned, wait)
-            raise InvalidArgumentError(None, None, f"{told}; the message from {key.source} is still there")
+            raise InvalidArgumentError(f"{told}; the message from {key.source} is still there")
         np.copyto(out, wait.letter)
         return out
 
     def _put(self, text: str, number: int, low: int, after: int, value: Any) -> None:
         key = Key.parse(text)
         if key.target != self._me:
-            raise InvalidArgumentError(
-                None, None, f"this is {self._me}, not {key.target}: the address has another task now"
-            )
+            raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
         with self._in.lock:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
             wake(ended)
         if (
             refusal is not None and refusal.error_code == CANCELLED
         ):  # we stop: for the sender that is the end of its receiver
-            raise UnavailableError(None, None, refusal.message)
+            raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
 
@@ -282,7 +280,7 @@ def _Here(call: ClientCall) -> StatusOrResult:
 
 def _checked(tag: str) -> str:
     if not isinstance(tag, str) or not tag or ";" in tag:
-        raise InvalidArgumentError(None, None, f"a tag is a text without semicolons, not {tag!r}")
+        raise InvalidArgumentError(f"a tag is a text without semicolons, not {tag!r}")
     return tag
 
 
@@ -290,13 +288,13 @@ def check_timeout(timeout: Any) -> None:
     """Raises InvalidArgumentError: neither seconds nor None."""
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0):
         told = f"a time-out is a number of seconds, 0 or more, or None, not {timeout!r}"
-        raise InvalidArgumentError(None, None, told)
+        raise InvalidArgumentError(told)
 
 
 def check_out(out: Any) -> None:
     """Raises InvalidArgumentError: nothing can be received into it."""
     if out is not None and not (isinstance(out, np.ndarray) and out.flags.writeable and not out.dtype.hasobject):
-        raise InvalidArgumentError(None, None, "out: wanted a writable NumPy array without Python objects")
+        raise InvalidArgumentError("out: wanted a writable NumPy array without Python objects")
 
 
 def misfit(value: Any, out: NDArray[Any]) -> str:

@@ -81,7 +81,7 @@ class Key:
             return Key(parts[0], int(parts[1], 16), parts[2], parts[3], (int(frame[0]), int(frame[1])))
         except ValueError:
             told = f"not a key: {text!r}; wanted source;16 hexadecimal digits;target;tag;frame:iteration"
-            raise InvalidArgumentError(None, None, told) from None
+            raise InvalidArgumentError(told) from None
 
 
 class Wait:
@@ -179,7 +179,7 @@ class Mailbox:
             return [], from_code(*self._status)
         source = self._source(key.source)
         if key.life in source.past:
-            return [], UnavailableError(None, None, f"{key.source} has begun another life since this was sent")
+            return [], UnavailableError(f"{key.source} has begun another life since this was sent")
         ended = self.heard(key.source, key.life)
         ended += self._given_up(source, low)
         if number and source.has(number):
@@ -187,7 +187,7 @@ class Mailbox:
         held = number and after and not source.has(after)
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
             told = f"{key.target} has {self.items} messages of {self.nbytes} bytes that nobody has received: receive some first"
-            refusal = ResourceExhaustedError(None, None, told)
+            refusal = ResourceExhaustedError(told)
             return [*ended, *self._skip(source, number, after)], refusal  # those behind it must not wait
         if held:
             self._count(1, nbytes)

@@ -54,7 +54,7 @@ class Variables:
             told = (
                 f"variable {name!r} (container {key[0]!r}) of {self._task} was not assigned, or was cleared by a reset"
             )
-            raise FailedPreconditionError(None, None, told)
+            raise FailedPreconditionError(told)
         return array
 
     def specs(self, container: str = "") -> dict[str, TensorSpec]:
@@ -73,9 +73,7 @@ class Variables:
 
     def _key(self, name: str, container: str) -> tuple[str, str]:
         if not isinstance(name, str) or not isinstance(container, str):
-            raise InvalidArgumentError(
-                None, None, f"variables and containers are named by text, not {name!r}, {container!r}"
-            )
+            raise InvalidArgumentError(f"variables and containers are named by text, not {name!r}, {container!r}")
         return container or self._default, name
 
 
@@ -88,7 +86,7 @@ def array_of(name: str, value: Any) -> np.ndarray[Any, Any]:
         problem = str(error)
     if problem:
         told = f"variable {name!r} cannot hold {type(value).__name__}: {problem}"
-        raise InvalidArgumentError(None, None, told)
+        raise InvalidArgumentError(told)
     return array
 
 

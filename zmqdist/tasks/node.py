@@ -66,7 +66,7 @@ def grace_s(given: Any) -> float:
     """Seconds that running calls have when a server stops; None stands for GRACE_S. Raises InvalidArgumentError for no such number."""
     seconds = GRACE_S if given is None else number(given)
     if not seconds >= 0:
-        raise InvalidArgumentError(None, None, f"grace is a number of seconds, 0 or more, or None, not {given!r}")
+        raise InvalidArgumentError(f"grace is a number of seconds, 0 or more, or None, not {given!r}")
     return min(seconds, A_YEAR_S)
 
 
@@ -146,7 +146,7 @@ class Node:
             told = (
                 f"{address} of {named(me)} is no address of this machine, so it would listen on all interfaces, but: "
             )
-            raise FailedPreconditionError(None, None, told + error.message) from None
+            raise FailedPreconditionError(told + error.message) from None
         self.loop = Loop(f"zmqdist-server-{named(me)}")
         try:
             hello = our_hello("server", self.incarnation, f"{named(me)} pid {os.getpid()}")
@@ -154,7 +154,7 @@ class Node:
             _, port = split(self.router.bind(place) if listener is None else self.router.bind_fd(listener))
         except UnknownError as error:
             self.loop.stop()
-            raise UnknownError(None, None, f"could not start the server of {named(me)}: {error.message}") from None
+            raise UnknownError(f"could not start the server of {named(me)}: {error.message}") from None
         except BaseException:
             self.loop.stop()
             raise
@@ -168,7 +168,7 @@ class Node:
     @property
     def stopped(self) -> CancelledError:
         """What ends the waits of this task when it stops."""
-        return CancelledError(None, None, f"the server of {named(self.me)} was stopped")
+        return CancelledError(f"the server of {named(self.me)} was stopped")
 
     def serve(self) -> None:
         """Answer from now on."""
@@ -182,7 +182,7 @@ class Node:
         if task is not None and task[0] in self.spec.jobs and task[1] in self.spec.task_indices(task[0]):
             return task
         known = ", ".join(map(named, self.tasks))
-        raise InvalidArgumentError(None, None, f"no task {name!r} in this cluster; it has {known}")
+        raise InvalidArgumentError(f"no task {name!r} in this cluster; it has {known}")
 
     @property
     def tasks(self) -> list[Task]:
@@ -196,7 +196,7 @@ class Node:
         """
         with self._lock:
             if self._closed:
-                raise FailedPreconditionError(None, None, f"the server of {named(self.me)} was stopped")
+                raise FailedPreconditionError(f"the server of {named(self.me)} was stopped")
             client = self._clients.get(task)
             if client is None:
                 address = self.address if task == self.me else self.spec.task_address(*task)
@@ -261,4 +261,4 @@ def _check_descriptors(name: str) -> None:
     used = len(os.listdir("/proc/self/fd"))
     if limit != resource.RLIM_INFINITY and used + SERVER_DESCRIPTORS > limit:
         told = f"the server of {name} needs {SERVER_DESCRIPTORS} descriptors, and this process has {used} of {limit}: raise `ulimit -n`"
-        raise ResourceExhaustedError(None, None, told)
+        raise ResourceExhaustedError(told)

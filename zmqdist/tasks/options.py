@@ -70,5 +70,5 @@ def check(config: Mapping[str, Any], known: tuple[str, ...], whose: str) -> list
         if told is None:
             close = difflib.get_close_matches(str(name), known, n=1)
             told = f"did you mean {close[0]!r}?" if close else f"it may have {', '.join(known)}"
-        raise InvalidArgumentError(None, None, f"config[{name!r}] is no option of a {whose}: {told}")
+        raise InvalidArgumentError(f"config[{name!r}] is no option of a {whose}: {told}")
     return sorted(INERT.intersection(config))

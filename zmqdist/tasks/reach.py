@@ -37,7 +37,7 @@ class Reach:
           UnavailableError: this task stops meanwhile.
         """
         if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s <= REACH_S_MAX:
-            raise InvalidArgumentError(None, None, f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
+            raise InvalidArgumentError(f"timeout_s is {timeout_s!r}, wants up to {REACH_S_MAX:g} s")
         others = self._node.others
         with ThreadPoolExecutor(AT_A_TIME, thread_name_prefix="zmqdist-reach") as pool:
             troubles = pool.map(lambda task: self._trouble(task, timeout_s), others)
@@ -58,7 +58,7 @@ class Reach:
             seen = looking.look(address, timeout_s)
         except OpError as error:
             if self._node.closed:
-                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping: it cannot tell") from None
+                raise UnavailableError(f"{named(self._node.me)} is stopping: it cannot tell") from None
             return error.message
         if seen.failure is None:
             return f"it takes connections, and does not answer within {timeout_s:g} s"

@@ -59,9 +59,9 @@ class Remote:
                 problems and node.closed
             ):  # our own stop ended the questions: the others may have heard them all the same
                 text = f"{named(node.me)} was stopped by another caller meanwhile; not all other tasks have answered"
-                raise UnavailableError(None, None, text)
+                raise UnavailableError(text)
             if problems:
-                raise UnavailableError(None, None, f"{named(node.me)} ends, but not {'; '.join(problems)}")
+                raise UnavailableError(f"{named(node.me)} ends, but not {'; '.join(problems)}")
             asked.answer([named(task) for task, _ in told] + [named(node.me)])
         except BaseException as error:
             asked.fail(error)

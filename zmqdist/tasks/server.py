@@ -214,9 +214,7 @@ class Server:
         """
         server = current_server()
         if server is None:
-            raise FailedPreconditionError(
-                None, None, "Server.current() is for functions that Session.run runs on a task"
-            )
+            raise FailedPreconditionError("Server.current() is for functions that Session.run runs on a task")
         return server
 
     @property
@@ -254,7 +252,7 @@ class Server:
         """
         with self._life:
             if self._stopped.is_set():
-                raise FailedPreconditionError(None, None, f"the server of {self.task} was stopped: make a new one")
+                raise FailedPreconditionError(f"the server of {self.task} was stopped: make a new one")
             if not self._started:
                 self._started = True
                 self._node.serve()

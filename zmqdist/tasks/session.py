@@ -106,7 +106,7 @@ class _Cluster:
         if found is None or not self.sees(found):
             known = ", ".join(device_of(*each) for each in self.addresses if self.sees(each))
             told = f"no task {task!r} in the cluster of {named(self.me)}, or it is filtered out; available devices: {known}"
-            raise InvalidArgumentError(None, None, told)
+            raise InvalidArgumentError(told)
         return found
 
 
@@ -261,7 +261,7 @@ class Session:
                 start(client, "session.reset", names, due=due).get_value()
             except DeadlineExceededError:
                 told = f"no task's server at {address} answered to the reset within {due - began:.3g} s"
-                raise DeadlineExceededError(None, None, told) from None
+                raise DeadlineExceededError(told) from None
 
     def close(self) -> None:
         """End it: what waits gets a CancelledError, and the variables of an isolated session are freed. Idempotent."""
@@ -342,12 +342,12 @@ class Session:
         try:
             answer = self._wait(connection, what, due, "session.open", self._id, is_master, self._config)
         except DeadlineExceededError:
-            raise DeadlineExceededError(None, None, _missing(what, connection)) from None
+            raise DeadlineExceededError(_missing(what, connection)) from None
         except InvalidArgumentError as error:
             if not error.message.endswith("is not registered."):
                 raise
             told = f"what listens at {connection.address} is no task's server (zmqdist.Server)"
-            raise FailedPreconditionError(None, None, told) from None
+            raise FailedPreconditionError(told) from None
         connection.opened = True
         return answer
 
@@ -374,18 +374,18 @@ class Session:
             CANCELLED,
             FAILED_PRECONDITION,
         ):  # the latter: its client was closed before the call
-            raise CancelledError(None, None, f"{what} on {name}: the session was closed (Session.close)") from None
+            raise CancelledError(f"{what} on {name}: the session was closed (Session.close)") from None
         if isinstance(error, UnavailableError):
-            raise UnavailableError(None, None, f"{what} on {name}: {error.message}") from None
+            raise UnavailableError(f"{what} on {name}: {error.message}") from None
         if isinstance(error, DeadlineExceededError):
             sent = "waited for a server" not in error.message
             told = f"{what} on {name} did not end in time; it may go on there" if sent else _missing(what, connection)
-            raise DeadlineExceededError(None, None, told) from None
+            raise DeadlineExceededError(told) from None
         raise error
 
     def _check_open(self) -> None:
         if self._closed:
-            raise FailedPreconditionError(None, None, "this session was closed: make a new one")
+            raise FailedPreconditionError("this session was closed: make a new one")
 
 
 def _missing(what: str, connection: _Connection) -> str:
@@ -405,7 +405,7 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
         known = False
     if not known:
         told = f'no session can be had with {target!r}: wanted "{_SCHEME}://host:port", the target of a zmqdist.Server, or that server'
-        raise NotFoundError(None, None, told)
+        raise NotFoundError(told)
     if keys_dir is None and token_file is None and isinstance(given, Credentials):
         return address, given
     paths = (None if path is None else os.fspath(path) for path in (token_file, keys_dir))
@@ -415,7 +415,7 @@ def _place(target: Any, keys_dir: Any, token_file: Any) -> tuple[str, Credential
 
 def _checked(config: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(config or {}, Mapping):
-        raise InvalidArgumentError(None, None, f"the config of a session is a dict of options, not {config!r}")
+        raise InvalidArgumentError(f"the config of a session is a dict of options, not {config!r}")
     given = dict(config or {})
     for key in options.check(given, options.OF_SESSIONS, "session"):
         warnings.warn(f"session option {key!r} is TensorFlow's and does nothing here", stacklevel=3)
@@ -433,5 +433,5 @@ def _limit_s(timeout_in_ms: Any) -> float:
     known = number(timeout_in_ms)
     if isnan(known):
         told = f"a time-out is a number of milliseconds, 0 for none, not {timeout_in_ms!r}"
-        raise InvalidArgumentError(None, None, told)
+        raise InvalidArgumentError(told)
     return known / 1000 if 0 < known < _LONG_MS else inf

@@ -134,7 +134,7 @@ class Sessions:
         text = f"{self._name} was stopped, and this had not ended within the grace; it may go on there"
         for session in self._sessions.values():
             for asked in tuple(session.running):
-                asked.fail(UnavailableError(None, None, text))
+                asked.fail(UnavailableError(text))
         self._over = True  # only now: one that was asked to end before might be answered before
         self._pool.stop()
 
@@ -148,9 +148,9 @@ class Sessions:
         config = merged(self._definition.default_session_config, config)
         if session not in self._sessions:
             if session in self._ended:
-                raise AbortedError(None, None, self._ended[session])
+                raise AbortedError(self._ended[session])
             if len(self._sessions) >= SESSIONS_MAX:
-                raise ResourceExhaustedError(None, None, f"{self._name} has its {SESSIONS_MAX} sessions already")
+                raise ResourceExhaustedError(f"{self._name} has its {SESSIONS_MAX} sessions already")
             isolated = bool(config.get(ISOLATE))
             variables = Variables(self._name, self._node.me[0]) if isolated else self.shared
             self._sessions[session] = _Session(variables, is_master)
@@ -173,9 +173,9 @@ class Sessions:
         known = self._sessions.get(session)
         if known is None:
             told = f"{self._name} does not know this session: it was closed or lost, or the task was started again: make a new one"
-            raise AbortedError(None, None, told)
+            raise AbortedError(told)
         if known.ended:
-            raise AbortedError(None, None, known.ended)
+            raise AbortedError(known.ended)
         if known.peer is not peer:
             known.peer = peer
             self._used_by.setdefault(peer, set()).add(session)
@@ -187,7 +187,7 @@ class Sessions:
             raise self._is_stopping("nothing was done")
 
     def _is_stopping(self, outcome: str) -> UnavailableError:
-        return UnavailableError(None, None, f"{self._name} is stopping; {outcome}")
+        return UnavailableError(f"{self._name} is stopping; {outcome}")
 
     def _gone(self, peer: Peer) -> None:
         loop = self._node.loop
@@ -208,7 +208,7 @@ class Sessions:
         if session.variables is not self.shared:
             session.variables.clear()
         for asked in tuple(session.running):
-            asked.fail(AbortedError(None, None, told))
+            asked.fail(AbortedError(told))
 
     # -- resets ------------------------------------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Sessions:
             if failed and self._node.closed:  # that ended the questions: the other tasks may be as well as ever
                 raise self._is_stopping("what the other tasks have cleared is not known")
             if failed:
-                raise UnavailableError(None, None, f"cleared, but not at {'; '.join(failed)}")
+                raise UnavailableError(f"cleared, but not at {'; '.join(failed)}")
             asked.answer(None)
         except FailedPreconditionError as error:  # of our own connections
             stopping = self._is_stopping("not all other tasks were asked to clear")

@@ -66,10 +66,10 @@ class Working:
         self._slots = config.get(SLOTS)
         self._processes = config.get(PROCESSES, True)
         if self._slots is not None and (type(self._slots) is not int or not 1 <= self._slots <= SLOTS_MAX):
-            raise InvalidArgumentError(None, None, f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}")
+            raise InvalidArgumentError(f"config['slots'] is {self._slots!r}, wants 1 to {SLOTS_MAX}")
         if not isinstance(self._processes, bool):
             text = f"config['worker_processes'] is {self._processes!r}, wants True or False"
-            raise InvalidArgumentError(None, None, text)
+            raise InvalidArgumentError(text)
         self._lock = threading.Lock()
         self._invited: list[_Invited] = []
         self._closed = False
@@ -82,7 +82,7 @@ class Working:
 
         if self._node.me[0] in IDLE_JOBS:
             text = f"{named(self._node.me)} at {self._node.address} runs no functions: it is not worker:{index}"
-            raise FailedPreconditionError(None, None, text)
+            raise FailedPreconditionError(text)
         credentials = self._node.credentials
         config = WorkerConfig(
             dispatcher,
@@ -109,14 +109,14 @@ class Working:
 
         with self._lock:
             if self._closed:
-                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping")
+                raise UnavailableError(f"{named(self._node.me)} is stopping")
             self._invited = [each for each in self._invited if not each.worker.join(0)]
             if any((each.dispatcher, each.program) == (config.dispatcher_address, program) for each in self._invited):
                 return ALREADY
             former = [each for each in self._invited if each.program != program]
             for each in former:
                 if each.worker.in_contact and each.dispatcher != config.dispatcher_address:
-                    raise AlreadyExistsError(None, None, self._taken(each))
+                    raise AlreadyExistsError(self._taken(each))
             invited = _Invited(config.dispatcher_address, program, WorkerServer(config, start=False))
             self._invited = [each for each in self._invited if each.program == program] + [invited]
         for each in former:
@@ -127,7 +127,7 @@ class Working:
             with self._lock, contextlib.suppress(ValueError):
                 self._invited.remove(invited)
             if self._closed:  # that ended the start, and says nothing of the dispatcher
-                raise UnavailableError(None, None, f"{named(self._node.me)} is stopping") from None
+                raise UnavailableError(f"{named(self._node.me)} is stopping") from None
             raise
         return STARTED
 

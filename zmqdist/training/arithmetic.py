@@ -85,7 +85,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
             told = f"{self._label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
-            raise InvalidArgumentError(None, None, told)
+            raise InvalidArgumentError(told)
         for axis in range(places.shape[-1]):
             checked_numbers(self._label, places[..., axis], self.shape[axis])
         found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]

@@ -83,7 +83,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
         for part, share in zip(_parts(variable), shares, strict=True):
             if part._home.key in seen:
                 told = f"{part._home.ref} is there twice: add up its gradients, so that it makes one step"
-                raise InvalidArgumentError(None, None, told)
+                raise InvalidArgumentError(told)
             seen.add(part._home.key)
             change = client.apply(part._home.ref, optimizer, share)
             if isinstance(part._home, RemoteHome):

@@ -94,7 +94,7 @@ class Connected:
             found = looked.result()
         for index, address in enumerate(self.ps):
             told = f"{_task_name('ps', index)} at {address} does not answer"
-            states.append(None if ("ps", index) in found else errors.UnavailableError(None, None, told))
+            states.append(None if ("ps", index) in found else errors.UnavailableError(told))
         return states
 
     def _worker_states(self) -> list[errors.UnavailableError | None]:
@@ -103,7 +103,7 @@ class Connected:
             status = self._ask("status")
         except errors.OpError as error:
             told = f"cannot be told, the dispatcher at {self.target} does not answer: {error.message}"
-            return [errors.UnavailableError(None, None, f"{_task_name('worker', index)} {told}") for index in wanted]
+            return [errors.UnavailableError(f"{_task_name('worker', index)} {told}") for index in wanted]
         rows = {row["name"]: row["state"] for row in status["workers"]}
         losses = {loss["name"]: loss["reason"] for loss in status["losses"]}
         states: list[errors.UnavailableError | None] = []
@@ -113,7 +113,7 @@ class Connected:
                 states.append(None)
                 continue
             why = "its connection has ended" if name in rows else losses.get(name, "it has not registered")
-            states.append(errors.UnavailableError(None, None, f"{_task_name('worker', index)} is not there: {why}"))
+            states.append(errors.UnavailableError(f"{_task_name('worker', index)} is not there: {why}"))
         return states
 
     # -- who is in it -------------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Connected:
         text = (
             f"a worker joins this cluster by itself: zmqdist worker --dispatcher {self.target.removeprefix('zmq://')}"
         )
-        raise errors.FailedPreconditionError(None, None, text)
+        raise errors.FailedPreconditionError(text)
 
     def remove_worker(self, index: int, grace_s: float = GRACE_S) -> None:
         """Let a worker finish what it runs, at most for `grace_s`, and go; what it has not begun runs elsewhere.
@@ -181,7 +181,7 @@ class Connected:
         """Ask the dispatcher."""
         with self._lock:
             if self._closed:
-                raise errors.FailedPreconditionError(None, None, "this cluster was closed")
+                raise errors.FailedPreconditionError("this cluster was closed")
             if self._asks is None:
                 address = self.target.removeprefix("zmq://")
                 self._asks = ZmqClient(address, "strategy", security=self.credentials.client(address, "submit"))
@@ -417,14 +417,14 @@ def _wait(connected: Connected, inviting: Inviting, until: float, timeout_s: flo
             elif answer.get_value()["task"] != named(task):
                 there = answer.get_value()["task"]
                 raise errors.InvalidArgumentError(
-                    None, None, f"at {clients[task].address} is {there}, and the cluster says {named(task)}"
+                    f"at {clients[task].address} is {there}, and the cluster says {named(task)}"
                 )
     finally:
         for client in clients.values():
             client.close()
     if absent:
         told = f"not all tasks of the cluster answered within {timeout_s:g} s: {'; '.join(_looked_at(absent))}"
-        raise errors.UnavailableError(None, None, told)
+        raise errors.UnavailableError(told)
 
 
 def _looked_at(absent: dict[Task, str]) -> list[str]:
@@ -482,7 +482,7 @@ def _launched(timeout_s: float) -> Connected:
         if time.monotonic() >= until:
             connected.close()
             told = f"not all tasks of the cluster answered within {timeout_s:g} s: "
-            raise errors.UnavailableError(None, None, told + "; ".join(state.message for state in troubles))
+            raise errors.UnavailableError(told + "; ".join(state.message for state in troubles))
         pause.wait(0.05)
     return connected
 

@@ -42,7 +42,7 @@ class StrategyCoordinator(ClusterCoordinator):
             if self._made:
                 if options and options != self._options:
                     text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
-                    raise InvalidArgumentError(None, None, text)
+                    raise InvalidArgumentError(text)
                 return
             self._options = options
             try:

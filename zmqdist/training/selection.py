@@ -114,7 +114,7 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
         wanted = range(*item.indices(size))
         if wanted.step > 0:
             return wanted, slice(None)
-        return wanted[::-1], slice(None, None, -1)
+        return wanted[::-1], slice(-1)
     if isinstance(item, int):
         row = in_bounds(np.array([item]), size)[0]
         return range(int(row), int(row) + 1), 0
@@ -144,10 +144,10 @@ def checked_numbers(what: str, numbers: Any, size: int) -> NDArray[np.int64]:
     """
     array = np.asarray(numbers)
     if array.dtype.kind not in "iu" and array.size:
-        raise InvalidArgumentError(None, None, f"{what}: indices are whole numbers, not {array.dtype}")
+        raise InvalidArgumentError(f"{what}: indices are whole numbers, not {array.dtype}")
     outside = array[(array < 0) | (array >= size)]
     if outside.size:
-        raise InvalidArgumentError(None, None, f"{what}: index {outside[0]} is out of range: it has 0 to {size - 1}")
+        raise InvalidArgumentError(f"{what}: index {outside[0]} is out of range: it has 0 to {size - 1}")
     return array.astype(np.int64, copy=False)
 
 

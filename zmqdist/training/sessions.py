@@ -125,7 +125,7 @@ class Session:
     def check_open(self) -> None:
         """Raises FailedPreconditionError: it was closed."""
         if not self._end.alive:
-            raise FailedPreconditionError(None, None, "this ParameterServerStrategy has been closed")
+            raise FailedPreconditionError("this ParameterServerStrategy has been closed")
 
     def homes(self) -> list[RemoteHome]:
         """Of the variables that somebody still has a handle of."""

@@ -267,8 +267,6 @@ class ShardedVariable(ArrayLike):
     def compare_and_set(self, value: Any, *, version: Any = None, expected: Any = None) -> NoReturn:
         """Not of several shards: they cannot be compared and set in one moment. Raises UnimplementedError."""
         raise UnimplementedError(
-            None,
-            None,
             f"variable {self.name!r} has {len(self._variables)} shards, which cannot be set in one moment: use compare_and_set "
             "of each of its .variables, or make it in one piece",
         )
@@ -308,8 +306,6 @@ class ShardedVariable(ArrayLike):
         array = cast(value, self.dtype, self._label)
         if array.shape != self.shape:
             raise InvalidArgumentError(
-                None,
-                None,
                 f"variable {self.name!r} has shape {self.shape}: a value of shape {array.shape} does not fit",
             )
         return array
@@ -317,8 +313,6 @@ class ShardedVariable(ArrayLike):
     def _fitting_rows(self, rows: IndexedSlices) -> tuple[NDArray[np.int64], NDArray[Any]]:
         if rows.values.shape[1:] != self.shape[1:]:
             raise InvalidArgumentError(
-                None,
-                None,
                 f"variable {self.name!r} has rows of shape {self.shape[1:]}: rows of shape {rows.values.shape[1:]} do not fit",
             )
         return checked_numbers(self._label, rows.indices, self.shape[0]), cast(rows.values, self.dtype, self._label)

@@ -132,7 +132,7 @@ class OnWorkers:
 def _refuse_options(method: str, options: Any) -> None:
     if options is not None:
         text = f"{method} has no options here: TensorFlow's are for its compilers and accelerators. Leave `options` out, got {options!r}"
-        raise InvalidArgumentError(None, None, text)
+        raise InvalidArgumentError(text)
 
 
 class Extended:

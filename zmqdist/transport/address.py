@@ -29,9 +29,7 @@ def split(address: str) -> tuple[str, int]:
         host = host[1:-1]
     decimal = port.isascii() and port.isdigit() and len(port) <= 5
     if not colon or not host or not decimal or int(port) > 65535 or (":" in host and not bracketed):
-        raise InvalidArgumentError(
-            None, None, f"{address!r} is not an address: wanted host:port, as 127.0.0.1:5050 or [::1]:5050"
-        )
+        raise InvalidArgumentError(f"{address!r} is not an address: wanted host:port, as 127.0.0.1:5050 or [::1]:5050")
     return ("127.0.0.1" if host == "localhost" else "0.0.0.0" if host == "*" else host), int(port)
 
 
@@ -82,4 +80,4 @@ def split_key(text: str) -> tuple[str, bytes]:
     try:
         return address, bytes.fromhex(key)
     except ValueError:
-        raise InvalidArgumentError(None, None, f"{address} comes with something that is no public key") from None
+        raise InvalidArgumentError(f"{address} comes with something that is no public key") from None

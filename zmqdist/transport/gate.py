@@ -47,7 +47,7 @@ class Gate:
         """Raises FailedPreconditionError after a fork."""
         if self._process is not line.process:
             raise FailedPreconditionError(
-                None, None, f"the client of {self._address} was made before a fork: make a new one in this process"
+                f"the client of {self._address} was made before a fork: make a new one in this process"
             )
 
     def __enter__(self) -> bool:

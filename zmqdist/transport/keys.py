@@ -52,18 +52,18 @@ def keygen(folder: str | Path, *, force: bool = False) -> None:
       FailedPreconditionError: the folder cannot be written.
     """
     if not zmq.has("curve"):
-        raise FailedPreconditionError(None, None, "this build of libzmq has no CURVE: install pyzmq from a wheel")
+        raise FailedPreconditionError("this build of libzmq has no CURVE: install pyzmq from a wheel")
     folder = Path(folder)
     names = [f"{name}.key" for name in (_SERVER, *ROLES)] + [f"{_SERVER}.pub", AUTHORIZED]
     try:
         there = [name for name in names if (folder / name).exists()]
         if there and not force:
-            raise AlreadyExistsError(None, None, f"{folder} has keys already ({there[0]}); --force replaces them")
+            raise AlreadyExistsError(f"{folder} has keys already ({there[0]}); --force replaces them")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder.chmod(0o700)
         _write_all(folder)
     except OSError as error:
-        raise FailedPreconditionError(None, None, f"cannot write keys to {folder}: {error.strerror}") from None
+        raise FailedPreconditionError(f"cannot write keys to {folder}: {error.strerror}") from None
 
 
 def _write_all(folder: Path) -> None:
@@ -110,12 +110,10 @@ def load_authorized(folder: str | Path) -> dict[bytes, str]:
     roles: dict[bytes, str] = {}
     for number, (role, text) in _lines(path, 0o022).items():
         if role not in ROLES:
-            raise FailedPreconditionError(
-                None, None, f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}"
-            )
+            raise FailedPreconditionError(f"{path}:{number}: {role[:20]!r} is not a role: {', '.join(ROLES)}")
         key = _decode(text)
         if key is None:
-            raise FailedPreconditionError(None, None, f"{path}:{number}: not a public key of 40 characters")
+            raise FailedPreconditionError(f"{path}:{number}: not a public key of 40 characters")
         roles[key] = role
     return roles
 
@@ -135,9 +133,7 @@ def _load_pair(folder: Path, name: str) -> KeyPair:
     lines = _lines(path, 0o077)
     pair = KeyPair(_key(path, lines, "public"), _key(path, lines, "secret"))
     if zmq.curve_public(pair.secret) != pair.public:
-        raise FailedPreconditionError(
-            None, None, f"{path} is damaged: its public and secret key do not belong together"
-        )
+        raise FailedPreconditionError(f"{path} is damaged: its public and secret key do not belong together")
     return pair
 
 
@@ -145,8 +141,6 @@ def _lines(path: Path, mode_bits: int) -> dict[int, tuple[str, str]]:
     """Line number -> (first word, rest). Files of root are taken too: that is how secrets are mounted."""
     if not path.exists():
         raise FailedPreconditionError(
-            None,
-            None,
             f"there is no key file {path}: make a cluster's keys with `zmqdist keygen {path.parent}`, or copy this one from "
             "where they were made (SECURITY.md says which are needed where)",
         )
@@ -163,7 +157,7 @@ def _key(path: Path, lines: dict[int, tuple[str, str]], word: str) -> bytes:
     found = [rest for name, rest in lines.values() if name == word]
     if len(found) != 1 or _decode(found[0]) is None:
         raise FailedPreconditionError(
-            None, None, f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; run `zmqdist keygen`"
+            f"{path} is damaged: wanted one line `{word}` with a key of 40 characters; run `zmqdist keygen`"
         )
     return found[0].encode()
 

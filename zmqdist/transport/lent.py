@@ -109,7 +109,7 @@ class PeerArena:
             raise WireError(f"process {self._pid}", f"no such memory: {error}") from None
         except OSError as error:
             raise UnavailableError(
-                None, None, f"memory of process {self._pid} cannot be mapped ({error.strerror}): it has probably ended"
+                f"memory of process {self._pid} cannot be mapped ({error.strerror}): it has probably ended"
             ) from None
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
@@ -126,7 +126,7 @@ class PeerArena:
                 self._opened[inode] = segment
             return segment, lease
         except (OSError, ValueError) as error:
-            raise UnavailableError(None, None, f"memory of process {self._pid} cannot be opened: {error}") from None
+            raise UnavailableError(f"memory of process {self._pid} cannot be opened: {error}") from None
 
     # -- lent to us alone -----------------------------------------------------------------------------------------------
 
@@ -161,9 +161,7 @@ class PeerArena:
         raise self._gone()
 
     def _gone(self) -> UnavailableError:
-        return UnavailableError(
-            None, None, f"process {self._pid} has taken the memory back, or lent it to somebody else"
-        )
+        return UnavailableError(f"process {self._pid} has taken the memory back, or lent it to somebody else")
 
     def _segment(self, handle: Handle) -> Segment:
         """Mapped shared and writable; kept for the next array in it."""

@@ -150,7 +150,7 @@ class Loop:
         """
         with self._lock:
             if self._stopping:
-                raise FailedPreconditionError(None, None, f"loop {self.name} has been stopped; make a new one")
+                raise FailedPreconditionError(f"loop {self.name} has been stopped; make a new one")
             if self._started:
                 return
             self._started = True
@@ -204,7 +204,7 @@ class Loop:
         """
         with self._lock:
             if not self._accepting:
-                raise FailedPreconditionError(None, None, f"loop {self.name} has ended")
+                raise FailedPreconditionError(f"loop {self.name} has ended")
             self._inbox.append((fn, args))
         if self._sleeping:
             self._wake()
@@ -235,7 +235,7 @@ class Loop:
             if future.done():  # `fn` itself raised a TimeoutError
                 raise
             raise DeadlineExceededError(
-                None, None, f"loop {self.name} did not answer within {timeout_s} s: a callback keeps it"
+                f"loop {self.name} did not answer within {timeout_s} s: a callback keeps it"
             ) from None
 
     def _wake(self) -> None:

@@ -176,15 +176,15 @@ class ConnectionWatch:
             if not mismatch:
                 return None
             text = f"{address} does not use {_KNOWN_AS[ours]}, as this side does: give both the same security"
-            return Refused(FailedPreconditionError(None, None, text))
+            return Refused(FailedPreconditionError(text))
         theirs = _NAMED.get(mechanism)
         if theirs is None:
             text = f"what listens on {address} is not a zmqdist server: is the port right?"
-            return Refused(FailedPreconditionError(None, None, text))
+            return Refused(FailedPreconditionError(text))
         if theirs != ours:
             plaintext = ", in plaintext" if theirs == NONE else ""
             text = f"the server at {address} uses {_KNOWN_AS[theirs]}{plaintext}, this side {_KNOWN_AS[ours]}: {_ADVICE[theirs]}"
-            return Refused(FailedPreconditionError(None, None, text))
+            return Refused(FailedPreconditionError(text))
         if closes < CLOSES_MAX:
             self._closes = closes
             return None
@@ -193,9 +193,9 @@ class ConnectionWatch:
                 f"the server at {address} does not have the key that this side expects of it: most likely `server.pub` is "
                 f"not this cluster's, or a worker listens there (this side uses {self.security.source})"
             )
-            return Refused(UnauthenticatedError(None, None, text))
+            return Refused(UnauthenticatedError(text))
         text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
-        return Refused(UnavailableError(None, None, text))
+        return Refused(UnavailableError(text))
 
     def _not_let_in(self, status: int) -> OpError:
         source = self.security.source or "nothing"
@@ -211,5 +211,5 @@ class ConnectionWatch:
         else:
             why = "it wants a token or a key"
         return UnauthenticatedError(
-            None, None, f"the server at {self.address} refused this side as {self.security.role} ({source}): {why}"
+            f"the server at {self.address} refused this side as {self.security.role} ({source}): {why}"
         )

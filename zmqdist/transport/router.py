@@ -225,7 +225,7 @@ class Router:
             name = given.getsockname()
             given.detach()
         if not isinstance(name, tuple):
-            raise InvalidArgumentError(None, None, f"descriptor {fd} is not a TCP socket")
+            raise InvalidArgumentError(f"descriptor {fd} is not a TCP socket")
         self._security.check_bind(name[0])
         return join(name[0], self._loop.run(self._bind, name[0], name[1], fd))
 
@@ -238,7 +238,7 @@ class Router:
         try:
             socket.bind(f"tcp://{address if port else address[:-1] + '*'}")
         except zmq.ZMQError as error:
-            raise UnknownError(None, None, f"could not bind {address}: {_why(error)}") from None
+            raise UnknownError(f"could not bind {address}: {_why(error)}") from None
         finally:
             socket.setsockopt(zmq.USE_FD, -1)
         bound = socket.getsockopt(zmq.LAST_ENDPOINT)
@@ -503,7 +503,7 @@ def listen(host: str) -> sockets.socket:
         made.listen(BACKLOG)
     except OSError as error:
         made.close()
-        raise UnknownError(None, None, f"could not bind {join(host, 0)}: {error.strerror}") from None
+        raise UnknownError(f"could not bind {join(host, 0)}: {error.strerror}") from None
     return made
 
 

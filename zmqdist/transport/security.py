@@ -100,7 +100,7 @@ class ServerSecurity:
             if error.errno != zmq.EADDRINUSE:
                 raise
             raise FailedPreconditionError(
-                None, None, f"loop {loop.name} serves a secured socket already: give each server a loop of its own"
+                f"loop {loop.name} serves a secured socket already: give each server a loop of its own"
             ) from None
 
     def check_bind(self, host: str) -> None:
@@ -162,8 +162,6 @@ class ClientSecurity:
         strangers = uids - {os.geteuid()}
         if strangers:
             raise UnauthenticatedError(
-                None,
-                None,
                 f"{address} is listened on by user {min(strangers)}, not by this user ({os.geteuid()}): the token was not "
                 f"shown to it. Use another port, or CURVE keys (`zmqdist keygen`) for a server of another user",
             )
@@ -226,7 +224,7 @@ def client_security(
       UnauthenticatedError: `peer` is not the key of a worker or a program of this cluster.
     """
     if role not in ROLES:
-        raise InvalidArgumentError(None, None, f"{role!r} is not a role: {', '.join(ROLES)}")
+        raise InvalidArgumentError(f"{role!r} is not a role: {', '.join(ROLES)}")
     host, _ = split(address)
     folder = _keys_folder(curve, keys_dir, token_file)
     if folder is not None:
@@ -248,8 +246,6 @@ def _expected(address: str, folder: str | Path, peer: bytes) -> bytes:
         return keys.load_server_public(folder)
     if keys.load_authorized(folder).get(peer) not in LISTENERS:
         raise UnauthenticatedError(
-            None,
-            None,
             f"{address} is not connected to: its public key {keys.text(peer)} is of no worker or program in "
             f"{Path(folder, keys.AUTHORIZED)}",
         )
@@ -262,8 +258,6 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
     folder = keys_dir or (None if token_file and not curve else os.environ.get(keys.ENVIRONMENT))
     if curve and not folder:
         raise FailedPreconditionError(
-            None,
-            None,
             f"CURVE was asked for, but no keys are given: make some with `zmqdist keygen DIR` and name the folder, "
             f"by {keys.ENVIRONMENT} for instance",
         )
@@ -272,8 +266,6 @@ def _keys_folder(curve: bool | None, keys_dir: str | Path | None, token_file: st
 
 def _needs_keys(host: str) -> FailedPreconditionError:
     return FailedPreconditionError(
-        None,
-        None,
         f"{host} is reached from other machines, and no CURVE keys are given: make some with `zmqdist keygen DIR` and set "
         f"{keys.ENVIRONMENT}=DIR on every machine, or stay on 127.0.0.1 (insecure=True or --insecure goes without)",
     )
@@ -289,7 +281,7 @@ def listeners(host: str, port: int) -> set[int]:
         return {uid for uid, _ in listening(host, port)}
     except (OSError, ValueError, IndexError) as error:
         raise FailedPreconditionError(
-            None, None, f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
+            f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
         ) from None
 
 

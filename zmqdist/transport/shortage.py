@@ -57,7 +57,7 @@ def exhausted(nbytes: int, what: str) -> ResourceExhaustedError:
     """The error: so much memory was asked for, and is not there."""
     available = available_bytes()
     there = "" if available is None else f" ({available / 2**20:.0f} MiB are available to this process)"
-    return ResourceExhaustedError(None, None, f"no memory for {what}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
+    return ResourceExhaustedError(f"no memory for {what}: {nbytes / 2**20:.0f} MiB{there}. {_REMEDY}")
 
 
 def _limits(proc: Path, groups: Path) -> Iterator[tuple[int, int]]:

@@ -48,7 +48,7 @@ def default_path() -> Path:
         return Path.home() / ".local" / "state" / "zmqdist" / "token"
     except RuntimeError:
         raise FailedPreconditionError(
-            None, None, f"this user has no home folder for a token: set {ENVIRONMENT} to a file of your own"
+            f"this user has no home folder for a token: set {ENVIRONMENT} to a file of your own"
         ) from None
 
 
@@ -74,8 +74,6 @@ def create(path: str | Path) -> None:
             os.unlink(part)
     except OSError as error:
         raise FailedPreconditionError(
-            None,
-            None,
             f"cannot make the token file {path}: {error.strerror}; set {ENVIRONMENT} to a file of your own",
         ) from None
 
@@ -90,8 +88,6 @@ def load(path: str | Path) -> bytes:
     text = read_private(path, "token file").strip()
     if not TOKEN_BYTES_MIN <= len(text) <= TOKEN_BYTES_MAX or not text.isascii() or b"\n" in text:
         raise FailedPreconditionError(
-            None,
-            None,
             f"{path} is not a token: wanted one line of {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} characters; remove it",
         )
     return text
@@ -118,15 +114,15 @@ def read_private(path: Path, what: str, *, owners: tuple[int, ...] = (), mode_bi
             if problem is None:
                 return file.read(1 << 20)
     except OSError as error:
-        raise FailedPreconditionError(None, None, f"cannot read the {what} {path}: {error.strerror}") from None
-    raise FailedPreconditionError(None, None, f"the {what} {path} {problem}")
+        raise FailedPreconditionError(f"cannot read the {what} {path}: {error.strerror}") from None
+    raise FailedPreconditionError(f"the {what} {path} {problem}")
 
 
 def _check_folder(folder: Path) -> None:
     try:
         status = os.stat(folder)
     except OSError as error:
-        raise FailedPreconditionError(None, None, f"cannot look at the folder {folder}: {error.strerror}") from None
+        raise FailedPreconditionError(f"cannot look at the folder {folder}: {error.strerror}") from None
     refuse_strangers(status, f"the folder of the token, {folder},", mode_bits=0o077)
 
 
@@ -139,7 +135,7 @@ def refuse_strangers(status: os.stat_result, what: str, *, mode_bits: int) -> No
     """
     problem = _problem(status, (), mode_bits)
     if problem:
-        raise FailedPreconditionError(None, None, f"{what} {problem}")
+        raise FailedPreconditionError(f"{what} {problem}")
 
 
 def _problem(status: os.stat_result, owners: tuple[int, ...], mode_bits: int) -> str | None:

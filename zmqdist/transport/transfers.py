@@ -232,7 +232,7 @@ class Lanes:
         sizes = self._sizes(id, parts)
         if self._in.announced + sum(sizes) > RECEIVING_BYTES_MAX:
             told = f"{self._peer} has announced more than {RECEIVING_BYTES_MAX} bytes that have not come: send fewer at a time"
-            raise ResourceExhaustedError(None, None, told)
+            raise ResourceExhaustedError(told)
         frames = room(sizes)
         for number, part in enumerate(parts):
             if not sizes[number]:

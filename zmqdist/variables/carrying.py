@@ -68,10 +68,10 @@ def initial_value(label: str, initial: Any) -> Any:
     try:
         array = np.asarray(fn(**named))
     except OpError as error:
-        raise UnknownError(None, None, f"the initializer of {label} raised: {error.message}") from error
+        raise UnknownError(f"the initializer of {label} raised: {error.message}") from error
     except Exception as error:
-        raise UnknownError(None, None, f"the initializer of {label} raised {type(error).__name__}: {error}") from error
+        raise UnknownError(f"the initializer of {label} raised {type(error).__name__}: {error}") from error
     if array.shape != tuple(spec.shape) or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
         told = f"the initializer of {label} made {array.dtype} of {array.shape}, wanted {spec.dtype} of {spec.shape}"
-        raise InvalidArgumentError(None, None, told)
+        raise InvalidArgumentError(told)
     return np.array(array, spec.dtype, order="C")

@@ -34,7 +34,7 @@ def cast(value: Any, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
             shown = f"{given.dtype} of shape {given.shape}"
         except ValueError:
             shown = "lists of unequal lengths"
-        raise InvalidArgumentError(None, None, f"{what} is of {dtype}, and {shown} does not fit that") from None
+        raise InvalidArgumentError(f"{what} is of {dtype}, and {shown} does not fit that") from None
     if dtype.kind in "SU" and made.itemsize < array.itemsize and not np.array_equal(made, array):
-        raise InvalidArgumentError(None, None, f"{what} is of {dtype}: longer text, of {array.dtype}, would be cut off")
+        raise InvalidArgumentError(f"{what} is of {dtype}: longer text, of {array.dtype}, would be cut off")
     return made

@@ -93,7 +93,7 @@ class Ref:
         """
         array = self.cast(value)
         if array.shape != self.shape:
-            raise InvalidArgumentError(None, None, f"{self} has shape {self.shape}; given one of shape {array.shape}")
+            raise InvalidArgumentError(f"{self} has shape {self.shape}; given one of shape {array.shape}")
         return array
 
     def cast(self, value: Any) -> NDArray[Any]:
@@ -156,7 +156,7 @@ def apply(ref: Ref, how: Optimizer | Callable[..., Any], gradient: Any) -> Chang
     """
     if isinstance(how, type) or (not callable(how) and not isinstance(how, Optimizer)):
         wanted = "an optimizer, as SGD(0.1), or a function"
-        raise InvalidArgumentError(None, None, f"{ref}: apply() takes {wanted}, not {how!r}")
+        raise InvalidArgumentError(f"{ref}: apply() takes {wanted}, not {how!r}")
     sparse = isinstance(gradient, IndexedSlices)
     told: Any = (rows_of(ref, gradient.indices), ref.cast(gradient.values)) if sparse else ref.fit(gradient)
     if isinstance(how, Optimizer):
@@ -176,7 +176,7 @@ def rows_of(ref: Ref, indices: Any) -> NDArray[Any]:
         return array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         told = f"{ref}: indices are whole numbers in one dimension, not {array.dtype} of shape {array.shape}"
-        raise InvalidArgumentError(None, None, told)
+        raise InvalidArgumentError(told)
     return array
 
 
@@ -253,14 +253,14 @@ class Started:
                 self._client.forget_sent(self._question.functions)
                 self._connect()
             except AbortedError as error:  # it has lost the variable: nothing else is ABORTED
-                self._trouble = UnavailableError(None, None, f"{self._question.what} is lost: {error.message}")
+                self._trouble = UnavailableError(f"{self._question.what} is lost: {error.message}")
             except (UnavailableError, CancelledError) as error:
                 losses += 1
                 self._client.reached = False
                 if losses <= PS_LOSSES_MAX:
                     self._connect()
                 else:
-                    self._trouble = UnavailableError(None, None, f"{self._question.what}: {error.message}")
+                    self._trouble = UnavailableError(f"{self._question.what}: {error.message}")
 
     def _connect(self) -> None:
         """Have a connection and ask over it; else there is `_trouble`."""
@@ -269,13 +269,13 @@ class Started:
             self._call = self._client.ask(self._question)
             self._trouble = None
         except (UnavailableError, CancelledError) as error:
-            self._trouble = UnavailableError(None, None, f"{self._question.what} cannot be reached: {error.message}")
+            self._trouble = UnavailableError(f"{self._question.what} cannot be reached: {error.message}")
 
     def _recover(self, until: float, lost: UnavailableError) -> float:
         """Wait a little, if there is to be recovery; else raise. Up to when it is waited for."""
         now = time.monotonic()
         if now >= self._question.due:
-            raise DeadlineExceededError(None, None, lost.message)
+            raise DeadlineExceededError(lost.message)
         until = min(until, now + self._question.recovery_s)
         if now >= until:
             raise PSUnavailableError(lost, self._client.address)
@@ -481,7 +481,7 @@ class PsClient:
                 self._hear(until)
             except DeadlineExceededError:
                 told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
-                raise UnavailableError(None, None, told) from None
+                raise UnavailableError(told) from None
             self._sent.clear()
             self.reached = True
 
@@ -523,7 +523,7 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection(split(address), KNOCK_S).close()
     except ConnectionRefusedError:
-        raise UnavailableError(None, None, f"nobody listens at {address}: its process has ended") from None
+        raise UnavailableError(f"nobody listens at {address}: its process has ended") from None
     except OSError:
         pass  # slow, perhaps, or a name that is looked up elsewhere: the first question tells
 

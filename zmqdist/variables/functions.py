@@ -31,7 +31,7 @@ class UpdateFunctions:
     def packed(self, fn: Any) -> PackedFunction:
         """Raises InvalidArgumentError: it cannot be pickled, or called."""
         if not callable(fn):
-            raise InvalidArgumentError(None, None, f"an update is an optimizer or a function, not {fn!r}")
+            raise InvalidArgumentError(f"an update is an optimizer or a function, not {fn!r}")
         try:
             known = self._known.get(fn)
         except TypeError:  # it cannot be hashed, or referred to weakly

@@ -155,7 +155,7 @@ class Host:
         if ended is None:
             return
         for watcher in ended.watching:  # only the first answer counts
-            watcher.fail(AbortedError(None, None, f"{self._name}: session {session} {why}"))
+            watcher.fail(AbortedError(f"{self._name}: session {session} {why}"))
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
 
@@ -165,13 +165,13 @@ class Host:
             variable.gone = why
             waiting: list[Any] = variable.steps.waiting()
         for update, _ in waiting:
-            self._service.soon(self._fail, update, AbortedError(None, None, f"{variable.label} {why}"))
+            self._service.soon(self._fail, update, AbortedError(f"{variable.label} {why}"))
 
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
         if found is None:
             told = f"{self._name} does not know session {session}: it was started again, or the strategy was closed"
-            raise AbortedError(None, None, told)
+            raise AbortedError(told)
         return found
 
     def _variables(self, session: int, numbers: Sequence[int]) -> list[Variable]:
@@ -180,7 +180,7 @@ class Host:
             return [variables[number] for number in numbers]
         except KeyError as error:
             told = f"{self._name} has no variable {error.args[0]} in this session: it was dropped, or not made"
-            raise AbortedError(None, None, told) from None
+            raise AbortedError(told) from None
 
     # -- variables ------------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class Host:
     def _function_of(self, digest: bytes) -> tuple[str, Callable[..., Any]]:
         found = self._functions.get(digest)
         if found is None:
-            raise FailedPreconditionError(None, None, f"{self._name} does not have this update function: send it")
+            raise FailedPreconditionError(f"{self._name} does not have this update function: send it")
         return found
 
     # -- reading --------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ class Host:
         """
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
-            raise InvalidArgumentError(None, None, "an update changes a variable once")
+            raise InvalidArgumentError("an update changes a variable once")
         found, answer = self._log.begin(client, sequence, settled)
         if found == RUNNING:
             self._running[client, sequence].joined.append((asked, variables, want))
@@ -511,7 +511,7 @@ class Host:
             else:
                 raise each.wrong(f"update {change[1]!r} cannot be made by a step of several")
             if each.gone:
-                raise AbortedError(None, None, f"{each.label} {each.gone}")
+                raise AbortedError(f"{each.label} {each.gone}")
             each.steps.check(step, wanted)
             if step in each.sums and not each.sums[step].fits(gradient):
                 raise each.wrong(f"step {step} has dense gradients and sparse ones")

@@ -220,7 +220,7 @@ class Variable:
             returned = fn(value, given, slots, step)
         except Exception as error:
             told = f"{self.label}: update function {name} raised {type(error).__name__}: {error}"
-            raise UnknownError(None, None, told) from error
+            raise UnknownError(told) from error
         made = value if returned is None else self._made(name, returned)
         kept = {str(slot): np.array(array) for slot, array in slots.items()}
         if any(array.dtype.hasobject for array in kept.values()):
@@ -256,7 +256,7 @@ class Variable:
 
     def wrong(self, problem: str) -> InvalidArgumentError:
         """An error that names the variable."""
-        return InvalidArgumentError(None, None, f"{self.label}: {problem}")
+        return InvalidArgumentError(f"{self.label}: {problem}")
 
     def gradient(self, given: Any) -> Gradient:
         """A gradient that fits. Raises InvalidArgumentError."""

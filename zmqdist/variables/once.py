@@ -78,9 +78,7 @@ class Once:
         try:
             found = msgspec.json.decode(saved, type=_Saved)
         except msgspec.DecodeError as error:
-            raise InvalidArgumentError(
-                None, None, f"what a variable remembers of its updates is damaged: {error}"
-            ) from None
+            raise InvalidArgumentError(f"what a variable remembers of its updates is damaged: {error}") from None
         for key, version, changed in found.updates:
             self.note(key, [(number, version, changed)])
         return found.step

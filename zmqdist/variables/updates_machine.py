@@ -185,14 +185,14 @@ class Steps:
         """Raises InvalidArgumentError, ResourceExhaustedError where `push` cannot take that."""
         if step < 0 or wanted < 1:
             told = f"a step is a number from 0 and takes 1 gradient or more, not step {step} of {wanted}"
-            raise InvalidArgumentError(None, None, told)
+            raise InvalidArgumentError(told)
         at_work = self._open.get(step)
         if at_work is not None and at_work.wanted != wanted:
             told = f"step {step} waits for {at_work.wanted} gradients, and this one says {wanted}"
-            raise InvalidArgumentError(None, None, told)
+            raise InvalidArgumentError(told)
         if at_work is None and step > self.applied and len(self._open) >= self._open_max:
             told = f"steps {sorted(self._open)} wait for gradients already, so step {step} must wait"
-            raise ResourceExhaustedError(None, None, told)
+            raise ResourceExhaustedError(told)
 
     def push(self, step: int, ticket: Hashable, wanted: int) -> Pushed:
         """A gradient has come. Raises as `check`."""

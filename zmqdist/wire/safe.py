@@ -306,7 +306,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _invalid(message: str) -> NoReturn:
-    raise InvalidArgumentError(None, None, message)
+    raise InvalidArgumentError(message)
 
 
 # -- decoding -------------------------------------------------------------------------------------------------------

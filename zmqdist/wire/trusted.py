@@ -250,8 +250,6 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
         return pickle.loads(blob, buffers=buffers)
     except ModuleNotFoundError as error:
         raise FailedPreconditionError(
-            None,
-            None,
             f"module {error.name!r} is not importable in {_here()}: functions and classes of importable modules go by name; "
             "put it on the workers' PYTHONPATH",
         ) from error
@@ -259,8 +257,6 @@ def _loads(blob: Any, buffers: Sequence[Any]) -> Any:
         if not str(error).startswith("Can't get attribute"):
             raise
         raise FailedPreconditionError(
-            None,
-            None,
             f"{error} in {_here()}: functions and classes of importable modules go by name; put the sender's version of the "
             "module on the workers' PYTHONPATH",
         ) from error
@@ -277,7 +273,7 @@ def _fail_for_want_of_memory(what: str, error: MemoryError) -> NoReturn:
     """What is pickled is not to blame, and is not pickled again to look at its parts."""
     said = f": {error}" if str(error) else ""
     text = f"no memory to pickle {what}{said}. Give less at a time; arrays of NumPy are not copied into the pickle, lists and text are"
-    raise ResourceExhaustedError(None, None, text) from error
+    raise ResourceExhaustedError(text) from error
 
 
 def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
@@ -296,7 +292,7 @@ def _blame(roots: Sequence[tuple[str, Any]], error: Exception) -> NoReturn:
         else:
             break
     raise NotPicklableError(
-        None, None, f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
+        f"{path}, a {_type_name(culprit)}, cannot be pickled: {type(error).__name__}: {error}"
     ) from error
 
 
@@ -471,7 +467,7 @@ def pack_error(error: BaseException, *, unpickling: bool = False) -> bytes:
     told = traceback.format_exception(error)
     text = _cut("".join(told))
     if isinstance(error, StopIteration):
-        error = OutOfRangeError(None, None, f"StopIteration: {_text(error)}")
+        error = OutOfRangeError(f"StopIteration: {_text(error)}")
     return pickle.dumps((_pickled_error(error), _type_name(error), _text(error), text, unpickling), 5)
 
 
@@ -485,7 +481,7 @@ def unpack_error(blob: bytes | bytearray | memoryview) -> BaseException:
         except Exception:  # its class is not importable here: the name and the text have to do
             error = None
     if not isinstance(error, BaseException):
-        error = UnknownError(None, None, f"{type_name}: {text}")
+        error = UnknownError(f"{type_name}: {text}")
     cause = error.__cause__ = RemoteTraceback(remote)
     cause.unpickling = unpickling
     return error
@@ -496,7 +492,7 @@ def tamed(error: BaseException) -> BaseException:
     the one who gets the result, so they become an UnknownError, whose `original_exception` says which it was."""
     if isinstance(error, Exception):
         return error
-    mild = UnknownError(None, None, f"the function raised {type(error).__name__}({_text(error)})")
+    mild = UnknownError(f"the function raised {type(error).__name__}({_text(error)})")
     if type(error) in _ENDS and ATOMS.issuperset(map(type, error.args)):
         mild.original_exception = type(error)(*error.args)  # type: ignore[attr-defined]
     return mild.with_traceback(error.__traceback__)

@@ -144,7 +144,7 @@ class Ahead:
         if self._thread is None:
             self._start()
         elif self._pid != os.getpid():
-            raise FailedPreconditionError(None, None, FORKED)
+            raise FailedPreconditionError(FORKED)
 
     def _wait(self) -> bool:
         """Until an element is there; False at the end."""

@@ -138,7 +138,7 @@ class Op:
 
     def split_count(self) -> int:
         """Of a source: how many positions it is dealt out by. Raises UnimplementedError where it cannot be."""
-        raise UnimplementedError(None, None, f"Splitting is not implemented for {self.told()}: it has no positions")
+        raise UnimplementedError(f"Splitting is not implemented for {self.told()}: it has no positions")
 
     def per_split(self) -> Fraction | None:
         """How many elements it makes of one of its input; None where that depends on the element. A source: of one position.
@@ -148,8 +148,6 @@ class Op:
             else than the whole.
         """
         raise UnimplementedError(
-            None,
-            None,
             f"{self.name}() does not look at one element at a time, so it cannot run on portions of the data, which exactly-once"
             f" delivery and reading in order need: put it behind distribute(){self.instead}",
         )

@@ -58,14 +58,14 @@ def read_elements(file: IO[bytes], path: str) -> Iterator[Any]:
 def _number(head: bytes, path: str) -> int:
     count = int(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else 0
     if not 1 <= count < 2**20:
-        raise DataLossError(None, None, f"{path}: corrupted record")
+        raise DataLossError(f"{path}: corrupted record")
     return count
 
 
 def _exactly(file: IO[bytes], count: int, path: str) -> bytes:
     data = file.read(count)
     if len(data) != count:
-        raise DataLossError(None, None, f"{path}: corrupted record: the file is cut off")
+        raise DataLossError(f"{path}: corrupted record: the file is cut off")
     return data
 
 
@@ -156,8 +156,6 @@ class _FileCacheNode(Node):
                 self.part = open(self.path + ".part", "xb")  # noqa: SIM115 it is closed at the end of the pass
             except FileExistsError:
                 raise AlreadyExistsError(
-                    None,
-                    None,
                     f"There appears to be a concurrent caching iterator running: {self.path}.part is there."
                     " If it was left by a program that has died, delete it.",
                 ) from None
@@ -169,7 +167,7 @@ class _FileCacheNode(Node):
     def _recorded(self) -> Iterator[Any]:
         with open_regular(self.path) as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise DataLossError(None, None, f"{self.path}: not a cache file of this version")
+                raise DataLossError(f"{self.path}: not a cache file of this version")
             for number, x in enumerate(read_elements(file, self.path)):
                 if number >= self.position:
                     self.position += 1

@@ -131,8 +131,6 @@ class _ShardNode(_CountingNode):
         super().__init__(dataset, context)
         if self.op.count == SHARD_HINT:
             raise FailedPreconditionError(
-                None,
-                None,
                 "`shard(SHARD_HINT, ...)` can only be used in a tf.data service with"
                 " `zmqdist.data.service.ShardingPolicy.HINT` processing mode.",
             )

@@ -71,7 +71,7 @@ class Opening:
         if self._before is not None:
             self._before.wait()
         if self._abandoned:
-            raise CancelledError(None, None, "the iterator was closed")
+            raise CancelledError("the iterator was closed")
         node = self._context.inner().open(dataset)
         if self._saved is not None:
             node.load_state_dict(self._saved)

@@ -55,7 +55,7 @@ def pad(leaves: Sequence[Any], shape: Sequence[int | None], value: Any) -> Any:
     sizes = [most if wanted is None else wanted for most, wanted in zip(largest, shape, strict=True)]
     if any(most > size for most, size in zip(largest, sizes, strict=True)):
         raise DataLossError(
-            None, None, f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to {tuple(sizes)}"
+            f"Attempted to pad to a smaller size than the input element: {tuple(largest)} to {tuple(sizes)}"
         )
     batch = np.full((len(arrays), *sizes), _default_padding(dtype) if value is None else value, dtype)
     for row, array in enumerate(arrays):

@@ -43,9 +43,9 @@ def opened(path: str) -> Any:
     try:
         return arrow.parquet.ParquetFile(path)
     except FileNotFoundError:
-        raise NotFoundError(None, None, f"{path}: No such file") from None
+        raise NotFoundError(f"{path}: No such file") from None
     except arrow.ArrowInvalid as error:
-        raise DataLossError(None, None, f"{path}: {error}") from error
+        raise DataLossError(f"{path}: {error}") from error
 
 
 class _ParquetNode(Node):

@@ -54,7 +54,7 @@ def open_file(path: str, compression: str) -> IO[bytes]:
     try:
         return storage.unpressed(storage.open_read(path), compression)
     except FileNotFoundError:
-        raise NotFoundError(None, None, f"{path}: No such file") from None
+        raise NotFoundError(f"{path}: No such file") from None
 
 
 class ReaderNode(Node):
@@ -82,7 +82,7 @@ class ReaderNode(Node):
                     yield record
                     self.path = ""
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise DataLossError(None, None, f"{path}: {error}") from error
+                raise DataLossError(f"{path}: {error}") from error
         self.path = ""
 
     def state(self) -> dict[str, Any]:
@@ -180,13 +180,13 @@ class TFRecords(Reader):
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
-                raise DataLossError(None, None, f"{path}: truncated record")
+                raise DataLossError(f"{path}: truncated record")
             length, checksum = _HEAD.unpack(head)
             if masked_crc32c(head[:8]) != checksum:
-                raise DataLossError(None, None, f"{path}: corrupted record")
+                raise DataLossError(f"{path}: corrupted record")
             data, tail = file.read(length), file.read(_TAIL.size)
             if len(tail) < _TAIL.size:
-                raise DataLossError(None, None, f"{path}: truncated record")
+                raise DataLossError(f"{path}: truncated record")
             if masked_crc32c(data) != _TAIL.unpack(tail)[0]:
-                raise DataLossError(None, None, f"{path}: corrupted record")
+                raise DataLossError(f"{path}: corrupted record")
             yield data

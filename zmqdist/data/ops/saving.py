@@ -221,8 +221,6 @@ def _save_with(
     kept = checkpoints.kept()
     if kept is not None and {name: kept[name] for name in told} != told:
         raise FailedPreconditionError(
-            None,
-            None,
             f"{checkpoints.directory} keeps the place of a save of another dataset or to another folder: delete it",
         )
     writer = RunWriter(path, compression, shard_func, kept and kept["place"])
@@ -261,7 +259,7 @@ def load(
         return snapshots.load(path, spec, actual, compression, reader_func)
     if compression is not None and snapshots.checked_compression(compression) != actual:
         raise DataLossError(
-            None, None, f"User specified compression {compression}, but the actual compression is {actual or None}."
+            f"User specified compression {compression}, but the actual compression is {actual or None}."
         )
     return _load_run(path, told, spec, actual, reader_func)
 
@@ -274,7 +272,7 @@ def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Ca
         if strange := [name for name in told["files"] if not _FILE_NAME.fullmatch(name)]:
             raise ValueError(f"no file of a run is called {strange[0]!r:.100}")
     except (ValueError, TypeError, KeyError) as error:
-        raise DataLossError(None, None, f"{path}/{_METADATA}: corrupted record: {error}") from None
+        raise DataLossError(f"{path}/{_METADATA}: corrupted record: {error}") from None
     names = [os.path.join(path, run, name) for name in told["files"]]
     files = make(Slices.build(names)) if names else make(Slices.build([""])).take(0)
     if reader_func is not None:
@@ -292,9 +290,9 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
             except FileNotFoundError:
                 pass
             except (ValueError, KeyError) as error:
-                raise DataLossError(None, None, f"{path}/{name}: corrupted record: {error}") from None
+                raise DataLossError(f"{path}/{name}: corrupted record: {error}") from None
         if not wait:
-            raise NotFoundError(None, None, f"no saved dataset in {path}")
+            raise NotFoundError(f"no saved dataset in {path}")
         time.sleep(delay)
         delay = min(WAIT_S, delay * 1.5)
 
@@ -373,4 +371,4 @@ class Snapshot(Op):
     shard_func: Function | None
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
-        raise UnimplementedError(None, None, "Splitting is not implemented for snapshot datasets")
+        raise UnimplementedError("Splitting is not implemented for snapshot datasets")

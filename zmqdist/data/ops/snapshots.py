@@ -115,7 +115,7 @@ class _ChunkFilesNode(Node):
                     delay = POLL_S[0]
                     yield self._path(chunk)
                 elif chunk.index > expected and done:
-                    raise DataLossError(None, None, f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}")
+                    raise DataLossError(f"{self.op.path}: lost chunk {expected} of stream {chunk.stream}")
             if done:
                 return
             self._wait(delay)
@@ -146,7 +146,7 @@ class _ChunkFilesNode(Node):
 
     def _wait(self, delay: float) -> None:
         if self._abandoned.wait(delay):
-            raise CancelledError(None, None, f"nobody waits for {self.op.path} any more")
+            raise CancelledError(f"nobody waits for {self.op.path} any more")
 
     def _path(self, chunk: layout.Chunk) -> Any:
         return storage.join(layout.chunks_path(self.op.path), chunk.name)
@@ -179,7 +179,7 @@ class ChunkFiles(Op):
     def per_split(self) -> Fraction | None:
         if self._count() is None:
             text = f"{self.path} is still being written: exactly-once delivery and reading in order need to know its chunks"
-            raise UnimplementedError(None, None, text)
+            raise UnimplementedError(text)
         return Fraction(1)
 
     def _count(self) -> int | None:

@@ -37,7 +37,7 @@ def checked(name: str, fn: Callable[..., None]) -> Callable[..., None]:
             known = msgspec.convert(args, wanted)
         except msgspec.ValidationError as error:
             text = f"{name}: {error} of what was sent: its sender is no zmqdist, or of another version"
-            raise InvalidArgumentError(None, None, text) from None
+            raise InvalidArgumentError(text) from None
         fn(asked, *msgspec.structs.astuple(known))
 
     return call

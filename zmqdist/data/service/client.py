@@ -128,7 +128,7 @@ def register_dataset(
         description = dataset.serialize()
     except FailedPreconditionError as error:
         text = f"Serialization error while trying to register a dataset with tf.data service: {error.message}"
-        raise FailedPreconditionError(None, None, text) from error
+        raise FailedPreconditionError(text) from error
     metadata = json.dumps(_metadata_of(dataset, compression), sort_keys=True)
 
     def question(client: ZmqClient) -> Any:

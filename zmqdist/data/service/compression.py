@@ -91,8 +91,6 @@ def codec_of(name: str | None) -> Codec | None:
         return _MADE[name]()
     except ImportError as error:
         raise FailedPreconditionError(
-            None,
-            None,
             f"compression {name} needs a package ({error}): pip install 'zmqdist[compression]', on workers and readers",
         ) from error
 

@@ -69,7 +69,7 @@ def insist(
     pause_s = FIRST_PAUSE_S
     while True:
         if stopped.is_set():
-            raise CancelledError(None, None, f"{what}: it was stopped")
+            raise CancelledError(f"{what}: it was stopped")
         try:
             return question()
         except OpError as error:
@@ -114,7 +114,7 @@ class Dealer:
                 run.repetition, run.next, run.stop = repetition, 0, 0
             if self._drained:
                 if repetition > run.drained_in >= 0:
-                    raise Drained(None, None, "the worker takes no more positions")
+                    raise Drained("the worker takes no more positions")
                 run.drained_in = repetition
                 return None
             if run.next == run.stop:
@@ -141,7 +141,7 @@ class Dealer:
         try:
             start, length = insist(question, self._timeout_s, self.stopped, f"task {self._who[1]}", PATIENT)
         except (NotFoundError, UnavailableError) as error:  # taken from this worker, or nobody answered
-            raise Undealt(None, None, error.message) from error
+            raise Undealt(error.message) from error
         return int(start), int(length)
 
     def drain(self) -> None:

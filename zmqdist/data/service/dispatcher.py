@@ -142,14 +142,12 @@ class DataDispatcher:
             state = None if snapshot is None else decode_state(snapshot)
             changes = [r.decode(record) for record in records]
         except msgspec.DecodeError as error:
-            raise DataLossError(
-                None, None, f"{journal.path}: corrupted record: Failed to parse journal record: {error}"
-            ) from error
+            raise DataLossError(f"{journal.path}: corrupted record: Failed to parse journal record: {error}") from error
         try:
             self.splits.restore(state, changes, self._loop.now())
         except (LookupError, ValueError, AssertionError) as error:
             raise DataLossError(
-                None, None, f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
+                f"{journal.path}: corrupted record: one that does not fit those before it: {error!r}"
             ) from error
         return state is not None
 
@@ -264,7 +262,7 @@ class DataDispatcher:
         if isinstance(event, q.WorkerJoined | q.WorkerLost):
             self._behind.append(event)
         elif not isinstance(event, q.Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
-            error = UnavailableError(None, None, f"the dispatcher cannot read its journal {self._journal.path}")
+            error = UnavailableError(f"the dispatcher cannot read its journal {self._journal.path}")
             event.token.fail(error)  # type: ignore[attr-defined]
 
     def _perform(self, effects: list[q.Effect]) -> None:
@@ -341,7 +339,7 @@ class DataDispatcher:
     def _dataset(self, id: str) -> r.Dataset:
         dataset = self.splits.state.datasets.get(id)
         if dataset is None:
-            raise NotFoundError(None, None, not_registered(id))
+            raise NotFoundError(not_registered(id))
         return dataset
 
     def _definition(self, asked: Asked, fingerprint: str) -> None:
@@ -475,7 +473,5 @@ def _check_terms(terms: r.Terms) -> None:
     )
     if not known:
         raise InvalidArgumentError(
-            None,
-            None,
             f"no job can be read as {terms}: a mode is 0 to {len(r.MODES) - 1}, num_consumers at most {CONSUMERS_MAX}",
         )

@@ -138,7 +138,7 @@ def _single(value: Any) -> Any:
         return value  # also a row of an array of strings or of fields
     if is_dataset(value):
         raise UnimplementedError(
-            None, None, "elements that hold datasets (of window) do not travel: put a batch or a flat_map behind them"
+            "elements that hold datasets (of window) do not travel: put a batch or a flat_map behind them"
         )
     return element(value)
 

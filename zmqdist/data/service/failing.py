@@ -66,7 +66,7 @@ def died(exit_code: int, tail: str, progress: Sequence[int], where: str, goes_on
         f"the process that ran {where} {ending(exit_code)}: {at}readers had taken {progress[TAKEN]} elements. {goes_on}\n"
         f"Its standard error ended with:\n{tail or '(nothing)'}"
     )
-    return UnknownError(None, None, text)
+    return UnknownError(text)
 
 
 def ending(code: int) -> str:

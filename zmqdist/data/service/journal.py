@@ -165,7 +165,7 @@ class Journal:
     def _put(self, waiting: _Waiting) -> None:
         with self._changed:
             if self._closing:
-                raise FailedPreconditionError(None, None, f"{self.path}: the journal is closed")
+                raise FailedPreconditionError(f"{self.path}: the journal is closed")
             self._waiting.append(waiting)
             self._changed.notify()
 
@@ -222,10 +222,8 @@ class Journal:
         if _is_damage(error):
             return self._damaged(str(error))
         if not isinstance(error, sqlite3.Error | OverflowError | MemoryError):
-            return InternalError(None, None, f"{self.path}: {type(error).__name__}: {error}")
+            return InternalError(f"{self.path}: {type(error).__name__}: {error}")
         return ResourceExhaustedError(
-            None,
-            None,
             f"{self.path}: the dispatcher cannot write its journal ({error}); nothing of this request was kept: make room on that "
             "disk, or let the dispatcher's user write there, and try again",
         )
@@ -274,8 +272,6 @@ class Journal:
                 raise self._damaged("this is no journal of zmqdist")
             if version > FORMAT:
                 raise FailedPreconditionError(
-                    None,
-                    None,
                     f"{self.path} has format {version}, this zmqdist writes format {FORMAT}: start the dispatcher with the zmqdist "
                     "that wrote it or a later one, or give it another work_dir",
                 )
@@ -300,8 +296,6 @@ class Journal:
 
     def _damaged(self, what: str) -> DataLossError:
         return DataLossError(
-            None,
-            None,
             f"{self.path}: corrupted record: {what}. Put back a copy of {self._folder} that is whole, or move that folder away: the "
             "dispatcher then begins without the datasets and jobs that it knew",
         )
@@ -325,8 +319,6 @@ def _is_damage(error: BaseException) -> bool:
 
 def _unusable(folder: str, error: Exception) -> OpError:
     return FailedPreconditionError(
-        None,
-        None,
         f"{folder}: the dispatcher cannot keep its journal here ({error}): it needs a folder of a local disk that has room and that its "
         "user may write to (work_dir)",
     )
@@ -348,8 +340,6 @@ def _take_lock(folder: str) -> int:
             raise
     except BlockingIOError as error:
         raise FailedPreconditionError(
-            None,
-            None,
             f"{folder}: process {owner or 'unknown'} has this journal: stop that dispatcher, or give this one another work_dir",
         ) from error
     except OSError as error:

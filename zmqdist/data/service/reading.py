@@ -281,7 +281,7 @@ class Reader:
         self._stopped.set()
         self._given.clear()
         self._queue.clear()
-        self._over, self._error = True, FailedPreconditionError(None, None, FORKED)
+        self._over, self._error = True, FailedPreconditionError(FORKED)
 
     def _connect(self, address: str, key: bytes = b"") -> ZmqClient:
         """`key`: the public key that a worker told with its address; empty for the dispatcher."""
@@ -336,7 +336,7 @@ class Reader:
         if told is not None:
             self._version, tasks, self._finished, hold, ended, failed = told
             if failed:
-                self._end(UnavailableError(None, None, failed))
+                self._end(UnavailableError(failed))
             try:
                 self._note(tasks, hold, ended)
             except OpError as error:  # a worker at which no connection may be tried
@@ -379,9 +379,7 @@ class Reader:
             return Local(worker, address, state, task, self._soon)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
-            self._end(
-                NotFoundError(None, None, f"Protocol '{protocol}' is not available for worker '{address}': {why}")
-            )
+            self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
         return Remote(self._connect(address, key), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:

@@ -68,5 +68,5 @@ def _address(service: Any) -> str:
         text = (
             f"No credentials factory has been registered for protocol {protocol}. The available types are: [ {known} ]"
         )
-        raise NotFoundError(None, None, text)
+        raise NotFoundError(text)
     return address

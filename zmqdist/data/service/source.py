@@ -37,8 +37,6 @@ class _ReadingNode(Node):
 
     def state(self) -> dict[str, Any]:
         raise UnimplementedError(
-            None,
-            None,
             'distribute() without delivery="exactly_once" has no state: elements that workers had are not told again',
         )
 
@@ -159,8 +157,8 @@ class Distributed(Op):
                 f"the element_spec of dataset {self.dataset} is not known to the service: give it to `from_dataset_id`,"
                 " or `output_signature` to the function that makes the elements"
             )
-            raise FailedPreconditionError(None, None, text)
+            raise FailedPreconditionError(text)
         return upstream.element_spec
 
     def split_count(self) -> int:
-        raise UnimplementedError(None, None, "Cannot create split providers for dataset of type DataServiceDataset")
+        raise UnimplementedError("Cannot create split providers for dataset of type DataServiceDataset")

@@ -72,7 +72,7 @@ class DatasetStore:
         try:
             return self._texts[dataset_id]
         except KeyError:
-            raise NotFoundError(None, None, f"no dataset {dataset_id!r} is registered here") from None
+            raise NotFoundError(f"no dataset {dataset_id!r} is registered here") from None
 
     def discard(self, dataset_id: str) -> None:
         """Forget this text. One that is not there is fine."""
@@ -172,8 +172,6 @@ def _checksum(body: bytes) -> bytes:
 
 def _damaged(path: str, what: str) -> DataLossError:
     return DataLossError(
-        None,
-        None,
         f"{path}: corrupted record: {what}. Register the dataset again, or put back a copy of the dispatcher's work_dir",
     )
 
@@ -185,5 +183,5 @@ def _unwritable(path: str, error: OSError) -> OpError:
         errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
     }.get(error.errno or 0, "let the dispatcher's user write there")
     return ResourceExhaustedError(
-        None, None, f"{path}: the dispatcher cannot keep this dataset ({error.strerror}): {hint}, and try again"
+        f"{path}: the dispatcher cannot keep this dataset ({error.strerror}): {hint}, and try again"
     )

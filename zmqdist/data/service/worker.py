@@ -323,9 +323,7 @@ class DataWorker:
     def _profile(self, asked: Asked) -> None:
         found = self._host.figures()
         if not found:
-            raise UnavailableError(
-                None, None, f"No trace event was collected: no task of worker {self.address} is at work"
-            )
+            raise UnavailableError(f"No trace event was collected: no task of worker {self.address} is at work")
         names = ("elements", "bytes", "buffered", "room", "element_s")
         asked.answer(
             {
@@ -486,9 +484,7 @@ class Tasks:
         try:
             self._loop.call_soon(self._answer, state, number, wanted, reply)
         except OpError as error:
-            reply.fail(
-                CancelledError(None, None, f"Local worker {self.address} is no longer available: {error.message}")
-            )
+            reply.fail(CancelledError(f"Local worker {self.address} is no longer available: {error.message}"))
 
     def delete(self, number: int) -> None:
         """A reader in this process was the only one whom this task was for; from any thread."""
@@ -506,15 +502,15 @@ class Tasks:
 
     def _answer(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
         if self._refuses:
-            reply.fail(CancelledError(None, None, f"worker {self.address} stops"))
+            reply.fail(CancelledError(f"worker {self.address} stops"))
             return
         task = self._tasks.get(number)
         if task is not None and task.deleted:
             text = f"Got a request for local task {number}, which has been deleted."
-            reply.fail(FailedPreconditionError(None, None, text))
+            reply.fail(FailedPreconditionError(text))
             return
         if task is None or state != self.state:
-            reply.fail(UnavailableError(None, None, f"worker {self.address} does not have task {number}"))
+            reply.fail(UnavailableError(f"worker {self.address} does not have task {number}"))
             return
         if task.runner is None:
             if task.done:  # in a process before this one

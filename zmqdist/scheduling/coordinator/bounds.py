@@ -42,7 +42,7 @@ def check_seconds(**durations: float) -> None:
     """Raises InvalidArgumentError for a duration that is negative or no number."""
     for name, seconds in durations.items():
         if not seconds >= 0:  # so that NaN is refused, too
-            raise InvalidArgumentError(None, None, f"{name} is {seconds}, wants 0 s or more")
+            raise InvalidArgumentError(f"{name} is {seconds}, wants 0 s or more")
 
 
 def checked_bytes_max(bytes_max: int | None) -> int:

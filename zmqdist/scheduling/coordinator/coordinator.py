@@ -273,9 +273,7 @@ class ClusterCoordinator:
         shell = self._shell
         turn = shell.turn
         if not turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
-            raise errors.DeadlineExceededError(
-                None, None, f"another thread joins or schedules for more than {timeout:g} s"
-            )
+            raise errors.DeadlineExceededError(f"another thread joins or schedules for more than {timeout:g} s")
         try:
             with shell.lock:
                 self._check_open()
@@ -344,7 +342,7 @@ class ClusterCoordinator:
                 if shell.changed.wait(min(limits.WAIT_LOG_S, until - time.monotonic())):
                     continue
                 if time.monotonic() >= until:
-                    raise errors.UnavailableError(None, None, f"no workers are known: waited for {shell.missing.whom}")
+                    raise errors.UnavailableError(f"no workers are known: waited for {shell.missing.whom}")
                 log.warning("workers(): waiting for %s", shell.missing.whom)
             self._check_open()
             if shell.members is None and shell.refusal is not None:
@@ -497,7 +495,7 @@ class ClusterCoordinator:
                 if left is not None and left <= 0:
                     unfinished = shell.scheduled - shell.resolved
                     problem = f"{unfinished} scheduled functions have not ended after {timeout:g} s"
-                    raise errors.DeadlineExceededError(None, None, problem)
+                    raise errors.DeadlineExceededError(problem)
                 shell.changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         finally:
             shell.waiting -= 1
@@ -524,10 +522,10 @@ class ClusterCoordinator:
 
     def _check_open(self) -> None:
         if self._shell.closed:
-            raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator has been closed")
+            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
         if self._shell.pid != os.getpid():
             raise errors.FailedPreconditionError(
-                None, None, "this ClusterCoordinator was made before a fork: make a new one in the child process"
+                "this ClusterCoordinator was made before a fork: make a new one in the child process"
             )
 
 

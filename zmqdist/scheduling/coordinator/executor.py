@@ -484,13 +484,13 @@ def _translated(value: RemoteValue, error: BaseException) -> BaseException:
 def _unavailable(text: str) -> BaseException:
     from zmqdist.scheduling.coordinator.broken import ExecutorUnavailable
 
-    return ExecutorUnavailable(None, None, text)
+    return ExecutorUnavailable(text)
 
 
 def _broken(text: str, cause: BaseException | None = None) -> BaseException:
     from zmqdist.scheduling.coordinator.broken import ExecutorBroken
 
     said = "" if cause is None else f": {type(cause).__name__}: {cause}"
-    error = ExecutorBroken(None, None, text + said)
+    error = ExecutorBroken(text + said)
     error.__cause__ = cause
     return error

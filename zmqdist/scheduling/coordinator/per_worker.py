@@ -78,8 +78,8 @@ class ResourceValue(RemoteValue):
         while True:
             building, lost = self._state()
             if lost is not None:
-                error = errors.ClosureAbortedError(errors.UnavailableError(None, None, lost))
-                told = errors.CancelledError(None, None, f"{self._name} is aborted until the worker is back: {lost}")
+                error = errors.ClosureAbortedError(errors.UnavailableError(lost))
+                told = errors.CancelledError(f"{self._name} is aborted until the worker is back: {lost}")
                 told.__cause__ = error
                 return told
             assert building is not None, "a worker that is there builds it"

@@ -169,7 +169,7 @@ class Resources:
         if shell.refusal is not None:
             raise shell.refusal()
         problem = f"no worker was there for {self._patience_s:g} s: waited for {shell.missing.whom or 'a worker'}"
-        raise errors.UnavailableError(None, None, problem)
+        raise errors.UnavailableError(problem)
 
     def define(
         self, name: str, fn: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -266,9 +266,9 @@ class Resources:
 
     def _check_open(self) -> None:
         if self.shell.closed:
-            raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator has been closed")
+            raise errors.FailedPreconditionError("this ClusterCoordinator has been closed")
         if self.shell.pid != os.getpid():
-            raise errors.FailedPreconditionError(None, None, "this ClusterCoordinator was made before a fork")
+            raise errors.FailedPreconditionError("this ClusterCoordinator was made before a fork")
 
     def _build(self, resource: Resource, index: int) -> None:
         state = resource.states.setdefault(index, _State(None))

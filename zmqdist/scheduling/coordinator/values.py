@@ -145,7 +145,7 @@ class RemoteValue:
                 problem = (
                     f"the value of {self._name} was kept before a fork: fetch() it in the process that scheduled it"
                 )
-                raise errors.FailedPreconditionError(None, None, problem)
+                raise errors.FailedPreconditionError(problem)
             try:
                 with metrics.monitored_timer("remote_value_fetch"):
                     value = self._owner.fetching.kept(held.encoded, self._name)
@@ -167,7 +167,7 @@ class RemoteValue:
         if not waiter.acquire(True, -1 if until is None else max(0.0, until - time.monotonic())):
             self._give_up(waiter)
             problem = f"{self._name}, whose value was lost, has not been made again after {timeout:g} s"
-            raise errors.DeadlineExceededError(None, None, problem)
+            raise errors.DeadlineExceededError(problem)
         return self._payload is not lost
 
     def fetch(self, timeout: float | None = None) -> Any:
@@ -270,7 +270,7 @@ class RemoteValue:
             return
         if self._owner.pid != os.getpid():
             problem = f"{self._name} was scheduled before a fork: its result comes to the process that scheduled it"
-            raise errors.FailedPreconditionError(None, None, problem)
+            raise errors.FailedPreconditionError(problem)
         waiter = allocate_lock()
         waiter.acquire()
         with self._owner.lock:
@@ -284,7 +284,7 @@ class RemoteValue:
         elif not waiter.acquire(True, min(max(0.0, timeout), threading.TIMEOUT_MAX)):
             self._give_up(waiter)
             if not self.done():
-                raise errors.DeadlineExceededError(None, None, f"{self._name} has not ended after {timeout:g} s")
+                raise errors.DeadlineExceededError(f"{self._name} has not ended after {timeout:g} s")
 
     def _give_up(self, waiter: Any) -> None:
         with self._owner.lock:
@@ -339,16 +339,16 @@ def failure(kind: int | None, payload: Any, name: str) -> BaseException:
     if kind == LOST:
         return errors.WorkerLost(name, payload)
     if kind == UNAVAILABLE:
-        return errors.UnavailableError(None, None, f"{name}: {payload.decode()}")
+        return errors.UnavailableError(f"{name}: {payload.decode()}")
     if kind == INPUT_FAILED:
         return errors.ClosureInputError(payload._error())
     if kind == TIMED_OUT:
-        return errors.DeadlineExceededError(None, None, f"{name} has not ended {payload:g} s after it was scheduled")
+        return errors.DeadlineExceededError(f"{name} has not ended {payload:g} s after it was scheduled")
     assert kind == CANCELLED, kind
     text = (
         f"{name} was cancelled, by cancel() or because its round ended with another function's error: schedule it again"
     )
-    return errors.CancelledError(None, None, text)
+    return errors.CancelledError(text)
 
 
 def _as_numpy(value: Any) -> Any:
@@ -386,7 +386,7 @@ def in_order_of_completion(values: Iterable[RemoteValue], timeout: float | None)
             yield ended.get(timeout=None if until is None else max(0.0, until - time.monotonic()))
         except queue.Empty:
             problem = f"{len(wanted) - count} of {len(wanted)} values have not ended after {timeout:g} s"
-            raise errors.DeadlineExceededError(None, None, problem) from None
+            raise errors.DeadlineExceededError(problem) from None
 
 
 class _Put:

@@ -207,7 +207,7 @@ class WorkerConfig:
             raise _invalid(f"worker_tags is {self.worker_tags!r}, wants a list of tags")
         object.__setattr__(self, "worker_tags", tuple(self.worker_tags or ()))  # a list is what JSON makes of them
         if "" in (self.worker_tags or ()):
-            raise errors.FailedPreconditionError(None, None, "Worker tags cannot be empty.")
+            raise errors.FailedPreconditionError("Worker tags cannot be empty.")
 
     def _check_data_transfer(self) -> None:
         _check_port(self.data_transfer_port, "data_transfer_port")
@@ -217,7 +217,7 @@ class WorkerConfig:
                     raise _invalid(f"{name} is of a second port for elements: give data_transfer_protocol='zmq', too")
         elif self.data_transfer_protocol not in PROTOCOLS:
             text = f"No data transfer server factory has been registered for protocol {self.data_transfer_protocol}."
-            raise errors.NotFoundError(None, None, f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
+            raise errors.NotFoundError(f"{text} The available types are: [ {' '.join(PROTOCOLS)} ]")
         if self.processes and self.data_transfer_port:
             raise _invalid("data_transfer_port goes with processes=False: each task's process has a port of its own")
         if self.processes and self.data_transfer_address and DTS_PORT not in self.data_transfer_address:
@@ -277,7 +277,7 @@ def _seconds(ms: int | None, default_s: float, *, zero: float | None = None) -> 
 
 
 def _invalid(problem: str) -> errors.InvalidArgumentError:
-    return errors.InvalidArgumentError(None, None, problem)
+    return errors.InvalidArgumentError(problem)
 
 
 def _check_more_than_0(**durations: float) -> None:
@@ -300,8 +300,6 @@ def _check_port(port: int, name: str = "port") -> None:
 def _check_protocol(protocol: str | None) -> None:
     if protocol is not None and protocol not in PROTOCOLS:
         raise errors.FailedPreconditionError(
-            None,
-            None,
             f"No credentials factory has been registered for protocol {protocol}. The available types are: "
             f"[ {' '.join(PROTOCOLS)} ]",
         )

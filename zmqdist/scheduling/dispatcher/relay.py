@@ -57,7 +57,7 @@ class Relay:
             return answer.result(ANSWER_S)
         except FutureTimeoutError:
             self._loop.call_soon(self._asked.pop, number, None)
-            raise errors.UnavailableError(None, None, f"the holder did not answer within {ANSWER_S:g} s") from None
+            raise errors.UnavailableError(f"the holder did not answer within {ANSWER_S:g} s") from None
 
     # -- in the loop ----------------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class Relay:
         self.pieces += 1
         peer = self._holder(store)
         if not isinstance(peer, Peer) or not self._router.send(peer, read):
-            answer.set_exception(errors.UnavailableError(None, None, "its holder is not connected to the dispatcher"))
+            answer.set_exception(errors.UnavailableError("its holder is not connected to the dispatcher"))
             return
         self._asked[number] = (peer, answer)
 
@@ -83,4 +83,4 @@ class Relay:
         for number, (asked, answer) in list(self._asked.items()):
             if asked is peer:
                 del self._asked[number]
-                answer.set_exception(errors.UnavailableError(None, None, "its holder has gone"))
+                answer.set_exception(errors.UnavailableError("its holder has gone"))

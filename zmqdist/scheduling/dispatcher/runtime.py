@@ -97,7 +97,7 @@ class DispatchServer:
         """Bind and serve; returns when workers and coordinators can connect. A second start does nothing."""
         with self._lock:
             if self._shell.stopped.is_set():
-                raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
+                raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
             if self._shell.loop is None:
                 self._shell.open()
 
@@ -452,7 +452,7 @@ class _Shell:
         effects = self.broker.leave(job, index, grace_s, self.loop.now())
         if effects is None:
             names = ", ".join(row.name for row in self.broker.snapshot().workers) or "none"
-            raise errors.NotFoundError(None, None, f"no worker {job}:{index} here; there are: {names}")
+            raise errors.NotFoundError(f"no worker {job}:{index} here; there are: {names}")
         self._perform(effects)
 
     def _report_exit(self, job: str, index: int, pid: int, exit_code: int | None, log: str) -> None:

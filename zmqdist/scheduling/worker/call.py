@@ -57,7 +57,7 @@ class Functions:
         if loaded is None:
             pickled = self._pickled.get(key)
             if pickled is None:
-                raise InternalError(None, None, f"function {fn} was not sent to this worker")
+                raise InternalError(f"function {fn} was not sent to this worker")
             if is_reference(pickled):
                 return trusted.unpack_parts(self.fetched(pickled))
             if pickled[:1] == CHANGING:

@@ -148,9 +148,9 @@ class Clients:
         place = address, key
         with self._lock:
             if self._closed:
-                raise errors.UnavailableError(None, None, "this process has closed its connections")
+                raise errors.UnavailableError("this process has closed its connections")
             if self._unreachable.get(address, 0.0) > time.monotonic():
-                raise Unreachable(None, None, f"nobody answers at {address}")
+                raise Unreachable(f"nobody answers at {address}")
             line = self._lines.pop(place, None)
             if line is None:
                 security = self._credentials.client(address, self._role, key)
@@ -196,14 +196,14 @@ class Clients:
             why,
             UNREACHABLE_S,
         )
-        return Unreachable(None, None, f"nobody answers at {address}: {why}")
+        return Unreachable(f"nobody answers at {address}: {why}")
 
     def _knock(self, address: str) -> None:
         """A holder listens before anybody hears of it: where nobody does it has ended, and a client would wait for its successor."""
         try:
             socket.create_connection(split(address), REACH_MS / 1000).close()
         except ConnectionRefusedError:
-            raise Unreachable(None, None, f"nobody answers at {address}: the connection was refused") from None
+            raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
         except TimeoutError:  # a process that is only busy has its kernel take the connection
             raise self._missed(address, f"no connection was made within {REACH_MS / 1000:g} s") from None
         except OSError:
@@ -290,7 +290,7 @@ class Fetcher:
             raise
         except errors.OpError as error:
             problem = f"{unreachable.message}; and by the dispatcher: {error.message}"
-            raise errors.UnavailableError(None, None, problem) from None
+            raise errors.UnavailableError(problem) from None
 
 
 def straight(holder: Holder) -> Asking:

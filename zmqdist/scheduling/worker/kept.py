@@ -113,5 +113,5 @@ def fetch(fetcher: Fetches, encoded: bytes, name: str) -> Any:
             f"the value of {name} was kept by the worker at {holder} and is lost: schedule {name} again"
             f" ({error.message})"
         )
-        raise errors.UnavailableError(None, None, problem) from None
+        raise errors.UnavailableError(problem) from None
     return trusted.unpack_parts(parts)

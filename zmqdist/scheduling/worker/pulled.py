@@ -111,9 +111,7 @@ class Pulled:
         except FutureTimeoutError:
             if future.done():
                 raise
-            raise errors.DeadlineExceededError(
-                None, None, f"{part.size} bytes from {reference.address} did not come"
-            ) from None
+            raise errors.DeadlineExceededError(f"{part.size} bytes from {reference.address} did not come") from None
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
         arena = this_arena()

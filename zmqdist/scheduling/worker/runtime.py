@@ -104,7 +104,7 @@ class WorkerServer:
         shell = self._shell
         with self._lock:
             if shell.stopped.is_set():
-                raise errors.FailedPreconditionError(None, None, "Server cannot be started after it has been stopped")
+                raise errors.FailedPreconditionError("Server cannot be started after it has been stopped")
             if not shell.started:
                 shell.started = True
                 shell.open()
@@ -177,7 +177,7 @@ class WorkerServer:
         """
         shell = self._shell
         if shell.loop is None or shell.machine is None:
-            raise errors.FailedPreconditionError(None, None, "this worker was not started")
+            raise errors.FailedPreconditionError("this worker was not started")
         return shell.loop.run(shell.snapshot)
 
     def _num_tasks(self) -> int:
@@ -510,7 +510,7 @@ def own_host(dispatcher: str) -> str:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     except socket.gaierror as error:
         told = f"the dispatcher's address {dispatcher}: the name {host!r} cannot be looked up ({error.strerror})"
-        raise errors.UnavailableError(None, None, told) from None
+        raise errors.UnavailableError(told) from None
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

@@ -226,7 +226,7 @@ def check_descriptors(slots: int) -> None:
             f"{slots} slots need {wanted} descriptors, and this process may have {limit}: start it with fewer slots,"
             f" or after `ulimit -n {wanted}`"
         )
-        raise ResourceExhaustedError(None, None, problem)
+        raise ResourceExhaustedError(problem)
 
 
 class _SlotProcess:
@@ -259,7 +259,7 @@ class _SlotProcess:
     def _adopt(self, handle: Handle) -> Block | NDArray[np.uint8]:
         arena = this_arena()
         if arena is None or self.arena is None:
-            raise UnavailableError(None, None, f"shared memory of slot process {self.fork.pid} cannot be opened here")
+            raise UnavailableError(f"shared memory of slot process {self.fork.pid} cannot be opened here")
         if handle[-1] == FROZEN:
             return self.arena.attach(handle)
         segment, lease = self.arena.adopt(handle)

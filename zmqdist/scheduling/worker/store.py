@@ -152,7 +152,7 @@ class BulkStore:
         """The bytes of a part, to be read only. Raises NotFoundError when it is not held any more."""
         entry = self._entries.get(bulk)
         if entry is None:
-            raise NotFoundError(None, None, f"payload {bulk} is not held here any more")
+            raise NotFoundError(f"payload {bulk} is not held here any more")
         return entry.view()
 
     def free(self, bulks: Sequence[int]) -> None:

@@ -140,15 +140,13 @@ class Manifest:
             )
             if within := _checkpoints_in(path):
                 told = f"it is a folder of checkpoints, of which one is wanted, as {within[-1]}"
-            raise NotFoundError(None, None, f"checkpoint {path}: {told}") from None
+            raise NotFoundError(f"checkpoint {path}: {told}") from None
         except OSError as error:
             raise storage.error_of(error, file) from error
         try:
             whole = json.loads(data)
             if isinstance(whole["format"], int) and whole["format"] > FORMAT:
                 raise FailedPreconditionError(
-                    None,
-                    None,
                     f"{file} is of format {whole['format']}, this zmqdist reads up to {FORMAT}: install a newer one here",
                 )
             body = whole["checkpoint"]
@@ -162,7 +160,7 @@ class Manifest:
                 float(body["saved_at"]),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DataLossError(None, None, f"{file} is damaged: {error}") from None
+            raise DataLossError(f"{file} is damaged: {error}") from None
 
 
 def _canonical(body: Any) -> bytes:

@@ -124,14 +124,12 @@ class Reader:
     def _lost(self, name: str, piece: Piece, problem: str) -> OpError:
         try:
             if Manifest.read(self.path).files != self.manifest.files:
-                return NotFoundError(None, None, f"checkpoint {self.path} was replaced while it was read")
+                return NotFoundError(f"checkpoint {self.path} was replaced while it was read")
         except NotFoundError:
-            return NotFoundError(None, None, f"checkpoint {self.path} was deleted while it was read")
+            return NotFoundError(f"checkpoint {self.path} was deleted while it was read")
         entry: Entry = self.manifest.entries[name]
         shard = f"shard {entry.pieces.index(piece)} of {len(entry.pieces)}"
         return DataLossError(
-            None,
-            None,
             f"{storage.join(self.path, piece.file)}: {problem}; it holds {shard} of {name!r} (rows {piece.start} to {piece.stop})",
         )
 

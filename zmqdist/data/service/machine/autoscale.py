@@ -38,12 +38,12 @@ class AutoScaler:
     def remove_worker(self, worker: int) -> None:
         """Raises NotFoundError."""
         if self._made.pop(worker, None) is None:
-            raise NotFoundError(None, None, f"Worker {worker} is not found: it has not reported")
+            raise NotFoundError(f"Worker {worker} is not found: it has not reported")
 
     def remove_reader(self, reader: int) -> None:
         """Raises NotFoundError."""
         if self._taken.pop(reader, None) is None:
-            raise NotFoundError(None, None, f"Consumer {reader} is not found: it has not reported")
+            raise NotFoundError(f"Consumer {reader} is not found: it has not reported")
 
     def keep(self, workers: Collection[int], readers: Collection[int]) -> None:
         """Forget all others."""
@@ -75,7 +75,7 @@ class AutoScalers:
     def remove(self, iteration: int) -> None:
         """Raises NotFoundError."""
         if self._scalers.pop(iteration, None) is None:
-            raise NotFoundError(None, None, f"Iteration {iteration} is not found: nobody has reported of it")
+            raise NotFoundError(f"Iteration {iteration} is not found: nobody has reported of it")
 
     def discard(self, iteration: int) -> None:
         """It has ended, reported or not."""
@@ -91,7 +91,7 @@ class AutoScalers:
 
 def _rate(name: str, seconds: float) -> float:
     if not seconds > 0:
-        raise InvalidArgumentError(None, None, f"{name} is {seconds}, wants more than 0 s")
+        raise InvalidArgumentError(f"{name} is {seconds}, wants more than 0 s")
     return 1.0 / seconds
 
 

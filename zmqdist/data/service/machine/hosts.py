@@ -84,8 +84,6 @@ class HostList:
                     return place
         if self.entries:
             raise FailedPreconditionError(
-                None,
-                None,
                 f"Failed to assign an index for worker {worker}. Configured workers list: [{', '.join(self.entries)}]."
                 " The worker's address is not configured, or other workers are already running at the configured host."
                 " If your worker has restarted, make sure it runs at the same address and port.",
@@ -107,7 +105,7 @@ class HostList:
         for index, place in enumerate(self._places):
             if place.holder == worker:
                 return index
-        raise NotFoundError(None, None, not_in_list(worker, self.entries))
+        raise NotFoundError(not_in_list(worker, self.entries))
 
     def told(self) -> tuple[tuple[str, bool], ...]:
         """The state: of each entry the address of its worker ("" for nobody yet), and whether it is there."""

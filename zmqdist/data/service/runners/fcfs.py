@@ -195,7 +195,7 @@ class FirstCome:
                 if self._dead is not None:
                     reply.fail(self._dead)
                 elif self._closed:
-                    reply.fail(CancelledError(None, None, "the task was stopped"))
+                    reply.fail(CancelledError("the task was stopped"))
                 else:
                     reply.end()
             elif type(taken) is Failure:

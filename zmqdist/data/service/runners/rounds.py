@@ -81,12 +81,12 @@ class Rounds:
         consumer, asked = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
             text = f"Requesting data for consumer index {consumer}, but the task has only {self._consumers} consumers"
-            return partial(reply.fail, FailedPreconditionError(None, None, text))
+            return partial(reply.fail, FailedPreconditionError(text))
         before = self._served.get(consumer)
         if before is not None and asked < before.next:
             if (before.reader, before.round) == (wanted.reader, asked):
                 return partial(_give, reply, before.elements, (before.next, self._received_by_all()))
-            return partial(reply.fail, FailedPreconditionError(None, None, restarted(consumer, asked, before.next)))
+            return partial(reply.fail, FailedPreconditionError(restarted(consumer, asked, before.next)))
         self._asked[consumer] = asked
         if self._round is not None and asked < self._round:
             return self._skip(wanted, reply, self._round)
@@ -126,7 +126,7 @@ class Rounds:
         self._serve()
 
     def close(self) -> None:
-        self._end(CancelledError(None, None, "the task was stopped"))
+        self._end(CancelledError("the task was stopped"))
 
     # -- the thread ---------------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Rounds:
                 while not self._closed:
                     group = self._next_group(iterator)
                     if len(group) < self._consumers:
-                        raise FailedPreconditionError(None, None, ENDED)
+                        raise FailedPreconditionError(ENDED)
                     self._add(group)
         except BaseException as error:
             self._end(error)
@@ -236,8 +236,6 @@ def require_infinite(cardinality: int) -> None:
     """Raises FailedPreconditionError for a pipeline that is known to end."""
     if cardinality >= 0:
         raise FailedPreconditionError(
-            None,
-            None,
             "Round robin reads require that the input dataset has infinite cardinality, but the dataset has cardinality "
             f"{cardinality}. Consider adding `.repeat()`",
         )
@@ -256,13 +254,13 @@ def displaced(older: Wanted, newer: Wanted) -> OpError:
     consumer = older.consumer
     if older.reader == newer.reader:
         text = f"the question of consumer {consumer} for round {newer.round} took the place of this one for round {older.round}"
-        return AbortedError(None, None, text)
+        return AbortedError(text)
     text = (
         f"Another reader (client {newer.reader}) asks as consumer {consumer} for round {newer.round}, while this one (client "
         f"{older.reader}) waited for round {older.round}. This may indicate that two readers have the same consumer_index, or that the "
         "consumer was restarted with the same job name."
     )
-    return FailedPreconditionError(None, None, text)
+    return FailedPreconditionError(text)
 
 
 def _give(reply: Reply, elements: list[Any] | None, tag: tuple[int, int]) -> None:

@@ -78,7 +78,7 @@ class Shared:
         skip_late(self._waiting, self._lock, reply)
 
     def close(self) -> None:
-        self._end(CancelledError(None, None, "the task was stopped"))
+        self._end(CancelledError("the task was stopped"))
 
     def _serve(self) -> None:
         """Answer all who can be. Where questions are asked, so that a trainer's answers keep their order."""

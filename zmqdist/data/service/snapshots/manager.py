@@ -94,8 +94,6 @@ class Snapshot:
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
         if metadata["version"] > layout.VERSION:
             raise FailedPreconditionError(
-                None,
-                None,
                 f"{path} is a snapshot of version {metadata['version']}, this zmqdist knows {layout.VERSION}",
             )
         self.path = path
@@ -135,7 +133,7 @@ class Snapshot:
             return cls.recover(path)
         if storage.exists(path):
             raise AlreadyExistsError(
-                None, None, f"{path} exists: a snapshot there is already started or completed, or it is something else"
+                f"{path} exists: a snapshot there is already started or completed, or it is something else"
             )
         metadata = {
             "version": layout.VERSION,
@@ -164,9 +162,9 @@ class Snapshot:
             metadata = json.loads(storage.read(storage.join(path, layout.METADATA)))
             made = cls(path, metadata)
         except FileNotFoundError:
-            raise DataLossError(None, None, f"{path}: the snapshot has no {layout.METADATA}") from None
+            raise DataLossError(f"{path}: the snapshot has no {layout.METADATA}") from None
         except (ValueError, TypeError, KeyError) as error:
-            raise DataLossError(None, None, f"{path}/{layout.METADATA}: corrupted record: {error}") from None
+            raise DataLossError(f"{path}/{layout.METADATA}: corrupted record: {error}") from None
         made.error = layout.read_error(path)
         if made.error is not None:
             made.mode = Mode.ERROR
@@ -292,9 +290,9 @@ class Snapshot:
     def _owned(self, worker: str, index: int) -> Stream:
         if self.mode in (Mode.DONE, Mode.ERROR):
             text = f"{self.path}: the snapshot is over: {self.error or 'it is complete'}"
-            raise FailedPreconditionError(None, None, text)
+            raise FailedPreconditionError(text)
         if not 0 <= index < len(self._streams) or self._streams[index].owner != worker:
-            raise InternalError(None, None, f"{self.path}: worker {worker} writes stream {index}, which is not its own")
+            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which is not its own")
         return self._streams[index]
 
     def finished(self, worker: str, stream: int) -> None:
@@ -318,7 +316,7 @@ class Snapshot:
         """Nobody needs it: ERROR with the code CANCELLED. What was committed stays. Harmless when it is over."""
         with self._lock:
             if self.mode in (Mode.ACTIVE, Mode.WINDING_DOWN):
-                self._end(CancelledError(None, None, f"{self.path}: the snapshot was cancelled"))
+                self._end(CancelledError(f"{self.path}: the snapshot was cancelled"))
 
     def _wind_down(self) -> None:
         if self.mode is Mode.ACTIVE:
@@ -461,7 +459,7 @@ def _request_of(path: str) -> str | None:
 
 
 def _wrong(text: str) -> InternalError:
-    return InternalError(None, None, text)
+    return InternalError(text)
 
 
 def _number(name: str, kind: str, folder: str) -> int:
@@ -490,7 +488,7 @@ class Snapshots:
     def __getitem__(self, path: str) -> Snapshot:
         with self._lock:
             if path not in self._by_path:
-                raise NotFoundError(None, None, f"{path}: no snapshot of this dispatcher")
+                raise NotFoundError(f"{path}: no snapshot of this dispatcher")
             return self._by_path[path]
 
     @property
@@ -509,7 +507,7 @@ class Snapshots:
             return Snapshot.create(path, dataset, spec, compression, request)
         if request and _request_of(path) == request:
             return known
-        raise AlreadyExistsError(None, None, f"{path}: a snapshot there is already started or completed")
+        raise AlreadyExistsError(f"{path}: a snapshot there is already started or completed")
 
     def add(self, snapshot: Snapshot) -> None:
         """Let workers have its streams. Harmless when it is known."""

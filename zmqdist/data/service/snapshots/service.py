@@ -234,7 +234,7 @@ class SnapshotService:
 
     def _address(self, life: int) -> str:
         if life not in self._addresses:
-            raise UnavailableError(None, None, "the dispatcher does not know this worker yet")
+            raise UnavailableError("the dispatcher does not know this worker yet")
         return self._addresses[life]
 
     # -- users --------------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ class SnapshotService:
         self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: str | None
     ) -> None:
         if self._note is None:
-            raise InvalidArgumentError(None, None, NOT_TOLERANT)
+            raise InvalidArgumentError(NOT_TOLERANT)
         self._maker.submit(self._make, asked, request, path, description, spec, compression)
 
     def _make(self, asked: Asked, request: str, path: str, description: str, spec: Any, compression: Any) -> None:

@@ -140,7 +140,7 @@ class StreamWriter:
             if not storage.exists(layout.snapshot_done_path(self._folder)):
                 self._write()
         except _TakenOver:
-            raise CancelledError(None, None, f"stream {self._stream} of {self._path} has another writer now") from None
+            raise CancelledError(f"stream {self._stream} of {self._path} has another writer now") from None
         except (Exception, SystemExit) as error:  # user code may raise that, too: whoever waits must hear of it
             if self._cancelled.is_set() or self._leaving.is_set() or error is self._asker.error:
                 raise
@@ -166,7 +166,7 @@ class StreamWriter:
             if time.monotonic() >= due or self._leaving.is_set():
                 self._commit()
                 if self._leaving.is_set():
-                    raise CancelledError(None, None, f"stream {self._stream} of {self._path} is left to others")
+                    raise CancelledError(f"stream {self._stream} of {self._path} is left to others")
                 due = time.monotonic() + self._interval_s(self._chunks)
         self._check()
         self._end_chunk()
@@ -211,7 +211,7 @@ class StreamWriter:
         lost = sorted(set(range(self._chunks)) - there)
         if lost:
             raise InternalError(
-                None, None, f"{self._path}: lost chunks {lost[:10]} of stream {self._stream}, which were written before"
+                f"{self._path}: lost chunks {lost[:10]} of stream {self._stream}, which were written before"
             )
 
     # -- chunks and commits --
@@ -258,7 +258,7 @@ class StreamWriter:
 
     def _check(self) -> None:
         if self._cancelled.is_set():
-            raise CancelledError(None, None, f"stream {self._stream} of {self._path} was cancelled")
+            raise CancelledError(f"stream {self._stream} of {self._path} was cancelled")
 
     def _fail(self, error: Exception | SystemExit) -> OpError:
         """Leave ERROR, in the room that the unfinished chunk took."""
@@ -268,7 +268,7 @@ class StreamWriter:
         elif isinstance(error, OpError):
             told = error
         else:
-            told = UnknownError(None, None, f"{type(error).__name__}: {error}")
+            told = UnknownError(f"{type(error).__name__}: {error}")
         self._drop_file()
         try:
             self._publish(layout.write_error, self._folder, told)
