@@ -60,7 +60,8 @@ UNAUTHENTICATED = 16
 class OpError(Exception):
     """An operation of zmqdist failed.
 
-    The constructor is TensorFlow's, so that code written against `tf.errors` ports by its names; classes with a fixed code also take the message alone.
+    The constructor is TensorFlow's, so that code written against `tf.errors` ports by its names; classes with a fixed code
+    also take the message alone;
     `node_def` and `op` have no meaning here and are None in every error that zmqdist raises.
 
     Attributes:

@@ -323,6 +323,25 @@ def test_a_round_whose_end_is_asked_for_again_while_it_ends_takes_no_other_round
         assert in_threads.schedule(int).fetch(20) == 0
 
 
+def test_what_was_scheduled_while_a_round_ended_has_ended_when_join_raises(
+    in_threads: ClusterCoordinator, tmp_path: Path
+) -> None:
+    for turn in range(100):
+        key = str(tmp_path / str(turn))
+        holding, held = _held[key] = threading.Event(), threading.Event()
+        in_threads.schedule(holds_on, (key,))
+        assert holding.wait(20)
+        in_threads.schedule(fails).exception(20)
+        with pytest.raises(errors.DeadlineExceededError):
+            in_threads.join(0.01)
+        held.set()
+        threading.Event().wait(turn / 50_000)
+        later = in_threads.schedule(waits, (tmp_path, f"later{turn}"))
+        with pytest.raises(First, match="it failed"):
+            in_threads.join(20)
+        assert later.done()
+
+
 _held: dict[str, tuple[threading.Event, threading.Event]] = {}
 
 

@@ -22,6 +22,7 @@ from zmqdist.messages import (
     Enlisted,
     Forget,
     GenerationEnded,
+    Members,
     Message,
     Progress,
     Results,
@@ -49,6 +50,7 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     WithdrawAsked,
 )
+from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0
 AGAIN = 1 << SUBMISSION_SHIFT
@@ -264,14 +266,20 @@ def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_ex
     assert ready.queued == 1, "work 4, which was never in the queue, has not left it"
 
 
+def lose_a_worker(ready: Closures, reason: str = "its connection was lost") -> None:
+    hear(ready, Members([("worker:0", 11, 100, "host")], []))
+    hear(ready, Members([], [("worker:0", 11, reason)]))
+
+
 @pytest.mark.parametrize("lost", [True, False])
-def test_p3_a_round_that_lost_a_start_is_ended_by_the_next_dispatcher_although_it_has_no_work_left(
+def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_it_has_no_work_left(
     ready: Closures, lost: bool
 ) -> None:
-    """The worker of that start may execute it until it misses the dispatcher."""
+    """A worker executes what it had begun until it misses the dispatcher, also what it never said that it had begun."""
     schedule(ready, 1)
     if lost:
-        hear(ready, StartsLost([(1, 0, "worker:0", None, "", True)]))
+        lose_a_worker(ready)
+        end_result(ready, 1, ERROR)
     else:
         do(ready, DispatcherDown())
         up(ready)
@@ -289,8 +297,24 @@ def test_p3_a_round_that_lost_a_start_is_ended_by_the_next_dispatcher_although_i
 
 def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
     schedule(ready, 1)
-    hear(ready, StartsLost([(1, 0, "worker:0", None, "", False)]))
+    lose_a_worker(ready)
     do(ready, DispatcherDown(for_good=True), WithdrawAsked([1]))
+    assert do(ready, EndAsked()) == [RoundEnded(1)]
+
+
+def test_p3_a_round_that_is_ending_ends_when_there_will_be_no_other_dispatcher(ready: Closures) -> None:
+    schedule(ready, 1)
+    assert do(ready, EndAsked()) == [ASK_END]
+    cancelled = Resolve([(1, CANCELLED, b"")])
+    assert do(ready, DispatcherDown(for_good=True)) == [cancelled, RoundEnded(1)]
+
+
+def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(ready: Closures) -> None:
+    schedule(ready, 1)
+    hear(ready, StartsLost([(1, 0, "worker:0", -9, "", False)]))
+    lose_a_worker(ready, SAID_GOODBYE)
+    end_result(ready, 1, ERROR)
+    do(ready, DispatcherDown())
     assert do(ready, EndAsked()) == [RoundEnded(1)]
 
 
@@ -298,7 +322,8 @@ def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the
     ready: Closures,
 ) -> None:
     schedule(ready, 1)
-    hear(ready, StartsLost([(1, 0, "worker:0", None, "", True)]))
+    lose_a_worker(ready)
+    end_result(ready, 1, ERROR)
     do(ready, DispatcherDown(), EndAsked(), now=10.0)
     assert do(ready, Ticked(), now=10.0 + LOST_S) == [RoundEnded(1)]
 

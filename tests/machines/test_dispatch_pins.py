@@ -22,9 +22,11 @@ from zmqdist.events import PeerGone, Send, Ticked
 from zmqdist.messages import (
     ALL_NUMBERS,
     BULK,
+    CANCELLED,
     VALUE,
     Assign,
     CutOff,
+    Define,
     Enlist,
     Enlisted,
     Forget,
@@ -275,6 +277,17 @@ def test_p15_who_watches_is_told_who_is_there_and_then_each_that_comes_and_goes(
     assert told(effects, Members) == [("d", Members([("worker:1", 2, 101, "host")], []))], "c does not watch"
     effects = broker.handle(SEEN, 1.0)
     assert told(effects, Members) == [("d", Members([], [("worker:0", 1, "its process ended")]))]
+
+
+def test_p15_a_loss_is_told_before_what_it_has_done_to_work(broker: Broker) -> None:
+    hear(broker, "d", Enlist(2, 10, 1, False, watch=True))
+    hear(broker, "d", Define([(7, b"f")]))
+    worker(broker, "w", 0)
+    pin(broker, 1, peer="d")
+    hear(broker, "d", Withdraw([1], 5.0))
+    to_coordinator = [effect.message for effect in broker.handle(SEEN, 1.0) if effect.to == "d"]
+    assert to_coordinator[0] == Members([], [("worker:0", 1, "its process ended")])
+    assert Results([(1, 0, CANCELLED, b"")]) in to_coordinator
 
 
 def test_p15_one_who_takes_the_name_of_another_is_told_after_that_has_gone(broker: Broker) -> None:

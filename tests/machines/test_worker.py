@@ -144,7 +144,7 @@ def test_a_refusal_that_may_pass_is_answered_by_another_registration(code: int, 
     assert effects == ([] if again else [say(Goodbye()), Exit(code, "no")])
     if again:
         assert worker.deadline == 1.25
-        assert do(worker, Ticked(), now=1.25) == [registration(index=-1, serial=1)]
+        assert do(worker, Ticked(), now=1.25) == [registration(index=-1, serial=2)]
         assert do(worker, Ticked(), now=9.0) == [], "it waits for the answer"
 
 
@@ -157,7 +157,7 @@ def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run
         refusals += 1
         if worker.ended is None:
             now = worker.deadline or 0.0
-            assert do(worker, Ticked(), now=now) == [registration(index=-1, serial=refusals)]
+            assert do(worker, Ticked(), now=now) == [registration(index=-1, serial=refusals + 1)]
     assert effects[-1] == Exit(errors.ALREADY_EXISTS, "is here already")
     assert LEASE_S < now < 2 * LEASE_S
 
@@ -165,8 +165,8 @@ def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run
 def test_a_worker_that_named_no_index_takes_another_when_the_one_it_was_given_is_anothers(worker: Worker) -> None:
     do(worker, DispatcherDown(), DispatcherUp(LIFE + 1))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
-    assert do(worker, Ticked(), now=0.25) == [registration(index=-1, serial=1)]
-    hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0, 1))
+    assert do(worker, Ticked(), now=0.25) == [registration(index=-1, serial=2)]
+    hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0, 2))
     assert do(worker, DispatcherDown(), DispatcherUp(LIFE + 1)) == [registration(index=5)]
 
 
@@ -174,7 +174,7 @@ def test_a_worker_that_named_its_index_insists_on_it() -> None:
     worker = make(index=3)
     do(worker, DispatcherUp(LIFE))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
-    assert do(worker, Ticked(), now=0.25) == [registration(index=3, named=True, serial=1)]
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3, named=True, serial=2)]
 
 
 def test_a_worker_says_of_its_index_whether_a_dispatcher_gave_it() -> None:
@@ -193,23 +193,31 @@ def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
         for refusal in range(1, 31):
             assert hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"), now) == []
             now += 0.25
-            assert registration(index=3, serial=30 * round_ + refusal) in do(worker, Ticked(), now=now)
-        hear(worker, welcome(30 * (round_ + 1)), now)
+            assert registration(index=3, serial=30 * round_ + refusal + 1) in do(worker, Ticked(), now=now)
+        hear(worker, welcome(30 * (round_ + 1) + 1), now)
+
+
+def test_an_answer_that_does_not_say_which_registration_it_means_is_that_to_the_latest(worker: Worker) -> None:
+    hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
+    hear(worker, welcome(0), 0.25)
+    assert assign(worker, 1, now=0.25) == [give((1, 1), new=True)]
+    assert do(worker, Ticked(), now=0.75) == [], "the registration is not repeated"
 
 
 def test_messages_that_are_refused_together_cost_the_patience_of_one(worker: Worker) -> None:
     """Somebody has registered as this worker: each report that was on its way is of a stranger."""
     for _ in range(1000):
         assert hear(worker, Refused(errors.FAILED_PRECONDITION, "Done from somebody who has not registered")) == []
-    assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=1)]
+    assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
 
 
 def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: Worker) -> None:
     assign(worker, 1)
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert finish(worker, 1) == []
-    assert do(worker, Ticked(), now=0.25) == [registration(1, serial=1)]
-    assert hear(worker, welcome(1), 0.25) == [outcome(1)]
+    assert do(worker, Ticked(), now=0.25) == [registration(1, serial=2)]
+    assert hear(worker, welcome(2), 0.25) == [outcome(1)]
 
 
 def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: Worker) -> None:

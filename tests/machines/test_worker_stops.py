@@ -93,11 +93,11 @@ def test_p2_what_stops_while_a_registration_that_names_it_is_on_its_way_is_taken
     assign(worker, 1, 2)
     do(worker, DispatcherDown(), now=1.0)
     assert do(worker, DispatcherUp(LIFE), now=5.9) == [registration(2, 1)]
-    assert do(worker, Ticked(), now=6.0) == [Kill(0), registration(serial=1)]
+    assert do(worker, Ticked(), now=6.0) == [Kill(0), registration(serial=2)]
     do(worker, SlotDied(0, 1, -9, ""), SlotReady(0), now=6.0)
     assert hear(worker, WELCOME, 6.1) == [], "it answers what is not true any more"
     assert assign(worker, 3, now=6.1) == [], "the second registration does not name it, so it goes to another"
-    assert hear(worker, welcome(1), 6.2) == []
+    assert hear(worker, welcome(2), 6.2) == []
     assert assign(worker, 4, now=6.2) == [give((1, 4), new=True)]
     assert do(worker, DispatcherDown(), DispatcherUp(LIFE), now=7.0) == [registration(4)], "that dispatcher knows it"
 
@@ -106,7 +106,7 @@ def test_p2_a_thread_that_is_stopped_while_a_registration_is_on_its_way_is_named
     assign(threads, 1)
     do(threads, DispatcherDown(), now=1.0)
     assert do(threads, DispatcherUp(LIFE), now=5.9) == [registration(1)]
-    assert do(threads, Ticked(), now=6.0) == [Interrupt(0, 1), registration(leftover=[(1, 1)], serial=1)]
+    assert do(threads, Ticked(), now=6.0) == [Interrupt(0, 1), registration(leftover=[(1, 1)], serial=2)]
 
 
 def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(worker: Worker) -> None:

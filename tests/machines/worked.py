@@ -12,7 +12,7 @@ from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
 from zmqdist.scheduling.worker.worker_events import DispatcherUp, Effect, Event, Exit, Give, SlotFinished, SlotReady
 
 LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
-WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0)
+WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0, 1)
 
 
 def welcome(serial: int) -> Registered:
@@ -105,7 +105,7 @@ def registration(
     index: int = 3,
     slots: int = 1,
     named: bool = False,
-    serial: int = 0,
+    serial: int = 1,
 ) -> Send:
     given = index >= 0 and not named
     return say(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.launch.launched import stop
 from tests.rpc.large import address_of
 from tests.rpc.polled import until
 from zmqdist import errors
@@ -70,7 +70,7 @@ def test_a_call_made_while_the_server_is_away_succeeds_when_it_is_back(child: Ch
 def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(child: Child, connect: Connect) -> None:
     process = child(SERVER, "127.0.0.1:0")
     client = connect(address := address_of(process), timeout_in_ms=30_000)
-    process.send_signal(signal.SIGSTOP)
+    stop(process.pid)
     found: list[dict[str, Any]] = []
     asking = threading.Thread(target=lambda: found.append(client.methods()), daemon=True)
     asking.start()

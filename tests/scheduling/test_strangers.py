@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from zmqdist.messages import (
     Withdraw,
 )
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
+from zmqdist.transport import arena
 from zmqdist.transport.security import client_security
 
 WITHIN_S = 20.0
@@ -86,6 +88,72 @@ def test_a_coordinator_whose_number_another_takes_is_told_and_does_not_wait_for_
         with pytest.raises(errors.OpError):
             coordinator.schedule(abs, (-1,)).get(WITHIN_S)
         go(tmp_path)
+
+
+def goes_on(folder: Path) -> None:
+    """In a thread, which nobody can cut off: it does not ask whether it should end."""
+    (folder / "begun-it-0").touch()
+    until(lambda: (folder / "go").exists())
+
+
+def test_a_join_that_waits_for_the_end_of_a_round_raises_when_the_coordinators_number_is_taken(
+    dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path
+) -> None:
+    with zd.WorkerServer(WorkerConfig(dispatcher.address, slots=2)), ClusterCoordinator(dispatcher) as coordinator:
+        coordinator.schedule(goes_on, (tmp_path,))
+        coordinator.schedule(int, ("it failed",)).exception(WITHIN_S)
+        until(lambda: begun(tmp_path), "it runs")
+        raised: list[Exception] = []
+
+        def joins() -> None:
+            try:
+                coordinator.join()
+            except Exception as error:
+                raised.append(error)
+
+        joining = threading.Thread(target=joins)
+        joining.start()
+        until(lambda: coordinator.snapshot().waiting_for_end)
+        claims("submit").send(enlist(number_of(dispatcher)))
+        joining.join(WITHIN_S)
+        go(tmp_path)
+        assert isinstance(raised[0], errors.AbortedError)
+
+
+def made_once(folder: Path) -> bytes:
+    """Made again, it waits."""
+    if (folder / "made").exists():
+        waits(folder)
+    (folder / "made").touch()
+    return bytes(2**20)
+
+
+def test_a_get_that_waits_for_a_lost_value_raises_when_the_coordinators_number_is_taken(
+    dispatcher: zd.DispatchServer, claims: Claims, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(arena.VARIABLE, "off")  # else the value outlives a worker that is a thread of this process
+    monkeypatch.setattr(arena, "_arena", None)
+    monkeypatch.setattr(arena, "_tried", False)
+    with ClusterCoordinator(dispatcher) as coordinator:
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            value = coordinator.schedule(made_once, (tmp_path,), lineage=True)
+            assert value.exception(WITHIN_S) is None
+        with zd.WorkerServer(WorkerConfig(dispatcher.address)):
+            raised: list[Exception] = []
+
+            def asks() -> None:
+                try:
+                    value.get()
+                except Exception as error:
+                    raised.append(error)
+
+            asking = threading.Thread(target=asks)
+            asking.start()
+            until(lambda: begun(tmp_path), "it is made again")
+            claims("submit").send(enlist(number_of(dispatcher)))
+            asking.join(WITHIN_S)
+            go(tmp_path)
+            assert isinstance(raised[0], errors.OpError)
 
 
 def test_a_worker_that_registers_as_another_one_gets_nothing(dispatcher: zd.DispatchServer, claims: Claims) -> None:

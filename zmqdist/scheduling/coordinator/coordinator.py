@@ -18,6 +18,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -504,14 +505,16 @@ class ClusterCoordinator:
         """Raise the round's error once nothing of it can be executing. Of several threads one raises."""
         shell = self._shell
         with shell.lock:
-            before = shell.rounds_ended
-            failed = shell.failures.round
+            failed, scheduled, before = shell.failures.round, shell.scheduled, -1
             if failed is None:
                 return
-            shell.end_round()
-            self._wait_until(lambda: shell.rounds_ended > before or shell.closed, until, timeout)
-            if shell.failures.round is not failed:
-                return  # another thread has raised it
+            # What was scheduled while a round ended may have become part of the next one: then that has to end, too.
+            while before < 0 or (shell.resolved < scheduled and not shell.closed):
+                before = shell.rounds_ended
+                shell.end_round()
+                self._wait_until(partial(_is_over, shell, before), until, timeout)
+                if shell.failures.round is not failed:
+                    return  # another thread has raised it
             fail, self._failed = shell.failures.take()
         error = fail()
         try:
@@ -536,6 +539,10 @@ class _Alive:
 
     def __init__(self, target: Any) -> None:
         self._target = target  # a server stops when nobody refers to it any more
+
+
+def _is_over(shell: Shell, rounds: int) -> bool:
+    return shell.rounds_ended > rounds or shell.closed
 
 
 def _give_up(shell: Shell) -> None:

@@ -61,6 +61,7 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
 from zmqdist.scheduling.coordinator.pins import Options, Pins
+from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
 """The one peer of this machine."""
@@ -206,8 +207,7 @@ class Closures:
         self.generation = 1
         self.failed: int | None = None
         """The work whose error ends this round."""
-        self.workers = 0
-        self.ending = False
+        self.workers, self.ending = 0, False
         self.pins = Pins(recovery_limit_s)
         self._watch = recovery_limit_s is not None
         self._starts_told, self._width = starts, width
@@ -233,7 +233,7 @@ class Closures:
         self._enlisted = False
         self._former = False
         self._out_of_sight = False
-        """Something of this generation may be executing where its loss was told, or where nobody looks any more."""
+        """Something of this generation may be executing at a worker that was lost."""
         self._alone_since: float | None = now
         self._submitted = self._left_queue = self._finished = 0
         self._was_full = False
@@ -321,6 +321,7 @@ class Closures:
                 self._be_alone(now)
                 back, self._wanted_back = self._wanted_back, set()
                 effects = self._resolve(_all(sorted(back & self._works.keys()), CANCELLED)) if back else []
+                effects += self._round_ended() if for_good and self.ending else []
             case Ticked():
                 effects = self._tick(now)
         if self._unsent and self._enlisted and not self.ending:
@@ -403,7 +404,8 @@ class Closures:
                 return []
             case Members():
                 changed = self.pins.hear(message, now)
-                return [] if changed is None else [changed]
+                self._out_of_sight |= any(reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ()))
+                return [changed] if changed else []
             case Enlisted(_, workers):
                 return self._welcome(workers, now)
             case GenerationEnded(generation):
@@ -484,7 +486,6 @@ class Closures:
         return Fetch(work, attempt, reference)
 
     def _starts_lost(self, lost: StartsLost) -> list[Effect]:
-        self._out_of_sight = True
         effects: list[Effect] = []
         for work, attempt, worker, exit_code, log, final in lost.items:
             item = self._works.get(work)

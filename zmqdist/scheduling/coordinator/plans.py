@@ -256,6 +256,7 @@ class Plans:
             if plan.settled and value is not None:
                 value._wake()
             plan.given.clear()
+        self._wake_all()
 
     def clear(self) -> None:
         """Everything was settled by somebody else."""
@@ -266,6 +267,8 @@ class Plans:
         plans, self._plans = self._plans, {}
         for plan in plans.values():
             self._free(plan)
+        with self._shell.lock:
+            self._wake_all()
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -355,6 +358,12 @@ class Plans:
         with self._shell.lock:
             if (value := self._asking.pop(work, None)) is not None:
                 value._wake()
+
+    def _wake_all(self) -> None:
+        """No lost value will be made again. With the coordinator's lock held."""
+        asking, self._asking = self._asking, {}
+        for value in asking.values():
+            value._wake()
 
     def _settle(self, told: list[Outcome]) -> None:
         self._roots.clear()

@@ -28,7 +28,8 @@ Promises, checked by tests/sim
          not called back
     P13  of one session's work that waits for the same, the higher priority is handed out first, and of one priority the oldest
     P14  work apart from the rounds does not end with a generation, and no generation waits for it; it ends with its session
-    P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there
+    P15  a session that watches is told each worker that comes and each that is lost, in that order, from those on that were there,
+         and of a loss before it hears what that has done to its work
     P16  what was forgotten everywhere is forgotten by all slots, and what a coordinator had made for work apart is, once it has
          left or has been gone for a lease
     P17  work that is withdrawn unless it has begun is never cut off; the session is told that it was cancelled, that it has begun, or its
@@ -327,12 +328,13 @@ class Dispatch:
         started = [lease for lease in leases if lease.started]
         waiting = [lease for lease in leases if not lease.started]
         held = self._unhold(hands.held.values())
-        effects = self._charge([(lease, exit_code, log) for lease in started], member.name)
+        # first: a coordinator has to know that something may be executing out of sight before it hears that nothing is left of it
+        effects = self._tell_watchers(Members([], [(member.name, member.incarnation, loss.reason)]))
+        effects += self._charge([(lease, exit_code, log) for lease in started], member.name)
         effects += self._give_back(waiting, careful=True) + self._give_back(held)
         hands.leases.clear()
         if not self._live():
             effects += self._tell_workers()
-        effects += self._tell_watchers(Members([], [(member.name, member.incarnation, loss.reason)]))
         return effects + self.settle(now)
 
     def done(self, member: Member, done: Done, now: float) -> list[Send]:

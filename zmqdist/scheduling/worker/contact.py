@@ -50,7 +50,7 @@ class Contact:
     Attributes:
       dispatcher: incarnation of the one that knows what this worker has; None when nobody does.
       up, registered: the connection stands; the dispatcher has taken us.
-      serial: of the latest registration on this connection.
+      serial: of the latest registration on this connection; the first is 1. An older dispatcher answers with 0.
       lease_s: as the dispatcher told; 0 before.
       named: the index is the worker's own, not one that a dispatcher gave it.
       another_has_it: the index was refused, because another worker has it.
@@ -63,7 +63,7 @@ class Contact:
     registered: bool = False
     named: bool = True
     another_has_it: bool = False
-    serial: int = -1
+    serial: int = 0
     lease_s: float = 0.0
     beats_sent: int = 0
     beats_echoed: int = 0
@@ -93,7 +93,7 @@ class Contact:
     def came(self, incarnation: int) -> bool:
         """The connection stands. True when this dispatcher knows nothing of what the worker has."""
         self.up = True
-        self.serial = -1
+        self.serial = 0
         self.beats_sent = self.beats_echoed = 0
         self._sent.clear()
         stranger = incarnation != self.dispatcher

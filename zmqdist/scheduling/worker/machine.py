@@ -225,7 +225,7 @@ class Worker:
                     self._functions[coordinator, fn] = pickled
                 self._queue.put(items, careful=careful, own=first)
                 return self._return_queue() if self.leaving else []
-            case Registered(index, beat_s, lease_s, _, serial) if serial == self._contact.serial:
+            case Registered(index, beat_s, lease_s, _, serial) if serial in (0, self._contact.serial):
                 self.index = index
                 untold = self._contact.welcomed(beat_s, lease_s, now)
                 self._outcomes = [*self._bulk.values(), *(o for o in self._outcomes if o[0] not in self._bulk)]
