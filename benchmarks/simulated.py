@@ -34,7 +34,8 @@ from zmqdist.messages import (
     Returned,
     Submit,
 )
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules, Event
+from zmqdist.scheduling.dispatcher.broker import Broker, Event
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.wire.headers import decode, encode
 
 REPORT_S = 0.002

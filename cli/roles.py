@@ -162,12 +162,9 @@ def _dispatcher_of(file: str, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "host": host,
         "port": port,
-        "lease_s": section.lease_s,
-        "reconnect_grace_s": section.reconnect_grace_s,
-        "attempts_max": section.attempts_max,
         "cancel_grace_s": (config.jobs.worker or WorkerJob()).cancel_grace_s,
         "keys_dir": config.security.keys,
-        **section.data_service(),
+        **section.settings(),
     }
 
 

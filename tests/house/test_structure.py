@@ -43,7 +43,7 @@ BESIDE_MACHINES = {
     "zmqdist/coordination": ("answers",),
     "zmqdist/rpc": ("turns",),
     "zmqdist/scheduling/coordinator": ("effects", "graph", "pins"),
-    "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "stagger"),
+    "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),
     "zmqdist/scheduling/worker": ("contact", "slot", "waiting", "worker_events"),
     "zmqdist/transport": ("pace",),
 }

@@ -42,7 +42,8 @@ from zmqdist.messages import (
     Taken,
     Withdraw,
 )
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from zmqdist.limits import BATCH_ITEMS_MAX
 from zmqdist.messages import VALUE
 from zmqdist.scheduling.coordinator.effects import Resolve
 from zmqdist.scheduling.coordinator.machine import Closures, DispatcherUp, FunctionsDefined, FunctionsDropped, Scheduled
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.scheduling.worker.machine import Worker
 from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
 from zmqdist.scheduling.worker.worker_events import DispatcherUp as WorkerUp

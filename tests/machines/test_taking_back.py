@@ -38,7 +38,8 @@ from zmqdist.scheduling.coordinator.machine import (
     TakeBackAsked,
 )
 from zmqdist.scheduling.coordinator.pins import Options
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.dispatcher.broker import Broker
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 # -- the coordinator -------------------------------------------------------------------------------------------------
 

@@ -95,10 +95,10 @@ class DispatcherJob(Section, frozen=True):
         ),
     ] = None
 
-    def data_service(self) -> dict[str, Any]:
-        """The fields of a DispatcherConfig that the data service has."""
-        names = ("work_dir", "fault_tolerant_mode", "job_gc_timeout_ms", "worker_timeout_ms", "client_timeout_ms")
-        return {name: getattr(self, name) for name in (*names, "worker_addresses")}
+    def settings(self) -> dict[str, Any]:
+        """The fields of a DispatcherConfig that stand here under the same names."""
+        others = ("address", "queue_max", "queue_bytes_max")
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in others}
 
 
 class Job(Section, frozen=True):

@@ -145,13 +145,10 @@ class Launch:
         return DispatcherConfig(
             port=port,
             host=host,
-            lease_s=section.lease_s,
-            reconnect_grace_s=section.reconnect_grace_s,
-            attempts_max=section.attempts_max,
             cancel_grace_s=self._workers.cancel_grace_s,
             token_file=credentials.token_file,
             keys_dir=credentials.keys_dir,
-            **section.data_service(),
+            **section.settings(),
         )
 
     def _write_config(self, path: Path, credentials: Credentials) -> None:

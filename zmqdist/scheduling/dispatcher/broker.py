@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zmqdist import errors, limits
+from zmqdist import errors
 from zmqdist.events import Heard, Peer, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.messages import (
     Beat,
@@ -42,18 +42,9 @@ from zmqdist.scheduling.dispatcher.membership import (
     MemberLost,
     Membership,
 )
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
 Event: TypeAlias = Heard | PeerGone | ProcessExited | Ticked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerRules:
-    """The figures that the rules need; seconds where a name says so. See zmqdist.limits for what they mean."""
-
-    lease_s: float = limits.LEASE_S
-    reconnect_grace_s: float = limits.RECONNECT_GRACE_S
-    cancel_grace_s: float = limits.CANCEL_GRACE_S
-    attempts_max: int = limits.ATTEMPTS_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist import errors, limits
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.transport.address import DTS_PORT
 
 PROTOCOLS: Final = ("zmq", "tcp")
@@ -29,7 +30,7 @@ START_DELAY_ENV: Final = "ZMQDIST_COORDINATOR_SCHEDULE_START_DELAY"
 
 
 @dataclass(frozen=True)
-class DispatcherConfig:
+class DispatcherConfig(BrokerRules):
     """Where a dispatcher listens, what it keeps, and when it gives up.
 
     Attributes:
@@ -67,10 +68,6 @@ class DispatcherConfig:
     gc_dynamic_sharding_jobs: bool = False
     deployment_mode: str | None = None
     host: str = "127.0.0.1"
-    lease_s: float = limits.LEASE_S
-    reconnect_grace_s: float = limits.RECONNECT_GRACE_S
-    cancel_grace_s: float = limits.CANCEL_GRACE_S
-    attempts_max: int = limits.ATTEMPTS_MAX
     token_file: str | None = None
     keys_dir: str | None = None
     insecure: bool = False

@@ -42,7 +42,7 @@ from zmqdist.messages import (
     Withdraw,
 )
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules, BrokerSnapshot
+from zmqdist.scheduling.dispatcher.broker import Broker, BrokerSnapshot
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.membership import Member, MemberJoined, MemberLost
@@ -246,14 +246,8 @@ class _Shell:
         self.loop: Loop | None = None
         self.address = ""
         self._incarnation = secrets.randbits(62) | 1
-        rules = BrokerRules(
-            lease_s=config.lease_s,
-            reconnect_grace_s=config.reconnect_grace_s,
-            cancel_grace_s=config.cancel_grace_s,
-            attempts_max=config.attempts_max,
-        )
         # Lease numbers of two lives must not meet: a worker may still name one of the life before.
-        self.broker = Broker(rules, first_lease=(self._incarnation & 0xFFFFF) << 40)
+        self.broker = Broker(config, first_lease=(self._incarnation & 0xFFFFF) << 40)
         self.undelivered = 0
         self._memory = MemoryKeeper()
         self.watchers: list[Callable[[], None]] = []

@@ -19,9 +19,10 @@ from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
 from zmqdist.scheduling.coordinator.machine import SUBMISSION_SHIFT
 from zmqdist.scheduling.coordinator.pins import PLAIN
-from zmqdist.scheduling.dispatcher.broker import Broker, BrokerRules
+from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
 from zmqdist.scheduling.dispatcher.membership import Member
+from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.coordinator import SimCoordinator
 from zmqdist.testing.simulation.network import SimConnection
