@@ -8,7 +8,7 @@ from tests.machines.dispatched import BACK_S, CUT_S, LEASE_S
 from tests.machines.worked import ready
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
-from zmqdist.scheduling.worker.machine import Worker
+from zmqdist.scheduling.worker.machine import WorkerMachine
 
 
 @pytest.fixture
@@ -18,12 +18,12 @@ def broker() -> Broker:
 
 
 @pytest.fixture
-def worker() -> Worker:
+def worker() -> WorkerMachine:
     """A registered worker with one process slot."""
     return ready()
 
 
 @pytest.fixture
-def threads() -> Worker:
+def threads() -> WorkerMachine:
     """A registered worker with one thread slot."""
     return ready(threads=True)

@@ -41,7 +41,7 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.broker import Broker
-from zmqdist.scheduling.dispatcher.records import Hands
+from zmqdist.scheduling.dispatcher.records import WorkerLoad
 
 # -- work and its results --------------------------------------------------------------------------------------------
 
@@ -243,9 +243,9 @@ def test_work_that_will_begin_at_once_is_not_recalled(broker: Broker) -> None:
 
 
 def test_an_event_looks_at_no_more_workers_than_it_is_about(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[Hands] = []
+    looked_at: list[WorkerLoad] = []
 
-    def in_a_while(hands: Hands) -> float:
+    def in_a_while(hands: WorkerLoad) -> float:
         looked_at.append(hands)
         return 1.0
 

@@ -15,9 +15,9 @@ from zmqdist.scheduling.coordinator.effects import Resolve
 from zmqdist.scheduling.coordinator.machine import Closures, DispatcherUp, FunctionsDefined, FunctionsDropped, Scheduled
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
-from zmqdist.scheduling.worker.machine import Worker
+from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
-from zmqdist.scheduling.worker.worker_events import DispatcherUp as WorkerUp
+from zmqdist.scheduling.worker.worker_events import DispatcherConnected
 from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady
 
 WORKS = 1000
@@ -38,7 +38,7 @@ class Wired:
         self.broker = Broker(BrokerRules())
         self.closures = Closures(coordinator=5, queue_max=10**6, cancel_grace_s=1.0, lost_limit_s=60.0, now=0.0)
         self.workers = {
-            name: Worker(
+            name: WorkerMachine(
                 incarnation=number + 1,
                 job="worker",
                 index=number,
@@ -52,7 +52,7 @@ class Wired:
             for number, name in enumerate(WORKERS)
         }
         for name in WORKERS:
-            self.tell(name, SlotReady(0), WorkerUp(77))
+            self.tell(name, SlotReady(0), DispatcherConnected(77))
         self.tell("c", DispatcherUp())
         self.counts.clear()
 

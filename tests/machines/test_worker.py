@@ -49,11 +49,11 @@ from zmqdist.messages import (
     Registered,
     SlotsLost,
 )
-from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, Worker
+from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, STUCK_S, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
-    DispatcherDown,
-    DispatcherUp,
+    DispatcherConnected,
+    DispatcherDisconnected,
     Effect,
     Event,
     Exit,
@@ -76,20 +76,20 @@ from zmqdist.scheduling.worker.worker_events import (
 def test_a_worker_starts_its_slots_and_registers_when_there_is_a_dispatcher() -> None:
     worker = make(2)
     assert worker.start() == [Spawn(0), Spawn(1)]
-    assert do(worker, DispatcherUp(LIFE)) == [registration(index=-1, slots=2)]
+    assert do(worker, DispatcherConnected(LIFE)) == [registration(index=-1, slots=2)]
     assert not worker.registered
     assert hear(worker, WELCOME) == []
     assert (worker.registered, worker.index, worker.lease_s) == (True, 3, LEASE_S)
 
 
-def test_a_registered_worker_beats(worker: Worker) -> None:
+def test_a_registered_worker_beats(worker: WorkerMachine) -> None:
     for now in (1.0, 2.0):
         assert worker.deadline == now
         assert do(worker, Ticked(), now=now - 0.01) == []
         assert do(worker, Ticked(), now=now) == [say(Beat())]
 
 
-def times(worker: Worker, event: Event, now: float) -> list[tuple[int, int]]:
+def times(worker: WorkerMachine, event: Event, now: float) -> list[tuple[int, int]]:
     """(busy_us, trip_us) of the reports that an event leads to."""
     sends = [effect.message for effect in worker.handle(event, now) if isinstance(effect, Send)]
     return [(message.busy_us, message.trip_us) for message in sends if isinstance(message, Done)]
@@ -103,7 +103,7 @@ def ended(position: int) -> SlotFinished:
     return SlotFinished(0, [(position, VALUE, b"r")])
 
 
-def test_a_report_tells_how_long_the_worker_had_work_since_the_last_one(worker: Worker) -> None:
+def test_a_report_tells_how_long_the_worker_had_work_since_the_last_one(worker: WorkerMachine) -> None:
     worker.handle(work(1, 2), 10.0)
     assert times(worker, ended(1), 10.5) == [(500_000, 0)]
     assert times(worker, ended(2), 10.75) == [(250_000, 0)]
@@ -115,7 +115,7 @@ def test_a_report_tells_how_long_the_worker_had_work_since_the_last_one(worker: 
 def test_a_report_tells_the_shortest_of_the_last_round_trips() -> None:
     worker = make()
     worker.handle(SlotReady(0), 0.0)
-    worker.handle(DispatcherUp(LIFE), 0.0)
+    worker.handle(DispatcherConnected(LIFE), 0.0)
     worker.handle(Heard(DISPATCHER, WELCOME), 0.5)  # the answer to the registration
     told = []
     for position, trip_s in enumerate((0.25, 0.125, 0.25, 0.25, 0.25, 0.25), 1):
@@ -139,7 +139,7 @@ def test_a_report_tells_the_shortest_of_the_last_round_trips() -> None:
 )
 def test_a_refusal_that_may_pass_is_answered_by_another_registration(code: int, again: bool) -> None:
     worker = make()
-    do(worker, DispatcherUp(LIFE))
+    do(worker, DispatcherConnected(LIFE))
     effects = hear(worker, Refused(code, "no"), 1.0)
     assert effects == ([] if again else [say(Goodbye()), Exit(code, "no")])
     if again:
@@ -150,7 +150,7 @@ def test_a_refusal_that_may_pass_is_answered_by_another_registration(code: int, 
 
 def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run_out() -> None:
     worker = make()
-    do(worker, DispatcherUp(LIFE))
+    do(worker, DispatcherConnected(LIFE))
     now, refusals, effects = 0.0, 0, []
     while worker.ended is None:
         effects = hear(worker, Refused(errors.ALREADY_EXISTS, "is here already"), now)
@@ -162,17 +162,19 @@ def test_a_refusal_that_does_not_pass_ends_the_worker_when_a_lease_must_have_run
     assert LEASE_S < now < 2 * LEASE_S
 
 
-def test_a_worker_that_named_no_index_takes_another_when_the_one_it_was_given_is_anothers(worker: Worker) -> None:
-    do(worker, DispatcherDown(), DispatcherUp(LIFE + 1))
+def test_a_worker_that_named_no_index_takes_another_when_the_one_it_was_given_is_anothers(
+    worker: WorkerMachine,
+) -> None:
+    do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
     assert do(worker, Ticked(), now=0.25) == [registration(index=-1, serial=2)]
     hear(worker, Registered(5, BEAT_S, LEASE_S, 5.0, 2))
-    assert do(worker, DispatcherDown(), DispatcherUp(LIFE + 1)) == [registration(index=5)]
+    assert do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1)) == [registration(index=5)]
 
 
 def test_a_worker_that_named_its_index_insists_on_it() -> None:
     worker = make(index=3)
-    do(worker, DispatcherUp(LIFE))
+    do(worker, DispatcherConnected(LIFE))
     hear(worker, Refused(errors.ALREADY_EXISTS, "worker:3 is here already"))
     assert do(worker, Ticked(), now=0.25) == [registration(index=3, named=True, serial=2)]
 
@@ -180,14 +182,14 @@ def test_a_worker_that_named_its_index_insists_on_it() -> None:
 def test_a_worker_says_of_its_index_whether_a_dispatcher_gave_it() -> None:
     for named in (False, True):
         worker = make(index=3 if named else -1)
-        do(worker, DispatcherUp(LIFE))
+        do(worker, DispatcherConnected(LIFE))
         hear(worker, WELCOME)
-        (again,) = do(worker, DispatcherDown(), DispatcherUp(LIFE + 1))
+        (again,) = do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE + 1))
         assert again == registration(index=3, named=named)
         assert (again.message.index, again.message.named) == (3, named)
 
 
-def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
+def test_a_welcome_forgives_the_refusals_before_it(worker: WorkerMachine) -> None:
     now = 0.0
     for round_ in range(3):
         for refusal in range(1, 31):
@@ -197,7 +199,7 @@ def test_a_welcome_forgives_the_refusals_before_it(worker: Worker) -> None:
         hear(worker, welcome(30 * (round_ + 1) + 1), now)
 
 
-def test_an_answer_that_does_not_say_which_registration_it_means_is_that_to_the_latest(worker: Worker) -> None:
+def test_an_answer_that_does_not_say_which_registration_it_means_is_that_to_the_latest(worker: WorkerMachine) -> None:
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
     hear(worker, welcome(0), 0.25)
@@ -205,14 +207,14 @@ def test_an_answer_that_does_not_say_which_registration_it_means_is_that_to_the_
     assert do(worker, Ticked(), now=0.75) == [], "the registration is not repeated"
 
 
-def test_messages_that_are_refused_together_cost_the_patience_of_one(worker: Worker) -> None:
+def test_messages_that_are_refused_together_cost_the_patience_of_one(worker: WorkerMachine) -> None:
     """Somebody has registered as this worker: each report that was on its way is of a stranger."""
     for _ in range(1000):
         assert hear(worker, Refused(errors.FAILED_PRECONDITION, "Done from somebody who has not registered")) == []
     assert do(worker, Ticked(), now=0.25) == [registration(index=3, serial=2)]
 
 
-def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: Worker) -> None:
+def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: WorkerMachine) -> None:
     assign(worker, 1)
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
     assert finish(worker, 1) == []
@@ -220,9 +222,9 @@ def test_a_refused_worker_keeps_its_outcomes_until_it_is_welcome_again(worker: W
     assert hear(worker, welcome(2), 0.25) == [outcome(1)]
 
 
-def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: Worker) -> None:
+def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: WorkerMachine) -> None:
     hear(worker, Refused(errors.FAILED_PRECONDITION, "who?"))
-    assert do(worker, DispatcherUp(LIFE), now=0.1) == [registration()]
+    assert do(worker, DispatcherConnected(LIFE), now=0.1) == [registration()]
     assert do(worker, Ticked(), now=0.3) == []
 
 
@@ -230,12 +232,12 @@ def test_a_new_connection_makes_the_repeated_registration_unnecessary(worker: Wo
 def test_p7_a_worker_without_a_dispatcher_ends_itself(had_one: bool) -> None:
     worker = make()
     if had_one:
-        do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME), DispatcherDown())
+        do(worker, DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME), DispatcherDisconnected())
         do(worker, Ticked(), now=LEASE_S)  # it stops what it has, which is nothing
     assert worker.deadline == ORPHAN_S
     assert do(worker, Ticked(), now=ORPHAN_S) == [Exit(errors.UNAVAILABLE, "no dispatcher for 60 s")]
     assert worker.deadline is None
-    assert do(worker, DispatcherUp(LIFE)) == [], "it has ended"
+    assert do(worker, DispatcherConnected(LIFE)) == [], "it has ended"
 
 
 # -- slots -----------------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def test_p7_a_worker_without_a_dispatcher_ends_itself(had_one: bool) -> None:
 
 def test_work_waits_for_a_slot_and_is_reported_when_it_ends() -> None:
     worker = make()
-    do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    do(worker, DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
     assert assign(worker, 1, 2) == []
     assert do(worker, SlotReady(0)) == [give((1, 1), new=True)], "its start is not worth a message of its own yet"
     assert (worker.busy_slots, worker.running, worker.lease_at(0, 1), worker.lease_at(0, 2)) == (1, 2, 1, None)
@@ -257,7 +259,7 @@ def test_each_slot_gets_some_and_its_own_copy_of_the_function() -> None:
     assert effects == [give((1, 1), new=True), give((1, 2), slot=1, new=True)]
 
 
-def test_p1_a_slot_works_in_order_and_quick_work_is_given_in_growing_batches(worker: Worker) -> None:
+def test_p1_a_slot_works_in_order_and_quick_work_is_given_in_growing_batches(worker: WorkerMachine) -> None:
     effects = assign(worker, *range(1, 100))
     sizes, positions = [], []
     for _ in range(5):
@@ -269,26 +271,26 @@ def test_p1_a_slot_works_in_order_and_quick_work_is_given_in_growing_batches(wor
     assert positions == list(range(1, 32))
 
 
-def test_p1_slow_work_is_given_one_by_one(worker: Worker) -> None:
+def test_p1_slow_work_is_given_one_by_one(worker: WorkerMachine) -> None:
     batches(worker)
     assert assign(worker, 2, 3, 4) == [give((2, 2), (3, 3))]
     assert finish(worker, 2, 3, now=60.0)[0] == give((4, 4))
     assert assign(worker, 5, now=60.0) == []
 
 
-def test_p1_a_thread_is_given_one_at_a_time(threads: Worker) -> None:
+def test_p1_a_thread_is_given_one_at_a_time(threads: WorkerMachine) -> None:
     assign(threads, *range(1, 9))
     for position in range(1, 8):
         assert finish(threads, position)[0] == give((position + 1, position + 1))
 
 
-def test_a_batch_is_topped_up_when_half_of_it_is_done(worker: Worker) -> None:
+def test_a_batch_is_topped_up_when_half_of_it_is_done(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
     assert finish(worker, 2) == [give((4, 4)), outcome(2, then=(3,))]
 
 
-def test_a_look_at_a_slot_tells_what_has_begun(worker: Worker) -> None:
+def test_a_look_at_a_slot_tells_what_has_begun(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
     assert do(worker, SlotSeen(0, 2)) == [started(2)]
@@ -297,27 +299,27 @@ def test_a_look_at_a_slot_tells_what_has_begun(worker: Worker) -> None:
     assert finish(worker, 2) == [outcome(2)]
 
 
-def test_nobody_looks_at_threads_so_their_starts_are_told_at_once(threads: Worker) -> None:
+def test_nobody_looks_at_threads_so_their_starts_are_told_at_once(threads: WorkerMachine) -> None:
     assert assign(threads, 1, 2) == [give((1, 1), new=True), started(1)]
     assert finish(threads, 1) == [give((2, 2)), outcome(1, then=(2,))]
 
 
-def test_many_outcomes_are_reported_in_several_messages(worker: Worker) -> None:
+def test_many_outcomes_are_reported_in_several_messages(worker: WorkerMachine) -> None:
     count = BATCH_ITEMS_MAX + 1
     assign(worker, *range(1, count + 1))
-    do(worker, DispatcherDown())
+    do(worker, DispatcherDisconnected())
     for position in range(1, count + 1):
         assert not [effect for effect in finish(worker, position) if isinstance(effect, Send)]
-    do(worker, DispatcherUp(LIFE))
+    do(worker, DispatcherConnected(LIFE))
     sizes = [len(e.message.outcomes) for e in hear(worker, WELCOME) if isinstance(e, Send)]
     assert sizes == [BATCH_ITEMS_MAX, 1]
 
 
-def test_outcomes_without_contact_are_reported_when_it_is_back(worker: Worker) -> None:
+def test_outcomes_without_contact_are_reported_when_it_is_back(worker: WorkerMachine) -> None:
     assign(worker, 1, 2)
-    do(worker, DispatcherDown(), now=1.0)
+    do(worker, DispatcherDisconnected(), now=1.0)
     assert finish(worker, 1, now=1.0) == [give((2, 2))]
-    assert do(worker, DispatcherUp(LIFE), now=2.0) == [registration(2, 1)]
+    assert do(worker, DispatcherConnected(LIFE), now=2.0) == [registration(2, 1)]
     assert hear(worker, WELCOME, 2.0) == [outcome(1, then=(2,))]
 
 
@@ -333,7 +335,7 @@ def test_work_that_is_stuck_behind_other_work_goes_to_an_idle_slot() -> None:
     assert worker.deadline == BEAT_S
 
 
-def test_a_slot_is_stuck_when_it_reported_nothing_for_a_while(worker: Worker) -> None:
+def test_a_slot_is_stuck_when_it_reported_nothing_for_a_while(worker: WorkerMachine) -> None:
     worker = ready(2)
     assign(worker, 1, 2)
     finish(worker, 1)
@@ -349,7 +351,7 @@ def test_a_slot_is_stuck_when_it_reported_nothing_for_a_while(worker: Worker) ->
 # -- how a lease ends ------------------------------------------------------------------------------------------------
 
 
-def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: Worker) -> None:
+def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4, 5)
     assert hear(worker, Recall([3, 5, 99])) == [returned(5), Reclaim(0)]
@@ -357,7 +359,7 @@ def test_p2_what_was_not_begun_is_given_back_when_it_is_recalled(worker: Worker)
     assert finish(worker, 2)[0] == give((4, 4)), "which was not asked for"
 
 
-def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: Worker) -> None:
+def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
     told = [returned(), Reclaim(0), started(2)]
@@ -368,18 +370,18 @@ def test_p2_what_was_begun_in_the_meantime_is_not_given_back(worker: Worker) -> 
 
 @pytest.mark.parametrize("seen", [SlotSeen(0, 1), SlotReclaimed(0, 1)], ids=["by a look", "by what it gave up"])
 def test_a_start_that_was_lost_with_its_connection_is_told_to_who_asks_for_the_work(
-    worker: Worker, seen: SlotSeen | SlotReclaimed
+    worker: WorkerMachine, seen: SlotSeen | SlotReclaimed
 ) -> None:
     """Else it would hear only with the outcome that it is too late."""
     assign(worker, 1)
     assert do(worker, seen) == [started(1)]
-    do(worker, DispatcherDown(), DispatcherUp(LIFE))
+    do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE))
     hear(worker, WELCOME)
     assert hear(worker, Recall([1])) == [returned(), started(1)]
     assert do(worker, SlotSeen(0, 1)) == [], "nobody asks this time"
 
 
-def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worker: Worker) -> None:
+def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
     hear(worker, Recall([3]))
@@ -389,7 +391,7 @@ def test_a_slot_gets_nothing_while_it_is_being_asked_what_it_has_not_begun(worke
 
 
 @pytest.mark.parametrize("again", [Recall([3]), CutOff([3], 0.5), Leave(5.0)], ids=lambda again: type(again).__name__)
-def test_a_slot_is_asked_once_at_a_time_what_it_has_not_begun(worker: Worker, again: Message) -> None:
+def test_a_slot_is_asked_once_at_a_time_what_it_has_not_begun(worker: WorkerMachine, again: Message) -> None:
     """The answer to a second question would come after the slot was given more, and take that back although it runs."""
     batches(worker)
     assign(worker, 2, 3)
@@ -399,7 +401,9 @@ def test_a_slot_is_asked_once_at_a_time_what_it_has_not_begun(worker: Worker, ag
 
 
 @pytest.mark.parametrize("recalled", [True, False])
-def test_p2_what_a_slot_was_told_not_to_begin_is_given_back_or_given_out_again(worker: Worker, recalled: bool) -> None:
+def test_p2_what_a_slot_was_told_not_to_begin_is_given_back_or_given_out_again(
+    worker: WorkerMachine, recalled: bool
+) -> None:
     batches(worker)
     assign(worker, 2, 3)
     hear(worker, Recall([3] if recalled else [99]))
@@ -410,7 +414,7 @@ def test_p2_what_a_slot_was_told_not_to_begin_is_given_back_or_given_out_again(w
     assert (give((4, 3)) in effects) == (not recalled)
 
 
-def test_p2_when_a_slot_dies_what_ran_is_lost_and_the_rest_runs_in_its_successor(worker: Worker) -> None:
+def test_p2_when_a_slot_dies_what_ran_is_lost_and_the_rest_runs_in_its_successor(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
@@ -424,13 +428,13 @@ def test_p2_when_a_slot_dies_what_ran_is_lost_and_the_rest_runs_in_its_successor
     assert do(worker, SlotReady(0)) == [give((1, 6), new=True)]
 
 
-def test_p2_a_slot_that_dies_before_it_begins_anything_costs_nothing(worker: Worker) -> None:
+def test_p2_a_slot_that_dies_before_it_begins_anything_costs_nothing(worker: WorkerMachine) -> None:
     assign(worker, 1)
     assert do(worker, SlotDied(0, 0, -9, "")) == [Spawn(0)]
     assert do(worker, SlotReady(0))[0] == give((1, 1), new=True)
 
 
-def test_p2_an_outcome_for_something_that_a_slot_does_not_have_is_dropped(worker: Worker) -> None:
+def test_p2_an_outcome_for_something_that_a_slot_does_not_have_is_dropped(worker: WorkerMachine) -> None:
     assign(worker, 1)
     assert finish(worker, 2) == []
     assert finish(worker, 1) == [outcome(1)]
@@ -440,7 +444,7 @@ def test_p2_an_outcome_for_something_that_a_slot_does_not_have_is_dropped(worker
 @pytest.mark.parametrize("log", ["boom", ""])
 def test_slots_that_die_before_they_are_ready_end_the_worker(log: str) -> None:
     worker = make()
-    do(worker, DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    do(worker, DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
     for _ in range(SPAWN_FAILURES_MAX - 1):
         assert do(worker, SlotDied(0, 0, 1, log)) == [Spawn(0)]
     bye, ended = do(worker, SlotDied(0, 0, 1, log))
@@ -458,7 +462,7 @@ def test_a_slot_that_becomes_ready_forgives_the_failures_before_it() -> None:
 # -- cutting off -----------------------------------------------------------------------------------------------------
 
 
-def test_p5_what_runs_is_interrupted_and_killed_when_its_grace_is_over(worker: Worker) -> None:
+def test_p5_what_runs_is_interrupted_and_killed_when_its_grace_is_over(worker: WorkerMachine) -> None:
     assign(worker, 1, now=0.1)
     assert hear(worker, CutOff([1], 0.5), 0.1) == [returned(), Interrupt(0, 1)]
     assert worker.deadline == 0.6
@@ -468,14 +472,14 @@ def test_p5_what_runs_is_interrupted_and_killed_when_its_grace_is_over(worker: W
     assert do(worker, SlotDied(0, 1, -9, ""), now=0.7) == [Spawn(0), outcome(1, kind=CANCELLED)]
 
 
-def test_p5_what_ends_within_its_grace_is_not_killed(worker: Worker) -> None:
+def test_p5_what_ends_within_its_grace_is_not_killed(worker: WorkerMachine) -> None:
     assign(worker, 1)
     hear(worker, CutOff([1], 0.5))
     assert finish(worker, 1, now=0.4) == [outcome(1)]
     assert do(worker, Ticked(), now=0.5) == []
 
 
-def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: Worker) -> None:
+def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
     assert hear(worker, CutOff([3, 4], 0.5)) == [returned(4), Reclaim(0)]
@@ -483,7 +487,7 @@ def test_p5_what_was_not_begun_is_given_back_when_it_is_cut_off(worker: Worker) 
     assert do(worker, Ticked(), now=0.5) == [], "and what runs was not cut off"
 
 
-def test_p5_what_was_begun_in_the_meantime_is_interrupted_and_killed(worker: Worker) -> None:
+def test_p5_what_was_begun_in_the_meantime_is_interrupted_and_killed(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
     hear(worker, CutOff([3], 0.5))
@@ -492,7 +496,7 @@ def test_p5_what_was_begun_in_the_meantime_is_interrupted_and_killed(worker: Wor
     assert do(worker, Ticked(), now=0.5) == [Kill(0)]
 
 
-def test_a_thread_that_is_cut_off_is_told_so_and_waited_for(threads: Worker) -> None:
+def test_a_thread_that_is_cut_off_is_told_so_and_waited_for(threads: WorkerMachine) -> None:
     assign(threads, 1)
     assert hear(threads, CutOff([1], 0.0)) == [returned(), Interrupt(0, 1)]
     assert do(threads, Ticked(), now=0.5) == []
@@ -502,7 +506,7 @@ def test_a_thread_that_is_cut_off_is_told_so_and_waited_for(threads: Worker) -> 
 # -- careful work ----------------------------------------------------------------------------------------------------
 
 
-def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(worker: Worker) -> None:
+def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(worker: WorkerMachine) -> None:
     assert assign(worker, 1, 2, careful=True) == [started(1), say(Beat())]
     assert do(worker, SlotSeen(0, 0)) == []
     assert hear(worker, Beat()) == [give((1, 1), new=True)]
@@ -510,21 +514,21 @@ def test_p6_careful_work_begins_when_the_report_of_its_start_has_arrived(worker:
     assert hear(worker, Beat()) == [give((2, 2))]
 
 
-def test_p6_the_echo_of_an_earlier_beat_is_not_enough(worker: Worker) -> None:
+def test_p6_the_echo_of_an_earlier_beat_is_not_enough(worker: WorkerMachine) -> None:
     do(worker, Ticked(), now=1.0)  # a beat of its own
     assert assign(worker, 1, careful=True, now=1.0) == [started(1), say(Beat())]
     assert hear(worker, Beat(), 1.0) == []
     assert hear(worker, Beat(), 1.0)[0] == give((1, 1), new=True)
 
 
-def test_p6_over_a_new_connection_the_start_is_reported_again(worker: Worker) -> None:
+def test_p6_over_a_new_connection_the_start_is_reported_again(worker: WorkerMachine) -> None:
     assign(worker, 1, careful=True)
-    do(worker, DispatcherDown(), DispatcherUp(LIFE))
+    do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE))
     assert hear(worker, WELCOME) == [started(1), say(Beat())]
     assert hear(worker, Beat())[0] == give((1, 1), new=True), "echoes that were lost with the old one do not count"
 
 
-def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
+def test_p6_careful_work_waits_for_an_empty_slot(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2)
     assert assign(worker, 3, careful=True) == []
@@ -533,7 +537,7 @@ def test_p6_careful_work_waits_for_an_empty_slot(worker: Worker) -> None:
 
 def test_what_is_forgotten_everywhere_is_forgotten_by_all_slots_that_have_started() -> None:
     worker = make(slots=2)
-    do(worker, SlotReady(1), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    do(worker, SlotReady(1), DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
     forget = Forget(1, [40, ALL_NUMBERS], everywhere=True)
     assert hear(worker, forget) == [ForgetFunctions(1, [(1, ALL_NUMBERS), (1, 40)])]
 
@@ -541,7 +545,7 @@ def test_what_is_forgotten_everywhere_is_forgotten_by_all_slots_that_have_starte
 # -- P9: work for this very worker ---------------------------------------------------------------------------------------
 
 
-def order(worker: Worker, count: int) -> list[int]:
+def order(worker: WorkerMachine, count: int) -> list[int]:
     """The leases that run next, one after the other."""
     ran = []
     for _ in range(count):
@@ -551,7 +555,7 @@ def order(worker: Worker, count: int) -> list[int]:
     return ran
 
 
-def test_p9_it_goes_before_what_waits_and_behind_what_came_before_it_in_the_same_way(worker: Worker) -> None:
+def test_p9_it_goes_before_what_waits_and_behind_what_came_before_it_in_the_same_way(worker: WorkerMachine) -> None:
     assign(worker, 1, 2, 3)
     assign(worker, 4, 5, first=True)
     assign(worker, 6)
@@ -559,7 +563,7 @@ def test_p9_it_goes_before_what_waits_and_behind_what_came_before_it_in_the_same
     assert order(worker, 7) == [1, 4, 5, 7, 2, 3, 6]
 
 
-def test_p9_what_a_slot_has_not_begun_in_a_while_is_taken_back_for_it(worker: Worker) -> None:
+def test_p9_what_a_slot_has_not_begun_in_a_while_is_taken_back_for_it(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
@@ -573,7 +577,7 @@ def test_p9_what_a_slot_has_not_begun_in_a_while_is_taken_back_for_it(worker: Wo
     assert order(worker, 6) == [4, 8, 9, 5, 6, 7]
 
 
-def test_p9_what_a_slot_gives_back_goes_behind_it_and_its_own_kind_before_it(worker: Worker) -> None:
+def test_p9_what_a_slot_gives_back_goes_behind_it_and_its_own_kind_before_it(worker: WorkerMachine) -> None:
     batches(worker)
     assign(worker, 2, 3)
     finish(worker, 2, 3)
@@ -586,14 +590,14 @@ def test_p9_what_a_slot_gives_back_goes_behind_it_and_its_own_kind_before_it(wor
     assert order(worker, 5) == [4, 5, 8, 9, 6]
 
 
-def test_p9_careful_work_whose_start_was_reported_is_not_overtaken(worker: Worker) -> None:
+def test_p9_careful_work_whose_start_was_reported_is_not_overtaken(worker: WorkerMachine) -> None:
     assert assign(worker, 1, 2, careful=True) == [started(1), say(Beat())]
     assert assign(worker, 3, first=True) == []
     assert hear(worker, Beat())[0] == give((1, 1), new=True)
     assert order(worker, 2) == [1, 3]
 
 
-def test_p9_careful_work_too(worker: Worker) -> None:
+def test_p9_careful_work_too(worker: WorkerMachine) -> None:
     assign(worker, 1, 2)
     assign(worker, 3, careful=True, first=True)
     finish(worker, 1, now=100.0)

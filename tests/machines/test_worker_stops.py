@@ -28,10 +28,10 @@ from tests.machines.worked import (
 from zmqdist import errors
 from zmqdist.events import Heard, Ticked
 from zmqdist.messages import BULK, CANCELLED, Beat, CutOff, Forget, Leave, Release, SlotsLost
-from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, Worker
+from zmqdist.scheduling.worker.machine import DISPATCHER, SPAWN_FAILURES_MAX, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
-    DispatcherDown,
-    DispatcherUp,
+    DispatcherConnected,
+    DispatcherDisconnected,
     Effect,
     Event,
     Exit,
@@ -62,13 +62,13 @@ from zmqdist.scheduling.worker.worker_events import (
     ],
 )
 def test_p3_everything_is_stopped_before_the_dispatchers_lease_has_run_out(
-    worker: Worker, sent_at: float, read_at: float, down_at: float, stop_at: float
+    worker: WorkerMachine, sent_at: float, read_at: float, down_at: float, stop_at: float
 ) -> None:
     """The dispatcher may have heard nothing since the last beat that came back was sent, whenever that is read here."""
     assert do(worker, Ticked(), now=sent_at) == [say(Beat())]
     hear(worker, Beat(), read_at)
     assign(worker, 1, 2, now=read_at)
-    do(worker, DispatcherDown(), now=down_at)
+    do(worker, DispatcherDisconnected(), now=down_at)
     assert worker.deadline == stop_at
     if stop_at > down_at:
         assert do(worker, Ticked(), now=stop_at - 0.01) == []
@@ -76,92 +76,98 @@ def test_p3_everything_is_stopped_before_the_dispatchers_lease_has_run_out(
     assert worker.running == 0
     assert finish(worker, 1, now=stop_at) == [], "its outcome was on its way"
     assert do(worker, SlotDied(0, 1, -9, ""), now=stop_at) == [Spawn(0)]
-    assert do(worker, DispatcherUp(LIFE), now=stop_at) == [registration()]
+    assert do(worker, DispatcherConnected(LIFE), now=stop_at) == [registration()]
 
 
-def test_p3_contact_that_is_back_in_time_stops_nothing(worker: Worker) -> None:
+def test_p3_contact_that_is_back_in_time_stops_nothing(worker: WorkerMachine) -> None:
     assign(worker, 1, 2)
-    do(worker, DispatcherDown(), now=1.0)
-    assert do(worker, DispatcherUp(LIFE), now=2.0) == [registration(2, 1)]
+    do(worker, DispatcherDisconnected(), now=1.0)
+    assert do(worker, DispatcherConnected(LIFE), now=2.0) == [registration(2, 1)]
     hear(worker, WELCOME, 2.0)
     assert do(worker, Ticked(), now=50.0) == [say(Beat())]
 
 
 def test_p2_what_stops_while_a_registration_that_names_it_is_on_its_way_is_taken_back_by_another(
-    worker: Worker,
+    worker: WorkerMachine,
 ) -> None:
     assign(worker, 1, 2)
-    do(worker, DispatcherDown(), now=1.0)
-    assert do(worker, DispatcherUp(LIFE), now=5.9) == [registration(2, 1)]
+    do(worker, DispatcherDisconnected(), now=1.0)
+    assert do(worker, DispatcherConnected(LIFE), now=5.9) == [registration(2, 1)]
     assert do(worker, Ticked(), now=6.0) == [Kill(0), registration(serial=2)]
     do(worker, SlotDied(0, 1, -9, ""), SlotReady(0), now=6.0)
     assert hear(worker, WELCOME, 6.1) == [], "it answers what is not true any more"
     assert assign(worker, 3, now=6.1) == [], "the second registration does not name it, so it goes to another"
     assert hear(worker, welcome(2), 6.2) == []
     assert assign(worker, 4, now=6.2) == [give((1, 4), new=True)]
-    assert do(worker, DispatcherDown(), DispatcherUp(LIFE), now=7.0) == [registration(4)], "that dispatcher knows it"
+    assert do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE), now=7.0) == [registration(4)], (
+        "that dispatcher knows it"
+    )
 
 
-def test_p2_a_thread_that_is_stopped_while_a_registration_is_on_its_way_is_named_as_a_leftover(threads: Worker) -> None:
+def test_p2_a_thread_that_is_stopped_while_a_registration_is_on_its_way_is_named_as_a_leftover(
+    threads: WorkerMachine,
+) -> None:
     assign(threads, 1)
-    do(threads, DispatcherDown(), now=1.0)
-    assert do(threads, DispatcherUp(LIFE), now=5.9) == [registration(1)]
+    do(threads, DispatcherDisconnected(), now=1.0)
+    assert do(threads, DispatcherConnected(LIFE), now=5.9) == [registration(1)]
     assert do(threads, Ticked(), now=6.0) == [Interrupt(0, 1), registration(leftover=[(1, 1)], serial=2)]
 
 
-def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(worker: Worker) -> None:
+def test_p4_for_another_dispatcher_everything_is_killed_before_the_registration(worker: WorkerMachine) -> None:
     assign(worker, 1, 2)
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE + 1)) == [Kill(0), registration()]
+    do(worker, DispatcherDisconnected())
+    assert do(worker, DispatcherConnected(LIFE + 1)) == [Kill(0), registration()]
     hear(worker, WELCOME)
     assert assign(worker, 1) == [], "its process is ending"
     assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
     assert do(worker, SlotReady(0)) == [give((1, 1), new=True)]
 
 
-def test_slots_that_the_worker_killed_itself_are_no_failures(worker: Worker) -> None:
+def test_slots_that_the_worker_killed_itself_are_no_failures(worker: WorkerMachine) -> None:
     for life in range(2 * SPAWN_FAILURES_MAX):
-        do(worker, DispatcherUp(life))
+        do(worker, DispatcherConnected(life))
         hear(worker, WELCOME)
         assign(worker, 1)
         do(worker, SlotReady(0))
-        assert do(worker, DispatcherDown(), DispatcherUp(-1))[0] == Kill(0)
+        assert do(worker, DispatcherDisconnected(), DispatcherConnected(-1))[0] == Kill(0)
         assert do(worker, SlotDied(0, 1, -9, "")) == [Spawn(0)]
 
 
-def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: Worker) -> None:
+def test_p4_a_thread_that_goes_on_is_named_and_told_of_when_it_ends(threads: WorkerMachine) -> None:
     assign(threads, 1, 2)
-    do(threads, DispatcherDown())
-    assert do(threads, DispatcherUp(LIFE + 1)) == [Interrupt(0, 1), registration(leftover=[(1, 1)])]
+    do(threads, DispatcherDisconnected())
+    assert do(threads, DispatcherConnected(LIFE + 1)) == [Interrupt(0, 1), registration(leftover=[(1, 1)])]
     hear(threads, WELCOME)
     assert assign(threads, 5) == [], "the thread is not free"
     assert finish(threads, 1) == [returned(1), give((2, 5)), started(5)]
 
 
-def test_p2_a_thread_that_ends_before_its_registration_is_answered_is_told_of_then(threads: Worker) -> None:
+def test_p2_a_thread_that_ends_before_its_registration_is_answered_is_told_of_then(threads: WorkerMachine) -> None:
     assign(threads, 1)
-    do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
+    do(threads, DispatcherDisconnected(), DispatcherConnected(LIFE + 1))
     assert finish(threads, 1) == []
     assert hear(threads, WELCOME) == [returned(1)]
 
 
-def test_p2_a_slot_that_dies_before_the_registration_is_answered_is_told_of_then(worker: Worker) -> None:
+def test_p2_a_slot_that_dies_before_the_registration_is_answered_is_told_of_then(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    assert do(worker, DispatcherDown(), DispatcherUp(LIFE)) == [registration(1)]
+    assert do(worker, DispatcherDisconnected(), DispatcherConnected(LIFE)) == [registration(1)]
     assert do(worker, SlotDied(0, 1, -11, "log")) == [Spawn(0)]
     assert hear(worker, WELCOME) == [say(SlotsLost([(1, -11, "log")])), started(1)]
 
 
-def test_what_ended_before_the_registration_is_told_by_it_alone(worker: Worker) -> None:
+def test_what_ended_before_the_registration_is_told_by_it_alone(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    assert do(worker, DispatcherDown(), SlotDied(0, 1, -11, "log")) == [Spawn(0)], "no other message may be the first"
-    assert do(worker, DispatcherUp(LIFE)) == [registration()]
+    assert do(worker, DispatcherDisconnected(), SlotDied(0, 1, -11, "log")) == [Spawn(0)], (
+        "no other message may be the first"
+    )
+    assert do(worker, DispatcherConnected(LIFE)) == [registration()]
     assert hear(worker, WELCOME) == [started(1)]
 
 
-def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
+def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: WorkerMachine) -> None:
     assign(threads, 1)
-    do(threads, DispatcherDown(), DispatcherUp(LIFE + 1))
+    do(threads, DispatcherDisconnected(), DispatcherConnected(LIFE + 1))
     hear(threads, WELCOME)
     assert finish(threads, 1, kind=BULK) == [FreeBulk(1), returned(1)]
 
@@ -178,30 +184,30 @@ def test_p4_a_bulk_value_of_such_a_thread_is_freed(threads: Worker) -> None:
     ids=["released", "cut off"],
 )
 def test_a_bulk_result_is_held_and_told_of_until_it_is_let_go(
-    worker: Worker, event: Event, freed: list[Effect]
+    worker: WorkerMachine, event: Event, freed: list[Effect]
 ) -> None:
     assign(worker, 1)
     assert finish(worker, 1, kind=BULK) == [outcome(1, kind=BULK)]
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE)) == [registration(1)]
+    do(worker, DispatcherDisconnected())
+    assert do(worker, DispatcherConnected(LIFE)) == [registration(1)]
     assert hear(worker, WELCOME) == [outcome(1, kind=BULK)], "the report may have been lost with the connection"
     assert do(worker, event) == freed
     assert do(worker, event)[-1:] == ([returned()] if len(freed) == 2 else []), "it is freed once"
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE)) == [registration()]
+    do(worker, DispatcherDisconnected())
+    assert do(worker, DispatcherConnected(LIFE)) == [registration()]
 
 
-def test_a_bulk_result_of_what_was_cut_off_meanwhile_is_freed_at_once(worker: Worker) -> None:
+def test_a_bulk_result_of_what_was_cut_off_meanwhile_is_freed_at_once(worker: WorkerMachine) -> None:
     assign(worker, 1)
     hear(worker, CutOff([1], 5.0))
     assert finish(worker, 1, kind=BULK) == [FreeBulk(1), outcome(1, kind=CANCELLED)]
 
 
-def test_bulk_results_are_freed_for_another_dispatcher(worker: Worker) -> None:
+def test_bulk_results_are_freed_for_another_dispatcher(worker: WorkerMachine) -> None:
     assign(worker, 1)
     finish(worker, 1, kind=BULK)
-    do(worker, DispatcherDown())
-    assert do(worker, DispatcherUp(LIFE + 1)) == [FreeBulk(1), registration()]
+    do(worker, DispatcherDisconnected())
+    assert do(worker, DispatcherConnected(LIFE + 1)) == [FreeBulk(1), registration()]
 
 
 def test_a_function_is_forgotten_by_the_slots_that_have_it() -> None:
@@ -215,7 +221,7 @@ def test_a_function_is_forgotten_by_the_slots_that_have_it() -> None:
 
 
 @pytest.mark.parametrize("event", [LeaveAsked(3.0), Heard(DISPATCHER, Leave(3.0))], ids=["by the user", "told"])
-def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Worker, event: Event) -> None:
+def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: WorkerMachine, event: Event) -> None:
     batches(worker)
     assign(worker, 2, 3, 4)
     assert do(worker, event) == [say(Leave(0.0)), returned(4), Reclaim(0)]
@@ -225,12 +231,12 @@ def test_one_that_leaves_gives_back_what_waits_and_finishes_what_runs(worker: Wo
     assert worker.ended == Exit(errors.OK, "")
 
 
-def test_one_that_has_nothing_leaves_at_once(worker: Worker) -> None:
+def test_one_that_has_nothing_leaves_at_once(worker: WorkerMachine) -> None:
     assert do(worker, LeaveAsked(3.0)) == [say(Leave(0.0)), *GONE]
     assert hear(worker, Leave(3.0)) == []
 
 
-def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(worker: Worker) -> None:
+def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(worker: WorkerMachine) -> None:
     assign(worker, 1)
     do(worker, LeaveAsked(0.5))
     assert worker.deadline == 0.5
@@ -238,7 +244,7 @@ def test_what_runs_when_the_grace_of_leaving_is_over_is_killed_and_given_back(wo
     assert do(worker, SlotDied(0, 1, -9, ""), now=0.6) == [returned(1), *GONE]
 
 
-def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_worker(threads: Worker) -> None:
+def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_worker(threads: WorkerMachine) -> None:
     assign(threads, 1)
     do(threads, LeaveAsked(0.5))
     effects = do(threads, Ticked(), now=0.5)
@@ -247,7 +253,7 @@ def test_a_thread_that_runs_when_the_grace_of_leaving_is_over_ends_with_the_work
 
 
 @pytest.mark.parametrize(("second_s", "end_s"), [(0.2, 0.3), (9.0, 1.0)], ids=["sooner", "not later"])
-def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: Worker, second_s: float, end_s: float) -> None:
+def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: WorkerMachine, second_s: float, end_s: float) -> None:
     assign(worker, 1)
     do(worker, LeaveAsked(1.0))
     do(worker, LeaveAsked(second_s), now=0.1)
@@ -256,13 +262,13 @@ def test_a_second_wish_to_leave_can_only_make_it_sooner(worker: Worker, second_s
     assert Kill(0) in do(worker, Ticked(), now=end_s + 1e-9)
 
 
-def test_one_that_leaves_says_so_again_over_a_new_connection(worker: Worker) -> None:
+def test_one_that_leaves_says_so_again_over_a_new_connection(worker: WorkerMachine) -> None:
     assign(worker, 1)
-    do(worker, LeaveAsked(3.0), DispatcherDown(), DispatcherUp(LIFE))
+    do(worker, LeaveAsked(3.0), DispatcherDisconnected(), DispatcherConnected(LIFE))
     assert hear(worker, WELCOME)[0] == say(Leave(0.0))
 
 
-def test_what_waits_for_a_function_that_is_forgotten_goes_back_and_does_not_run(worker: Worker) -> None:
+def test_what_waits_for_a_function_that_is_forgotten_goes_back_and_does_not_run(worker: WorkerMachine) -> None:
     assign(worker, 1, 2, 3)
     assert hear(worker, Forget(1, [7])) == [returned(2, 3), ForgetFunctions(0, [(1, 7)])]
     assert finish(worker, 1) == [outcome(1)]

@@ -8,8 +8,16 @@ from __future__ import annotations
 from zmqdist import errors
 from zmqdist.events import Heard, Send
 from zmqdist.messages import CANCELLED, VALUE, Assign, Done, Goodbye, Message, Register, Registered, Returned
-from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
-from zmqdist.scheduling.worker.worker_events import DispatcherUp, Effect, Event, Exit, Give, SlotFinished, SlotReady
+from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
+from zmqdist.scheduling.worker.worker_events import (
+    DispatcherConnected,
+    Effect,
+    Event,
+    Exit,
+    Give,
+    SlotFinished,
+    SlotReady,
+)
 
 LIFE, BEAT_S, LEASE_S, ORPHAN_S = 77, 1.0, 10.0, 60.0
 WELCOME = Registered(3, BEAT_S, LEASE_S, 5.0, 1)
@@ -25,8 +33,8 @@ GONE = [Send(DISPATCHER, Goodbye()), Exit(errors.OK, "")]
 
 def make(
     slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0), index: int = -1
-) -> Worker:
-    return Worker(
+) -> WorkerMachine:
+    return WorkerMachine(
         incarnation=9,
         job="worker",
         index=index,
@@ -40,14 +48,14 @@ def make(
     )
 
 
-def ready(slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)) -> Worker:
+def ready(slots: int = 1, *, threads: bool = False, start_delay: tuple[float, float] = (0.0, 0.0)) -> WorkerMachine:
     """Worker 3, which is registered, and whose slots have started."""
     worker = make(slots, threads=threads, start_delay=start_delay)
-    do(worker, *map(SlotReady, range(slots)), DispatcherUp(LIFE), Heard(DISPATCHER, WELCOME))
+    do(worker, *map(SlotReady, range(slots)), DispatcherConnected(LIFE), Heard(DISPATCHER, WELCOME))
     return worker
 
 
-def do(worker: Worker, *events: Event, now: float = 0.0) -> list[Effect]:
+def do(worker: WorkerMachine, *events: Event, now: float = 0.0) -> list[Effect]:
     """What the worker wants done, but for the times that its reports tell: those are part of few tests."""
     return [_timeless(effect) for event in events for effect in worker.handle(event, now)]
 
@@ -58,20 +66,22 @@ def _timeless(effect: Effect) -> Effect:
     return effect
 
 
-def hear(worker: Worker, message: Message, now: float = 0.0) -> list[Effect]:
+def hear(worker: WorkerMachine, message: Message, now: float = 0.0) -> list[Effect]:
     return do(worker, Heard(DISPATCHER, message), now=now)
 
 
-def assign(worker: Worker, *leases: int, careful: bool = False, first: bool = False, now: float = 0.0) -> list[Effect]:
+def assign(
+    worker: WorkerMachine, *leases: int, careful: bool = False, first: bool = False, now: float = 0.0
+) -> list[Effect]:
     items = [(n, 1, 0, 7, b"%d" % n) for n in leases]
     return hear(worker, Assign([(1, 7, b"f")], items, careful, 0, first), now)
 
 
-def finish(worker: Worker, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:
+def finish(worker: WorkerMachine, *positions: int, slot: int = 0, kind: int = VALUE, now: float = 0.0) -> list[Effect]:
     return do(worker, SlotFinished(slot, [(position, kind, b"r") for position in positions]), now=now)
 
 
-def batches(worker: Worker) -> None:
+def batches(worker: WorkerMachine) -> None:
     """Let slot 0 end a first piece of quick work (lease 1), so that it is given two at a time from then on."""
     assign(worker, 1)
     finish(worker, 1)

@@ -18,9 +18,9 @@ from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.machine import Dispatch
 from zmqdist.scheduling.dispatcher.membership import Membership
 from zmqdist.scheduling.dispatcher.placement import Placement
-from zmqdist.scheduling.dispatcher.records import Session
+from zmqdist.scheduling.dispatcher.records import CoordinatorSession
 from zmqdist.scheduling.worker import machine as worker
-from zmqdist.scheduling.worker.machine import Worker
+from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.waiting import Waiting
 from zmqdist.scheduling.worker.worker_events import FreeBulk, Reclaim
 from zmqdist.testing import simulate
@@ -93,7 +93,7 @@ def no_defines(self: Closures, effects: list[Any]) -> list[Any]:
     return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, Define))]
 
 
-def never_careful(self: Worker, message: Any, now: float) -> None:
+def never_careful(self: WorkerMachine, message: Any, now: float) -> None:
     if isinstance(message, Assign):
         message.careful = False
 
@@ -102,7 +102,7 @@ def newest_of_own(_: Waiting, items: list[Any]) -> list[Any]:
     return sorted(items, reverse=True)
 
 
-def never_first(self: Worker, message: Any, now: float) -> None:
+def never_first(self: WorkerMachine, message: Any, now: float) -> None:
     if isinstance(message, Assign):
         message.first = False
 
@@ -123,7 +123,7 @@ def resolve_and_keep(self: Closures, items: list[Any]) -> Any:
 RESOLVE = Closures._resolve  # reach: planted bugs change what it does
 
 
-def never_stop(self: Worker, effects: Any) -> Any:
+def never_stop(self: WorkerMachine, effects: Any) -> Any:
     self._contact.stop_at = None
     return effects
 
@@ -132,7 +132,7 @@ def asked_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(worker, "_reclaim", lambda slot: [setattr(slot, "reclaiming", True), Reclaim(slot.index)][1:])
 
 
-def abandon_without_kill(self: Worker) -> list[Any]:
+def abandon_without_kill(self: WorkerMachine) -> list[Any]:
     for slot in self._slots:
         slot.given.clear()
     self._queue.clear()
@@ -153,20 +153,22 @@ def not_kept(self: Dispatch, leases: Any) -> None:
         lease.kept = False
 
 
-def none_kept(self: Dispatch, session: Session, *args: Any) -> None:
+def none_kept(self: Dispatch, session: CoordinatorSession, *args: Any) -> None:
     for hands, number in session.held.values():
         hands.held[number].kept = False
 
 
-def pinned_to_nobody(self: Placement, session: Session, worker: str, priority: int, items: list[Any]) -> None:
+def pinned_to_nobody(
+    self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]
+) -> None:
     ENQUEUE(self, session, "", priority, items)
 
 
-def of_no_priority(self: Placement, session: Session, worker: str, priority: int, items: list[Any]) -> None:
+def of_no_priority(self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]) -> None:
     ENQUEUE(self, session, worker, 0, items)
 
 
-def newest_first(self: Placement, session: Session, worker: str, priority: int, items: list[Any]) -> None:
+def newest_first(self: Placement, session: CoordinatorSession, worker: str, priority: int, items: list[Any]) -> None:
     ENQUEUE(self, session, worker, priority, items)
     session.line(worker).rank(priority).queue.rotate(len(items))
 
@@ -176,7 +178,7 @@ def back_to_all(self: Placement, lease: Any, *, careful: bool) -> None:
     PUT_BACK(self, lease, careful=careful)
 
 
-def nothing_apart(self: Dispatch, session: Session, submit: Submit) -> None:
+def nothing_apart(self: Dispatch, session: CoordinatorSession, submit: Submit) -> None:
     submit.apart = False
 
 
@@ -221,12 +223,12 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ("the window is ignored", greedy, "dispatch P6"),
     (
         "the end of a generation does not wait for leases",
-        instead(Session, "quiet", lambda self, now: now >= self.unsettled_until),
+        instead(CoordinatorSession, "quiet", lambda self, now: now >= self.unsettled_until),
         "dispatch P5",
     ),
     (
         "the end of a generation does not wait for what was lost from sight",
-        instead(Session, "quiet", lambda self, now: self.outstanding == 0),
+        instead(CoordinatorSession, "quiet", lambda self, now: self.outstanding == 0),
         "dispatch P5",
     ),
     (
@@ -236,13 +238,13 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
     ),
     ("lost starts are not counted over dispatchers", after(Closures, "_submit", no_losses_told), "closures P5"),
     ("functions are not sent to a new dispatcher", after(Closures, "_welcome", no_defines), "dispatch P7"),
-    ("careful work is begun like any other", before(Worker, "_hear", never_careful), "worker P6"),
+    ("careful work is begun like any other", before(WorkerMachine, "_hear", never_careful), "worker P6"),
     (
         "work for this worker is begun newest first",
         instead(Waiting, "_in_order", lambda self, items: sorted(items, reverse=True)),
         "worker P9",
     ),
-    ("work for this worker waits like any other", before(Worker, "_hear", never_first), "worker P9"),
+    ("work for this worker waits like any other", before(WorkerMachine, "_hear", never_first), "worker P9"),
     ("a slot is asked again what it has not begun before it has answered", asked_again, "worker P10"),
     ("work that was returned is lost", before(Dispatch, "returned", drop_returned), "dispatch P"),
     (
@@ -250,8 +252,8 @@ BUGS: list[tuple[str, Plant, str | tuple[str, ...]]] = [
         instead(Dispatch, "_unhold", lambda self, leases: []),
         "dispatch P7",
     ),
-    ("a worker without contact goes on", after(Worker, "_apply", never_stop), "dispatch P"),
-    ("another dispatcher's work goes on", instead(Worker, "_abandon", abandon_without_kill), "worker P"),
+    ("a worker without contact goes on", after(WorkerMachine, "_apply", never_stop), "dispatch P"),
+    ("another dispatcher's work goes on", instead(WorkerMachine, "_abandon", abandon_without_kill), "worker P"),
     ("functions are never forgotten", instead(Closures, "_forget_unused", lambda self, functions: []), "closures P7"),
     (
         "a kept result is made again when its worker is lost",

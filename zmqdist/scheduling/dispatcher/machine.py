@@ -78,7 +78,7 @@ from zmqdist.messages import (
 from zmqdist.scheduling.dispatcher.credit import WorkWindow
 from zmqdist.scheduling.dispatcher.membership import Member, MemberLost
 from zmqdist.scheduling.dispatcher.placement import Placement
-from zmqdist.scheduling.dispatcher.records import Hands, Lease, Session
+from zmqdist.scheduling.dispatcher.records import CoordinatorSession, Lease, WorkerLoad
 
 SLOTS_END_S = 0.1
 """A worker's process was seen to end: its slots are ended by the process that watches over them, a moment later."""
@@ -103,13 +103,13 @@ class Dispatch:
         self.attempts_max = attempts_max
         self._lease_s = lease_s
         self._placement = Placement(first_lease)
-        self.sessions: dict[Peer, Session] = {}
-        self._former: dict[int, list[Session]] = {}
-        self._ending: dict[Session, None] = {}
-        self._crowded: dict[Session, None] = {}
+        self.sessions: dict[Peer, CoordinatorSession] = {}
+        self._former: dict[int, list[CoordinatorSession]] = {}
+        self._ending: dict[CoordinatorSession, None] = {}
+        self._crowded: dict[CoordinatorSession, None] = {}
         self._gone: dict[int, float] = {}
         """Coordinators that went without a word and had work apart: until when they may be back."""
-        self.hands: dict[Member, Hands] = {}
+        self.hands: dict[Member, WorkerLoad] = {}
         self.slot_deaths = 0
         self.last_slot_death: tuple[str, int | None, float] | None = None
 
@@ -145,7 +145,7 @@ class Dispatch:
             if other.peer != peer:  # one that has come back hears nothing there: only one that is still there does
                 effects.append(Send(other.peer, Refused(errors.ABORTED, DISPLACED, final=True)))
         self._gone.pop(enlist.coordinator, None)
-        session = Session(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
+        session = CoordinatorSession(enlist.coordinator, peer, enlist.queue_max, generation_ended=enlist.generation - 1)
         session.watch, session.starts = enlist.watch, enlist.starts
         if enlist.former and enlist.coordinator not in self._former:
             # Its work was with an earlier life of the dispatcher, whose workers may not have found this one yet.
@@ -156,23 +156,25 @@ class Dispatch:
             effects.append(Send(peer, Members([_joined(member) for member in self.hands], [])))
         return effects
 
-    def define(self, session: Session, functions: list[tuple[int, bytes]]) -> None:
+    def define(self, session: CoordinatorSession, functions: list[tuple[int, bytes]]) -> None:
         session.functions.update(functions)
 
-    def forget(self, session: Session, functions: list[int], *, everywhere: bool = False) -> list[Send]:
+    def forget(self, session: CoordinatorSession, functions: list[int], *, everywhere: bool = False) -> list[Send]:
         if everywhere:
             return self._forget_by_all(session.coordinator, functions)
         for fn in functions:
             session.functions.pop(fn, None)
         return self._forget_where_known(session.coordinator, functions)
 
-    def submit(self, session: Session, submit: Submit) -> list[Send]:
+    def submit(self, session: CoordinatorSession, submit: Submit) -> list[Send]:
         main = session
         if not submit.items:
             return []
         if submit.apart:
             if session.apart is None:
-                session.apart = Session(session.coordinator, session.peer, QUEUE_MAX, functions=session.functions)
+                session.apart = CoordinatorSession(
+                    session.coordinator, session.peer, QUEUE_MAX, functions=session.functions
+                )
             session = session.apart
         elif submit.generation <= session.generation_ended:
             return []
@@ -190,7 +192,7 @@ class Dispatch:
             self._crowded[session] = None
         return []
 
-    def withdraw(self, session: Session, withdraw: Withdraw) -> list[Send]:
+    def withdraw(self, session: CoordinatorSession, withdraw: Withdraw) -> list[Send]:
         wanted = set(withdraw.works)
         results: list[Result] = []
         for part in session.parts:
@@ -205,7 +207,7 @@ class Dispatch:
                     hands.held[number].cut = True  # it may still be taken; lost before that, it is not made again
         return effects + self._cut_off(lambda lease: lease.session in parts and lease.work in wanted, withdraw.grace_s)
 
-    def _take_back(self, session: Session, wanted: set[int]) -> list[Send]:
+    def _take_back(self, session: CoordinatorSession, wanted: set[int]) -> list[Send]:
         """What has begun goes on. Of what a worker that cannot be asked has, it is taken for granted."""
         effects: list[Send] = []
         for hands in self.hands.values():
@@ -224,15 +226,15 @@ class Dispatch:
             effects += _tell_begun(begun)
         return effects
 
-    def end_generation(self, session: Session, end: EndGeneration, now: float) -> list[Send]:
+    def end_generation(self, session: CoordinatorSession, end: EndGeneration, now: float) -> list[Send]:
         session.generation_ended = session.ending = end.generation
         self._ending[session] = None
         self._placement.drop(session)
         effects = self._cut_off(lambda lease: lease.session is session, end.grace_s)
         return effects + self._release_held(session, kept=False) + self.settle(now)
 
-    def taken(self, session: Session, taken: Taken) -> list[Send]:
-        by_hands: dict[Hands, list[int]] = {}
+    def taken(self, session: CoordinatorSession, taken: Taken) -> list[Send]:
+        by_hands: dict[WorkerLoad, list[int]] = {}
         for part, key in [(part, key) for part in session.parts for key in taken.items if key in part.held]:
             hands, number = part.held[key]
             lease = hands.held[number]
@@ -274,7 +276,7 @@ class Dispatch:
     # -- workers ------------------------------------------------------------------------------------------------
 
     def joined(self, member: Member, register: Register) -> list[Send]:
-        hands = self.hands[member] = Hands(member, WorkWindow(member.slots), member.name)
+        hands = self.hands[member] = WorkerLoad(member, WorkWindow(member.slots), member.name)
         hands.leftover = dict(register.leftover)
         self._placement.came(hands)
         effects = self._stale(hands, register.held)
@@ -340,10 +342,10 @@ class Dispatch:
     def done(self, member: Member, done: Done, now: float) -> list[Send]:
         hands = self.hands[member]
         begun = self.started(member, done.started) if done.started else []
-        by_session: dict[Session, list[Result]] = {}
+        by_session: dict[CoordinatorSession, list[Result]] = {}
         unwanted: list[int] = []
         before, leases = len(hands.leases), hands.leases
-        present: Session | None = None
+        present: CoordinatorSession | None = None
         results: list[Result] = []
         for number, kind, payload in done.outcomes:
             lease = leases.pop(number, None)
@@ -417,7 +419,7 @@ class Dispatch:
 
     def _charge(self, lost: Iterable[tuple[Lease, int | None, str]], worker: str) -> list[Send]:
         """Starts whose process died."""
-        by_session: dict[Session, LostStarts] = {}
+        by_session: dict[CoordinatorSession, LostStarts] = {}
         again: list[Lease] = []
         cut: list[Lease] = []
         for lease, exit_code, log in lost:
@@ -442,7 +444,7 @@ class Dispatch:
 
     def _give_back(self, leases: list[Lease], *, careful: bool = False) -> list[Send]:
         """Leases that ended without an outcome: to the front of their queue, or cancelled where they were withdrawn."""
-        cancelled: dict[Session, list[Result]] = {}
+        cancelled: dict[CoordinatorSession, list[Result]] = {}
         for lease in reversed(leases):
             session = lease.session
             session.outstanding -= 1
@@ -478,19 +480,19 @@ class Dispatch:
                 effects.append(Send(hands.member.peer, CutOff(numbers, grace_s)))
         return effects
 
-    def _stale(self, hands: Hands, numbers: list[int]) -> list[Send]:
+    def _stale(self, hands: WorkerLoad, numbers: list[int]) -> list[Send]:
         """Leases that a worker believes to have and that are no more."""
         return [Send(hands.member.peer, CutOff(numbers, 0.0))] if numbers else []
 
-    def _release_held(self, session: Session, *, kept: bool) -> list[Send]:
-        by_hands: dict[Hands, list[int]] = {}
+    def _release_held(self, session: CoordinatorSession, *, kept: bool) -> list[Send]:
+        by_hands: dict[WorkerLoad, list[int]] = {}
         for key, (hands, number) in list(session.held.items()):
             if kept or not hands.held[number].kept:
                 del session.held[key], hands.held[number]
                 by_hands.setdefault(hands, []).append(number)
         return self._release(by_hands)
 
-    def _release(self, by_hands: dict[Hands, list[int]]) -> list[Send]:
+    def _release(self, by_hands: dict[WorkerLoad, list[int]]) -> list[Send]:
         return [Send(hands.member.peer, Release(numbers)) for hands, numbers in by_hands.items() if hands.reachable]
 
     def settle(self, now: float) -> list[Send]:
@@ -512,14 +514,14 @@ class Dispatch:
             effects.append(Send(session.peer, GenerationEnded(self._ended(session))))
         return effects
 
-    def _ended(self, session: Session) -> int:
+    def _ended(self, session: CoordinatorSession) -> int:
         generation = session.ending
         assert generation is not None, "only a session that is ending is in the list"
         session.ending = None
         del self._ending[session]
         return generation
 
-    def _has_leftover(self, session: Session) -> bool:
+    def _has_leftover(self, session: CoordinatorSession) -> bool:
         return any(session.coordinator in hands.leftover.values() for hands in self.hands.values())
 
     # -- small things -------------------------------------------------------------------------------------------
@@ -569,7 +571,7 @@ class Dispatch:
 
 
 def _tell_begun(leases: Iterable[Lease]) -> list[Send]:
-    by_session: dict[Session, list[int]] = {}
+    by_session: dict[CoordinatorSession, list[int]] = {}
     for lease in leases:
         by_session.setdefault(lease.session, []).append(lease.work)
     return [Send(session.peer, Begun(works)) for session, works in by_session.items() if not session.closed]

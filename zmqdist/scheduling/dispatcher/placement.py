@@ -24,7 +24,14 @@ from collections.abc import Iterator
 from zmqdist.batches import split
 from zmqdist.events import Send
 from zmqdist.messages import Assign, Item, Leased, Recall
-from zmqdist.scheduling.dispatcher.records import Batch, Hands, Lease, Line, Rank, Session
+from zmqdist.scheduling.dispatcher.records import (
+    CoordinatorSession,
+    Handout,
+    Lease,
+    PriorityBand,
+    SessionQueue,
+    WorkerLoad,
+)
 
 RECALL_WORTH_S = 0.01
 """Work that its worker will reach sooner than this is not called back: the messages would cost more."""
@@ -40,17 +47,17 @@ class Placement:
     def __init__(self, first_lease: int) -> None:
         self.queued = 0
         self._next_lease = first_lease
-        self._rota: deque[Line] = deque()
-        self._pinned: dict[str, deque[Line]] = {}
+        self._rota: deque[SessionQueue] = deque()
+        self._pinned: dict[str, deque[SessionQueue]] = {}
         """The same for each worker that has work of its own."""
         self._pinned_count = 0
-        self._named: dict[str, Hands] = {}
-        self._called: OrderedDict[Hands, None] = OrderedDict()
+        self._named: dict[str, WorkerLoad] = {}
+        self._called: OrderedDict[WorkerLoad, None] = OrderedDict()
         """Workers that have room and work of their own."""
-        self._idle: OrderedDict[Hands, None] = OrderedDict()
-        self._roomy: OrderedDict[Hands, None] = OrderedDict()
-        self._changed: OrderedDict[Hands, None] = OrderedDict()
-        self._later: list[tuple[float, int, Hands]] = []
+        self._idle: OrderedDict[WorkerLoad, None] = OrderedDict()
+        self._roomy: OrderedDict[WorkerLoad, None] = OrderedDict()
+        self._changed: OrderedDict[WorkerLoad, None] = OrderedDict()
+        self._later: list[tuple[float, int, WorkerLoad]] = []
         self._entries = itertools.count()
         self._free = 0
         self._coming = 0
@@ -67,7 +74,7 @@ class Placement:
 
     # -- what waits -----------------------------------------------------------------------------------------------
 
-    def enqueue(self, session: Session, worker: str, priority: int, items: list[Item]) -> None:
+    def enqueue(self, session: CoordinatorSession, worker: str, priority: int, items: list[Item]) -> None:
         """Work to the end of its rank."""
         line = session.line(worker)
         line.rank(priority).queue.extend(items)
@@ -87,7 +94,7 @@ class Placement:
         self._count(line, 1)
         self._enrol(line)
 
-    def take_out(self, session: Session, wanted: set[int]) -> list[Item]:
+    def take_out(self, session: CoordinatorSession, wanted: set[int]) -> list[Item]:
         """Of these works what waits; it waits no more."""
         taken: list[Item] = []
         for line in list(session.lines.values()):
@@ -106,7 +113,7 @@ class Placement:
         session.left_queue += len(taken)
         return taken
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: CoordinatorSession) -> None:
         """Nothing of it waits any more."""
         for line in list(session.lines.values()):
             self._count(line, -sum(map(len, line.ranks)))
@@ -117,12 +124,12 @@ class Placement:
             self._leave(line)
         session.left_queue = session.submitted
 
-    def _count(self, line: Line, more: int) -> None:
+    def _count(self, line: SessionQueue, more: int) -> None:
         self.queued += more
         if line.worker:
             self._pinned_count += more
 
-    def _enrol(self, line: Line) -> None:
+    def _enrol(self, line: SessionQueue) -> None:
         """A line has work."""
         if line.in_rota:
             return
@@ -134,13 +141,13 @@ class Placement:
         if line.worker in self._named:
             self._call(self._named[line.worker])
 
-    def _leave(self, line: Line) -> None:
+    def _leave(self, line: SessionQueue) -> None:
         """A line has none any more."""
         if line.in_rota:
             (self._pinned[line.worker] if line.worker else self._rota).remove(line)
             self._left(line)
 
-    def _left(self, line: Line) -> None:
+    def _left(self, line: SessionQueue) -> None:
         """It stands in its rota no more."""
         line.in_rota = False
         worker = line.worker
@@ -153,18 +160,18 @@ class Placement:
 
     # -- who takes it ---------------------------------------------------------------------------------------------
 
-    def came(self, hands: Hands) -> None:
+    def came(self, hands: WorkerLoad) -> None:
         """A worker is there."""
         self._named[hands.name] = hands
         self.place(hands)
 
-    def went(self, hands: Hands) -> None:
+    def went(self, hands: WorkerLoad) -> None:
         """It will not be back; another one may come under its name."""
         hands.reachable = False
         self.place(hands)
         del self._named[hands.name]
 
-    def place(self, hands: Hands) -> None:
+    def place(self, hands: WorkerLoad) -> None:
         """Keep the lists of workers, and the sums over them, true for one of them."""
         count = hands.outstanding
         slots = hands.member.slots
@@ -187,8 +194,8 @@ class Placement:
         rota = self._rota
         if not rota and not self._called:
             return self._recall(now)
-        pinned: dict[Hands, Batch] = {}
-        batches: dict[Hands, Batch] = {}
+        pinned: dict[WorkerLoad, Handout] = {}
+        batches: dict[WorkerLoad, Handout] = {}
         while self._called:
             hands = next(iter(self._called))
             self._give(hands, _room_for_its_own(hands), self._pinned[hands.name], pinned, now)
@@ -210,14 +217,16 @@ class Placement:
         ]
         return effects + recalls
 
-    def _call(self, hands: Hands) -> None:
+    def _call(self, hands: WorkerLoad) -> None:
         waits = _usable(hands) and hands.name in self._pinned
         _set(self._called, hands, waits and _room_for_its_own(hands) > 0)
 
-    def _give(self, hands: Hands, count: int, rota: deque[Line], batches: dict[Hands, Batch], now: float) -> None:
+    def _give(
+        self, hands: WorkerLoad, count: int, rota: deque[SessionQueue], batches: dict[WorkerLoad, Handout], now: float
+    ) -> None:
         batch = batches.get(hands)
         if batch is None:
-            batch = batches[hands] = Batch()
+            batch = batches[hands] = Handout()
         hands.window.given(now)
         while count > 0 and rota:
             line = rota[0]
@@ -241,11 +250,11 @@ class Placement:
 
     def _lease(
         self,
-        hands: Hands,
-        rank: Rank,
+        hands: WorkerLoad,
+        rank: PriorityBand,
         queue: deque[Item],
         count: int,
-        batch: Batch,
+        batch: Handout,
         into: list[Leased],
     ) -> None:
         """Hand out the first `count` of a queue. This is done for each piece of work that there is: it has to be quick."""
@@ -286,7 +295,7 @@ class Placement:
                 self.place(hands)
         return effects
 
-    def _next_surplus(self, now: float) -> Hands | None:
+    def _next_surplus(self, now: float) -> WorkerLoad | None:
         """A worker from which work may be called back now; it is not given again before it has changed."""
         while self._changed:
             hands, _ = self._changed.popitem(last=False)
@@ -303,7 +312,7 @@ class Placement:
                 return entry[2]
         return None
 
-    def _messages(self, batch: Batch, *, first: bool) -> Iterator[Assign]:
+    def _messages(self, batch: Handout, *, first: bool) -> Iterator[Assign]:
         """Functions go before the work that uses them: in its message, or in messages of their own where they are too many."""
         functions: list[tuple[int, int, bytes]] = []
         for part in split(batch.functions):
@@ -317,22 +326,22 @@ class Placement:
                     functions = []
 
     @staticmethod
-    def _waits(entry: tuple[float, int, Hands]) -> bool:
+    def _waits(entry: tuple[float, int, WorkerLoad]) -> bool:
         """Whether an entry of the heap is still true: its worker has not changed since."""
         return entry[2].recall_at == entry[0]
 
 
-def _spare(hands: Hands) -> list[int]:
+def _spare(hands: WorkerLoad) -> list[int]:
     """Leases that its slots will not have begun and others may: the newest, but for one a slot."""
     spare = [number for number, lease in hands.leases.items() if not lease.started and not lease.rank.line.worker]
     return spare[max(0, hands.member.slots - (hands.outstanding - len(spare))) :]
 
 
-def _usable(hands: Hands) -> bool:
+def _usable(hands: WorkerLoad) -> bool:
     return hands.reachable and not hands.member.leaving
 
 
-def _room_for_its_own(hands: Hands) -> int:
+def _room_for_its_own(hands: WorkerLoad) -> int:
     """How much pinned work it may be given now: also where others fill its window, one for each slot, so that it can go before them."""
     room = hands.window.limit - hands.outstanding
     return (
@@ -340,7 +349,7 @@ def _room_for_its_own(hands: Hands) -> int:
     )
 
 
-def _worth_recalling_at(hands: Hands) -> float:
+def _worth_recalling_at(hands: WorkerLoad) -> float:
     """From when on it is better to take back what a worker has not begun than to leave it there."""
     held, window = hands.outstanding, hands.window
     done_before_told_s = window.trip_s
@@ -349,7 +358,7 @@ def _worth_recalling_at(hands: Hands) -> float:
     return window.overdue_at(held) + RECALL_WORTH_S
 
 
-def _set(line: OrderedDict[Hands, None], hands: Hands, wanted: bool) -> None:
+def _set(line: OrderedDict[WorkerLoad, None], hands: WorkerLoad, wanted: bool) -> None:
     if wanted:
         line.setdefault(hands, None)
     elif hands in line:

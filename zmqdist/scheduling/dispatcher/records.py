@@ -21,10 +21,10 @@ _priority = attrgetter("priority")
 
 
 @dataclass(slots=True, eq=False)
-class Rank:
+class PriorityBand:
     """Waiting work of one priority in one line."""
 
-    line: Line
+    line: SessionQueue
     priority: int = 0
     queue: deque[Item] = field(default_factory=deque)
     careful: deque[Item] = field(default_factory=deque)
@@ -34,7 +34,7 @@ class Rank:
         return len(self.queue) + len(self.careful)
 
 
-class Line:
+class SessionQueue:
     """What of one session waits for one worker, or for any of them.
 
     Attributes:
@@ -44,26 +44,26 @@ class Line:
 
     __slots__ = ("_plain", "in_rota", "ranks", "session", "worker")
 
-    def __init__(self, session: Session, worker: str) -> None:
+    def __init__(self, session: CoordinatorSession, worker: str) -> None:
         self.session = session
         self.worker = worker
-        self.ranks: list[Rank] = []
+        self.ranks: list[PriorityBand] = []
         self.in_rota = False
-        self._plain = Rank(self)
+        self._plain = PriorityBand(self)
 
-    def rank(self, priority: int) -> Rank:
+    def rank(self, priority: int) -> PriorityBand:
         """The rank of a priority, which the caller is about to put work into."""
         ranks = self.ranks
         at = bisect_left(ranks, priority, key=_priority) if ranks else 0
         if at < len(ranks) and ranks[at].priority == priority:
             return ranks[at]
-        rank = Rank(self, priority) if priority else self._plain
+        rank = PriorityBand(self, priority) if priority else self._plain
         ranks.insert(at, rank)
         return rank
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class CoordinatorSession:
     """One connection of one coordinator. One that reconnects has a new session; the old one only waits for its leases.
 
     Work that is apart from the rounds has a session of its own over the same connection, whose generation never ends.
@@ -72,16 +72,16 @@ class Session:
     coordinator: int
     peer: Peer
     queue_max: int
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, SessionQueue] = field(default_factory=dict)
     """Those that have work, by the worker's name, and always that for any worker."""
     functions: dict[int, bytes] = field(default_factory=dict)
-    held: dict[tuple[int, int], tuple[Hands, int]] = field(default_factory=dict)
+    held: dict[tuple[int, int], tuple[WorkerLoad, int]] = field(default_factory=dict)
     """Bulk results that are with their worker, kept ones too: (work, attempt) -> (whose, lease)."""
     watch: bool = False
     """It is told which workers come and go."""
     starts: bool = False
     """It is told what has begun."""
-    apart: Session | None = None
+    apart: CoordinatorSession | None = None
     """Of the work that is apart, once there is some."""
     outstanding: int = 0
     """Leases that may be executing."""
@@ -101,14 +101,14 @@ class Session:
         return self.submitted - self.left_queue
 
     @property
-    def parts(self) -> tuple[Session, ...]:
+    def parts(self) -> tuple[CoordinatorSession, ...]:
         """It, and that of the work apart."""
         return (self,) if self.apart is None else (self, self.apart)
 
-    def line(self, worker: str) -> Line:
+    def line(self, worker: str) -> SessionQueue:
         line = self.lines.get(worker)
         if line is None:
-            line = self.lines[worker] = Line(self, worker)
+            line = self.lines[worker] = SessionQueue(self, worker)
         return line
 
     def quiet(self, now: float) -> bool:
@@ -120,8 +120,8 @@ class Session:
 class Lease:
     """One handing-out of one piece of work."""
 
-    session: Session
-    rank: Rank
+    session: CoordinatorSession
+    rank: PriorityBand
     """Where it waited, and waits again when it comes back."""
     item: Item
     """What it is, as it was queued."""
@@ -163,7 +163,7 @@ class Lease:
 
 
 @dataclass(slots=True, eq=False)
-class Hands:
+class WorkerLoad:
     """What one worker has in its hands."""
 
     member: Member
@@ -194,7 +194,7 @@ class Hands:
 
 
 @dataclass(slots=True)
-class Batch:
+class Handout:
     """What one event gives to one worker: at most one Assign for each kind."""
 
     functions: list[tuple[int, int, bytes]] = field(default_factory=list)

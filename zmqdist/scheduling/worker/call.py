@@ -13,7 +13,7 @@ from zmqdist.errors import InternalError
 from zmqdist.messages import BULK, ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.worker import kept
 from zmqdist.scheduling.worker.references import CHANGING, INPUTS, KEEP, Reference, decode_reference, is_reference
-from zmqdist.scheduling.worker.resources import Resources
+from zmqdist.scheduling.worker.resources import SlotResources
 from zmqdist.wire import trusted
 
 
@@ -35,7 +35,7 @@ class Functions:
     """
 
     def __init__(self, fetcher: Fetches) -> None:
-        self.resources = Resources(fetcher)
+        self.resources = SlotResources(fetcher)
         self._fetcher = fetcher
         self._pickled: dict[tuple[int, int], bytes] = {}
         self._loaded: dict[tuple[int, int], Any] = {}

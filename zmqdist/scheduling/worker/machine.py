@@ -65,8 +65,8 @@ from zmqdist.scheduling.worker.slot import Slot
 from zmqdist.scheduling.worker.waiting import Waiting
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
-    DispatcherDown,
-    DispatcherUp,
+    DispatcherConnected,
+    DispatcherDisconnected,
     Effect,
     Event,
     Exit,
@@ -91,7 +91,7 @@ SPAWN_FAILURES_MAX: Final = 3
 """Slot processes that die before they are ready, one after the other, before the worker gives up."""
 
 
-class Worker:
+class WorkerMachine:
     """See the module's docstring."""
 
     def __init__(
@@ -203,9 +203,9 @@ class Worker:
                 return self._reclaimed(self._slots[index], position, now)
             case SlotDied():
                 return self._died(event)
-            case DispatcherUp(incarnation):
+            case DispatcherConnected(incarnation):
                 return self._dispatcher_up(incarnation, now)
-            case DispatcherDown():
+            case DispatcherDisconnected():
                 self._contact.went(now)
                 return []
             case LeaveAsked(grace_s):

@@ -30,14 +30,14 @@ RESOURCE, DATASET, ITERATOR = "resource", "dataset", "iterator"
 _here = threading.local()
 
 
-def build_in(resources: Resources) -> None:
+def build_in(resources: SlotResources) -> None:
     """The present thread runs functions: the resources that they name are these."""
     _here.resources = resources
 
 
-def present() -> Resources:
+def present() -> SlotResources:
     """Those of the slot whose thread this is."""
-    here: Resources = _here.resources
+    here: SlotResources = _here.resources
     return here
 
 
@@ -53,7 +53,7 @@ def resource(coordinator: int, number: int, what: str, definition: bytes, sharer
       ClosureInputError: it cannot be built; with the reason.
       RuntimeError: this is not unpickled for a scheduled function.
     """
-    here: Resources | None = getattr(_here, "resources", None)
+    here: SlotResources | None = getattr(_here, "resources", None)
     if here is None:
         raise RuntimeError("a per-worker resource is there for scheduled functions only: it cannot be used here")
     return here.get((coordinator, number), what, definition, sharers)
@@ -104,7 +104,7 @@ class _Resource:
         self.value: Any = None
 
 
-class Resources:
+class SlotResources:
     """The resources of one process, or of a worker whose slots are threads. Any thread may use it."""
 
     def __init__(self, fetcher: Fetches) -> None:

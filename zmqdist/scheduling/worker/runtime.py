@@ -29,15 +29,15 @@ from zmqdist.scheduling.dispatcher.config import WorkerConfig
 from zmqdist.scheduling.worker import children
 from zmqdist.scheduling.worker.fetch import Fetcher
 from zmqdist.scheduling.worker.figures import WorkerSnapshot
-from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
+from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.pulled import PULL, Pulled
 from zmqdist.scheduling.worker.references import decode_reference, encode_reference
 from zmqdist.scheduling.worker.slots import ProcessSlots, check_descriptors
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.scheduling.worker.threads import ThreadSlots
 from zmqdist.scheduling.worker.worker_events import (
-    DispatcherDown,
-    DispatcherUp,
+    DispatcherConnected,
+    DispatcherDisconnected,
     Effect,
     Event,
     Exit,
@@ -226,7 +226,7 @@ class _Shell:
         self.stopped = threading.Event()
         self._registered = threading.Event()
         self.ended: Exit | None = None
-        self.machine: Worker | None = None
+        self.machine: WorkerMachine | None = None
         self.loop: Loop | None = None
         self._forks: Forks | None = None
         self.address = self.advertised = ""
@@ -310,7 +310,7 @@ class _Shell:
                 self._slots = ProcessSlots(loop, *about_slots, self.address, security.public, self._forks, self._worker)
             else:
                 self._slots = ThreadSlots(loop, *about_slots, self._pulled, self._worker)
-            self.machine = Worker(
+            self.machine = WorkerMachine(
                 incarnation=incarnation,
                 job=config.job,
                 index=-1 if config.index is None else config.index,
@@ -379,12 +379,12 @@ class _Shell:
         self._rearm()
 
     def _down(self) -> None:
-        self._handle(DispatcherDown())
+        self._handle(DispatcherDisconnected())
         self._calls.down()
 
     def _up(self, hello: Hello) -> None:
         self._calls.up(hello.incarnation)
-        self._handle(DispatcherUp(hello.incarnation))
+        self._handle(DispatcherConnected(hello.incarnation))
 
     def _hear(self, message: Message, _frames: list[memoryview]) -> None:
         if isinstance(message, Read):

@@ -12,14 +12,14 @@ NOT_RUN: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class DispatcherUp:
+class DispatcherConnected:
     """The connection stands and the dispatcher has said who it is."""
 
     incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
-class DispatcherDown:
+class DispatcherDisconnected:
     """The connection is gone; libzmq tries to make a new one."""
 
 
@@ -72,8 +72,8 @@ class LeaveAsked:
 
 
 Event: TypeAlias = (
-    DispatcherUp
-    | DispatcherDown
+    DispatcherConnected
+    | DispatcherDisconnected
     | Heard
     | SlotReady
     | SlotFinished

@@ -19,8 +19,8 @@ from zmqdist.events import Heard, PeerGone, ProcessExited, Send
 from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
 from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, Membership
-from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
-from zmqdist.scheduling.worker.worker_events import DispatcherDown, DispatcherUp, Exit
+from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
+from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
 from zmqdist.testing.simulation.data_links import Link, Then, Ticket
 
@@ -318,7 +318,7 @@ class SimWorker:
         self._tick_at = 0.0
         self._state = 0
         self._asking = 0
-        self._machine = Worker(
+        self._machine = WorkerMachine(
             incarnation=self.life,
             job="worker",
             index=index,
@@ -344,7 +344,7 @@ class SimWorker:
         link, life = self.link, self.dispatcher.life
         link.hear = lambda message: self._handle(Heard(DISPATCHER, message))
         link.closed = self._down
-        self.sim.soon(lambda: self._handle(DispatcherUp(life)) if link.open else None)
+        self.sim.soon(lambda: self._handle(DispatcherConnected(life)) if link.open else None)
 
     def calls(self) -> Link | None:
         """The connection by which its tasks ask."""
@@ -353,7 +353,7 @@ class SimWorker:
         return self._calls
 
     def _down(self) -> None:
-        self._handle(DispatcherDown())
+        self._handle(DispatcherDisconnected())
         self.sim.clock.after(self.sim.random.uniform(0.02, RECONNECT_S_MAX), self.connect)
 
     def _handle(self, event: WorkerEvent) -> None:

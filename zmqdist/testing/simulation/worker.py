@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, Returned, SlotsLost
-from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
+from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
-    DispatcherDown,
-    DispatcherUp,
+    DispatcherConnected,
+    DispatcherDisconnected,
     Effect,
     Event,
     Exit,
@@ -112,7 +112,7 @@ class SimWorker:
         self._what: dict[int, tuple[int, int]] = {}
         self._slots: list[SimSlot | None] = [None] * slots
         self._tick_at: float | None = None
-        self.machine = Worker(
+        self.machine = WorkerMachine(
             incarnation=life,
             job="worker",
             index=index,
@@ -140,7 +140,7 @@ class SimWorker:
 
         def up() -> None:
             if connection.open:
-                self.handle(DispatcherUp(incarnation))
+                self.handle(DispatcherConnected(incarnation))
 
         self.cluster.clock.after(self._random.expovariate(1000.0), lambda: self.process.post(up))
 
@@ -149,7 +149,7 @@ class SimWorker:
         if connection is self.connection:
             self.connection = None
             self.was_apart = True
-            self.handle(DispatcherDown())
+            self.handle(DispatcherDisconnected())
             self.cluster.clock.after(self._random.uniform(0.05, 0.5), lambda: self.process.post(self.connect))
 
     def kill(self) -> None:
@@ -220,7 +220,7 @@ class SimWorker:
     def handle(self, event: Event) -> None:
         if not self.process.alive:
             return
-        if isinstance(event, DispatcherUp):
+        if isinstance(event, DispatcherConnected):
             self.thawed_unheard = False
         if isinstance(event, SlotFinished):
             for position, kind, payload in event.outcomes:
