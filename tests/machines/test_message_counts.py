@@ -17,8 +17,7 @@ from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 from zmqdist.scheduling.worker.machine import WorkerMachine
 from zmqdist.scheduling.worker.slot import SLOT_BATCH_MAX
-from zmqdist.scheduling.worker.worker_events import DispatcherConnected
-from zmqdist.scheduling.worker.worker_events import ForgetFunctions, Give, SlotFinished, SlotReady
+from zmqdist.scheduling.worker.worker_events import DispatcherConnected, ForgetFunctions, Give, SlotFinished, SlotReady
 
 WORKS = 1000
 WORKERS = ("w0", "w1")
