@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
-from os import _exit
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,7 @@ import pytest
 from zmqdist.data import Dataset
 from zmqdist.data.ops.background import AHEAD_DEALT_MAX, AHEAD_MAX
 from zmqdist.data.splits import open_split
-from zmqdist.errors import InternalError, InvalidArgumentError
+from zmqdist.errors import InvalidArgumentError
 
 
 class Unfit(Exception):
@@ -133,40 +130,3 @@ def test_an_input_that_failed_costs_itself_and_not_its_batch() -> None:
     found = settled(iter(Dataset.range(-2, 3).map(lambda x: 12 // int(x)).batch(2, num_parallel_calls=2)))
     assert [type(x) for x in found] == [list, ZeroDivisionError, list]
     assert [x for x in found if isinstance(x, list)] == [[-6, -12], [12, 6]]
-
-
-# -- processes ------------------------------------------------------------------------------------------------------
-
-
-def test_a_process_map_gives_what_map_gives_in_its_order_and_from_elsewhere() -> None:
-    def here(x: Any, text: Any) -> Any:
-        return {"x": np.full(3, x), "text": text + "!", "pid": os.getpid()}
-
-    inputs = Dataset.zip(Dataset.range(8), Dataset.from_tensor_slices(list("abcdefgh")))
-    found = list(inputs.map(here, num_parallel_calls=2, executor="process"))
-    assert [row["x"].tolist() for row in found] == [[x] * 3 for x in range(8)]
-    assert [row["text"] for row in found] == [text + "!" for text in "abcdefgh"]
-    pids = {int(row["pid"]) for row in found}
-    assert os.getpid() not in pids
-    assert 1 <= len(pids) <= 2
-
-
-@pytest.mark.parametrize(
-    ("death", "told"),
-    [(lambda: os.kill(os.getpid(), signal.SIGKILL), "died by SIGKILL"), (lambda: _exit(3), "code 3")],
-)
-def test_a_child_that_dies_costs_its_element_only(death: Any, told: str) -> None:
-    dataset = Dataset.range(6).map(lambda x: death() if x in (1, 4) else x, num_parallel_calls=2, executor="process")
-    found = settled(iter(dataset))
-    for place in (1, 4):
-        assert isinstance(found[place], InternalError)
-        assert told in str(found[place])
-    assert [found[place] for place in (0, 2, 3, 5)] == [0, 2, 3, 5]
-
-
-def test_what_a_process_map_refuses_when_it_is_built() -> None:
-    lock = threading.Lock()
-    with pytest.raises(InvalidArgumentError, match="lock"):
-        Dataset.range(3).map(lambda x: lock and x, executor="process")
-    with pytest.raises(ValueError, match="`executor`"):
-        Dataset.range(3).map(abs, executor="fork")

@@ -105,7 +105,7 @@ def test_a_task_has_no_process_before_somebody_connects() -> None:
             os.close(descriptor)
 
     loop = Loop("test")
-    tasks = TaskProcesses(loop, spawn, 256, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
+    tasks = TaskProcesses(loop, spawn, "127.0.0.1", "127.0.0.1:1", 1, 1.0)
     tasks.address = "127.0.0.1:2"
     loop.start()
     told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job"]

@@ -78,15 +78,12 @@ class Dataset(Creation, Results):
         synchronous: bool | None = None,
         use_unbounded_threadpool: bool = False,
         output_signature: Any = None,
-        executor: str = "thread",
         name: str | None = None,
     ) -> Dataset:
         """`map_func` of each element. An exception in it costs that element only.
 
         Args:
           num_parallel_calls: threads; AUTOTUNE: one for each processor. None: none, it is called where somebody reads.
-          executor: "process" has it called in as many child processes, where Python's own code runs at once (None: one for each
-            processor). A child that dies costs the element that it was at: InternalError.
           deterministic: False lets elements leave in the order in which they are ready; None: as the options say.
           synchronous, use_unbounded_threadpool: accepted.
           output_signature: the spec of what it returns, None for sizes that vary; Python's numbers and lists take its dtypes, and reading
@@ -94,12 +91,7 @@ class Dataset(Creation, Results):
             for `element_spec`.
         """
         function, calls = user_function(map_func, "map"), background.checked_parallel(num_parallel_calls)
-        if executor not in ("thread", "process"):
-            raise ValueError(f'`executor` is "thread" or "process", not {executor!r}')
-        if executor == "process":
-            calls = calls or AUTOTUNE
-            _ = function.blob  # what cannot be sent there is told now
-        return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic, executor))
+        return self._then(elementwise.Map(function, without_attrs(output_signature), calls, deterministic))
 
     def scan(self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None) -> Dataset:
         """`scan_func(state, element)` gives (next state, element out)."""

@@ -15,6 +15,7 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from zmqdist.limits import LEASE_S, LOG_TAIL_BYTES, LOG_TAIL_LINES
 from zmqdist.process.template import BEAT, COMMAND, EXIT, KILL, PID, SPAWN, TemplateProcess
@@ -27,6 +28,10 @@ SPAWNS_AT_ONCE = 32
 
 Exited = Callable[[int], None]
 """Gets the exit code, negative for a signal; SILENT where the template ended it because this process did not run."""
+
+
+SpawnChild: TypeAlias = "Callable[[Sequence[int], Exited], Fork]"
+"""Forks a child of some kind; the descriptors are for it, and closed here."""
 
 
 class Fork:

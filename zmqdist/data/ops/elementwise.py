@@ -37,7 +37,6 @@ class Map(Op):
     output_signature: Any = None
     parallel: int = 0
     deterministic: bool | None = None
-    executor: str = "thread"
 
     def fitting(self) -> Function:
         """The function, whose results fit the signature."""

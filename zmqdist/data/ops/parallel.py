@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
-from zmqdist.data.processes import Processes
 from zmqdist.data.structure import READY, element
 
 if TYPE_CHECKING:
@@ -207,25 +206,10 @@ class ParallelNode(Node):
 
 
 class ParallelMapNode(ParallelNode):
-    """The function of map, in threads or, by them, in processes: each thread waits for one."""
-
-    processes: Processes | None = None
+    """The function of map, in threads."""
 
     def call(self) -> Callable[[Any], Any]:
-        if self.op.executor == "process":
-            self.processes = Processes(self.op.fitting().blob)
-            return self.processes
         return _Call(self.op.fitting().value)
-
-    def abandon(self) -> None:
-        super().abandon()
-        if self.processes is not None:
-            self.processes.close()
-
-    def close(self) -> None:
-        if self.processes is not None:
-            self.processes.close()
-        super().close()
 
 
 class _Call:

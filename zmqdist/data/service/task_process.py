@@ -23,13 +23,11 @@ Everything here runs in the worker's loop.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import mmap
 import os
-import socket
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
@@ -47,6 +45,9 @@ from zmqdist.data.service.task_main import (
 )
 from zmqdist.data.service.worker import Task
 from zmqdist.errors import OpError
+from zmqdist.process.forks import Fork, SpawnChild
+from zmqdist.process.packets import PacketPipe
+from zmqdist.process.template import SILENT
 from zmqdist.transport.address import DTS_PORT, join, split
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import listen
@@ -58,29 +59,11 @@ CRASHES_MAX: Final = 3
 END_S: Final = ANSWERS_S + 3.0
 
 
-class Child(Protocol):
-    """A process that was forked from the template."""
-
-    def kill(self) -> None:
-        """At once."""
-
-    def tail(self) -> str:
-        """The last lines of its standard error."""
-
-
-class Spawn(Protocol):
-    """Forks a process for a task."""
-
-    def __call__(self, descriptors: Sequence[int], exited: Callable[[int], None]) -> Child:
-        """The descriptors are closed here; `exited` gets the exit code, or `silent` (below)."""
-
-
 class TaskProcesses:
     """The tasks of one worker; a `Host` (worker.py).
 
     Args:
-      spawn: forks a task's process.
-      silent: the exit code of a process that was ended because this worker did not run.
+      spawn: forks a task's process; SILENT is the exit code of one that was ended because this worker did not run.
       bind: the host that sockets are bound to.
 
     Attributes:
@@ -91,8 +74,7 @@ class TaskProcesses:
     def __init__(
         self,
         loop: Loop,
-        spawn: Spawn,
-        silent: int,
+        spawn: SpawnChild,
         bind: str,
         dispatcher: str,
         life: int,
@@ -106,7 +88,6 @@ class TaskProcesses:
         self.crashed: Callable[[int, str, Callable[[], None]], None] = lambda number, how, then: then()
         self.loop = loop
         self.spawn = spawn
-        self.silent = silent
         self.bind = bind
         self._about = life, dispatcher, dispatcher_timeout_s
         self._tasks: dict[int, _TaskProcess] = {}
@@ -170,8 +151,8 @@ class _TaskProcess:
         self._listener = listen(owner.bind)
         port = self._listener.getsockname()[1]
         self.address = owner.read_at.replace(DTS_PORT, str(port)) or join(split(owner.address)[0], port)
-        self._child: Child | None = None
-        self._pipe: socket.socket | None = None
+        self._child: Fork | None = None
+        self._pipe: PacketPipe | None = None
         self._page: mmap.mmap | None = None
         self.figures: tuple[Any, ...] = ()
         self._crashes = 0
@@ -188,37 +169,24 @@ class _TaskProcess:
     def _fork(self) -> None:
         """Somebody has connected."""
         self._loop.remove_fd(self._listener.fileno())
-        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pipe.setblocking(False)
+        self._pipe = PacketPipe(self._loop, self._hear, SAID_BYTES_MAX)
         self._pipe.send(msgspec.msgpack.encode(self._owner.definition(self._task, self._error, self._for_good)))
         if not self._for_good:
             self._error = None
-        self._loop.add_fd(self._pipe.fileno(), self._hear)
         page_fd = os.memfd_create("zmqdist-task", os.MFD_CLOEXEC)
         os.ftruncate(page_fd, PAGE_BYTES)
         self._page = mmap.mmap(page_fd, PAGE_BYTES)
-        given = [theirs.detach(), page_fd, os.dup(self._listener.fileno())]
+        given = [self._pipe.theirs, page_fd, os.dup(self._listener.fileno())]
         self._child = self._owner.spawn(given, self._exited)
         self._owner.began()
 
-    def _hear(self) -> None:
-        """All that it has said."""
-        while self._pipe is not None:
-            try:
-                said = self._pipe.recv(SAID_BYTES_MAX)
-            except BlockingIOError:
-                return
-            except OSError:
-                said = b""
-            if not said:
-                self._loop.remove_fd(self._pipe.fileno())  # its end comes through _exited
-                return
-            if said == FINISHED:
-                self._finish()
-            elif said == ANSWERED:
-                self.end()
-            else:
-                self.figures = tuple(msgspec.msgpack.decode(said))
+    def _hear(self, said: bytes) -> None:
+        if said == FINISHED:
+            self._finish()
+        elif said == ANSWERED:
+            self.end()
+        else:
+            self.figures = tuple(msgspec.msgpack.decode(said))
 
     def _finish(self) -> None:
         if not self._task.done:
@@ -230,9 +198,9 @@ class _TaskProcess:
         child, self._child = self._child, None
         assert child is not None
         crashed = False
-        if not self._ended:
-            self._hear()
-            crashed = not self._task.done and code != self._owner.silent
+        if not self._ended and self._pipe is not None:
+            self._pipe.drain()
+            crashed = not self._task.done and code != SILENT
             if crashed:
                 self._crashed(code, child.tail())
         self._close_pipe()
@@ -279,8 +247,7 @@ class _TaskProcess:
     def refuse(self) -> None:
         """As `Host.refuse`; where no process is there, no reader has asked anything."""
         if self._pipe is not None:
-            with contextlib.suppress(OSError):  # it ends just now
-                self._pipe.send(REFUSE)
+            self._pipe.send(REFUSE)
         else:
             self._ended = True
             self._close_listener()
@@ -291,7 +258,7 @@ class _TaskProcess:
         self._close_listener()
         if self._child is not None and self._pipe is not None:
             self._owner.ending.add(self)
-            self._pipe.shutdown(socket.SHUT_WR)
+            self._pipe.end()
             self._loop.set_timer(self, self._loop.now() + END_S, self._kill)
 
     def _kill(self) -> None:
@@ -311,7 +278,6 @@ class _TaskProcess:
 
     def _close_pipe(self) -> None:
         if self._pipe is not None and self._page is not None:
-            self._loop.remove_fd(self._pipe.fileno())
             self._pipe.close()
             self._page.close()
             self._pipe = self._page = None

@@ -22,7 +22,7 @@ from zmqdist.data.service.worker import DataWorker, WorkerDataSnapshot
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import BULK, KEPT, Message, Read
 from zmqdist.process.forks import Forks
-from zmqdist.process.template import SILENT, TemplateProcess, start_template
+from zmqdist.process.template import TemplateProcess, start_template
 from zmqdist.rpc.looped import LoopCalls
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import WorkerConfig
@@ -300,7 +300,7 @@ class _Shell:
             self.data = DataWorker(loop, service, self._calls, *about, host_of_tasks, config.chunk_bytes_max)
             self.data.cache_bytes = config.cache_bytes
             if self._forks is not None:
-                self.data.snapshots.processes = partial(self._forks.spawn, children.STREAM), SILENT
+                self.data.snapshots.processes = partial(self._forks.spawn, children.STREAM)
             service.attach(router, loop, incarnation)
             loop.on_stop(service.close)
             self._bind(router, security.public, host)
@@ -359,7 +359,7 @@ class _Shell:
             return None
         assert self.loop is not None
         spawn = partial(self._forks.spawn, children.TASK)
-        return TaskProcesses(self.loop, spawn, SILENT, host, self._dispatcher, life, timeout_s)
+        return TaskProcesses(self.loop, spawn, host, self._dispatcher, life, timeout_s)
 
     def _bind(self, router: Router, key: bytes, host: str) -> None:
         """Listen, and tell where. With `processes` tasks have ports of their own, so that only their address can be other than usual."""

@@ -13,14 +13,17 @@ import logging
 import os
 import select
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 
 from zmqdist.data.service.failing import ending
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress, Stream
 from zmqdist.errors import UNKNOWN
+from zmqdist.process.forks import SpawnChild
+from zmqdist.process.packets import PacketPipe
+from zmqdist.process.template import SILENT
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
@@ -39,7 +42,7 @@ LEAVE: Final = b"leave"
 SAID_BYTES_MAX: Final = 64 << 10
 
 
-class Begin(msgspec.Struct, array_like=True):
+class StreamTerms(msgspec.Struct, array_like=True):
     """What the process is for: the arguments of a Stream."""
 
     dispatcher: str
@@ -50,22 +53,11 @@ class Begin(msgspec.Struct, array_like=True):
     chunk_bytes_max: int
 
 
-class Child(Protocol):
-    """A process that was forked from the template."""
-
-    def kill(self) -> None:
-        """At once."""
-
-    def tail(self) -> str:
-        """The last lines of its standard error."""
-
-
 class StreamProcess:
     """A stream from its worker's side; as a `Stream`. Everything here runs in the worker's loop.
 
     Args:
-      spawn: `spawn(descriptors, exited)` forks the process; `exited` gets its exit code.
-      silent: the exit code of one that was ended because this worker did not run.
+      spawn: forks the process; SILENT is the exit code of one that was ended because this worker did not run.
       ended: called when there is nothing more to do for the stream.
       failed: `failed(stream, code, message, then)` tells the dispatcher, and then calls `then`.
     """
@@ -73,59 +65,45 @@ class StreamProcess:
     def __init__(
         self,
         loop: Loop,
-        spawn: Callable[[Sequence[int], Callable[[int], None]], Child],
-        silent: int,
-        begin: Begin,
+        spawn: SpawnChild,
+        begin: StreamTerms,
         ended: Callable[[Any], None],
         failed: Callable[[Any, int, str, Callable[[], None]], None],
     ) -> None:
         self.path, self.index = begin.path, begin.index
         self._loop = loop
         self._spawn = spawn
-        self._silent = silent
         self._begin = begin
         self._ended = ended
         self._failed = failed
         self._said = (False, 0, 0)
-        self._over = self._stopped = self._leaving = False
+        self._over = self._stopped = self._leaving = self._closed = False
         self._crashes = 0
         self._fork()
 
     def _fork(self) -> None:
-        self._pipe, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._pipe.setblocking(False)
+        self._pipe = PacketPipe(self._loop, self._hear, SAID_BYTES_MAX)
         self._pipe.send(msgspec.msgpack.encode(self._begin))
         if self._leaving:
             self._pipe.send(LEAVE)
-        self._loop.add_fd(self._pipe.fileno(), self._hear)
-        self._child = self._spawn([theirs.detach()], self._exited)
+        self._child = self._spawn([self._pipe.theirs], self._exited)
 
-    def _hear(self) -> None:
-        while True:
-            try:
-                said = self._pipe.recv(SAID_BYTES_MAX)
-            except BlockingIOError:
-                return
-            except OSError:
-                said = b""
-            if not said:
-                self._loop.remove_fd(self._pipe.fileno())  # its end comes through _exited
-                return
-            *told, self._over = msgspec.msgpack.decode(said)
-            if told[1] > self._said[1]:
-                self._crashes = 0
-            self._said = told[0], told[1], told[2]
+    def _hear(self, said: bytes) -> None:
+        *told, self._over = msgspec.msgpack.decode(said)
+        if told[1] > self._said[1]:
+            self._crashes = 0
+        self._said = told[0], told[1], told[2]
 
     def _exited(self, code: int) -> None:
         self._loop.set_timer(self, None, self._child.kill)
-        if self._pipe.fileno() < 0:
-            return  # it was closed
-        self._hear()
-        self._close_pipe()
+        if self._closed:
+            return
+        self._pipe.drain()
+        self._pipe.close()
         if self._over or self._stopped:
             self._ended(self)
             return
-        if code != self._silent:
+        if code != SILENT:
             self._crashes += 1
             text = (
                 f"the process that wrote stream {self.index} of {self.path} {ending(code)}\n"
@@ -145,41 +123,27 @@ class StreamProcess:
     def leave(self) -> None:
         """Commit what is there, and end."""
         self._leaving = True
-        self._send(LEAVE)
-
-    def _send(self, word: bytes) -> None:
-        try:
-            self._pipe.send(word)
-        except OSError:
-            pass  # it has ended: that is being told
+        self._pipe.send(LEAVE)
 
     def stop(self) -> None:
         """End it, without a word to the dispatcher."""
         if self._stopped:
             return
         self._stopped = True
-        try:
-            self._pipe.shutdown(socket.SHUT_WR)
-        except OSError:
-            return  # it has ended
-        self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
+        if self._pipe.end():
+            self._loop.set_timer(self, self._loop.now() + END_S, self._child.kill)
 
     def close(self) -> None:
         """The same, and keep nothing: the process ends with the template, too."""
-        self._stopped = True
+        self._stopped = self._closed = True
         self._loop.set_timer(self, None, self._child.kill)
-        self._close_pipe()
-
-    def _close_pipe(self) -> None:
-        if self._pipe.fileno() >= 0:
-            self._loop.remove_fd(self._pipe.fileno())
-            self._pipe.close()
+        self._pipe.close()
 
 
 def main(pipe_fd: int) -> None:
     """In the process: write until it is over, or the worker says so. Does not return."""
     pipe = socket.socket(fileno=pipe_fd)
-    begin = msgspec.msgpack.decode(pipe.recv(SAID_BYTES_MAX), type=Begin)
+    begin = msgspec.msgpack.decode(pipe.recv(SAID_BYTES_MAX), type=StreamTerms)
     security = Credentials.of_environment().client(begin.dispatcher, "worker")
     client = ZmqClient(begin.dispatcher, "snapshots", security=security)
 

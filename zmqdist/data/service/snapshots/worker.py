@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from zmqdist.data.service.dealing import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress, Stream
-from zmqdist.data.service.snapshots.stream_process import Begin, StreamProcess
+from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamTerms
 from zmqdist.errors import OpError
+from zmqdist.process.forks import SpawnChild
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.looped import LoopCalls
 from zmqdist.transport.credentials import Credentials
@@ -33,8 +34,7 @@ class SnapshotWorker:
       timeout_s: how long a stream waits for a dispatcher that does not answer.
 
     Attributes:
-      processes: what forks a process for a stream, and the exit code of one that was ended because this worker did not run
-        (stream_process.py); None: streams are threads.
+      processes: what forks a process for a stream (stream_process.py); None: streams are threads.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SnapshotWorker:
         self._timeout_s = timeout_s
         self._chunk_bytes_max = chunk_bytes_max
         self._asking = 0
-        self.processes: tuple[Any, int] | None = None
+        self.processes: SpawnChild | None = None
         self._writing: dict[str, Stream | StreamProcess] = {}
         self._ending: set[Stream | StreamProcess] = set()
         """Stopped, and not at their end yet."""
@@ -119,9 +119,8 @@ class SnapshotWorker:
 
     def _begin(self, path: str, index: int) -> None:
         if self.processes is not None:
-            spawn, silent = self.processes
-            about = Begin(self._dispatcher, self._life, path, index, self._timeout_s, self._chunk_bytes_max)
-            self._writing[path] = StreamProcess(self._loop, spawn, silent, about, self._note_ended, self._tell_failed)
+            about = StreamTerms(self._dispatcher, self._life, path, index, self._timeout_s, self._chunk_bytes_max)
+            self._writing[path] = StreamProcess(self._loop, self.processes, about, self._note_ended, self._tell_failed)
             return
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
