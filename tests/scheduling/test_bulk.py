@@ -230,7 +230,7 @@ def test_an_error_of_one_thread_does_not_end_the_connection_of_another(
 def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "REACH_MS", 100)
+    monkeypatch.setattr(fetch, "REACH_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(errors.UnavailableError, match=rf"nobody answers at {address}.*by the dispatcher"):
@@ -241,19 +241,20 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
 def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def blocked(*_: Any) -> None:
-        raise TimeoutError
+    asked: list[float] = []
 
-    asked: list[Any] = []
-    monkeypatch.setattr(fetch.socket, "create_connection", blocked)
-    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    def blocked(_: Any, due: float) -> None:
+        asked.append(due)
+        raise errors.DeadlineExceededError("deadline passed")
+
+    monkeypatch.setattr(fetch.asking, "reach", blocked)
     for _ in range(2):
         with (
             pytest.raises(errors.UnavailableError, match=r"nobody answers at 127\.0\.0\.1:11"),
             fetcher.clients.use("127.0.0.1:11"),
         ):
             pass
-    assert not asked
+    assert len(asked) == 1
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert "the data port 127.0.0.1:11 cannot be reached from" in said[0]
@@ -264,7 +265,7 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    monkeypatch.setattr(fetch.asking, "start", lambda *args, **kwargs: asked.append(args))
     with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
     assert not asked

@@ -34,9 +34,9 @@ from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
 from zmqdist.transport import link
 from zmqdist.transport import router as router_module
-from zmqdist.transport.greeting import GreetingProbe
 from zmqdist.transport.link import configure
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
 from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode
@@ -580,7 +580,7 @@ def test_a_loop_that_does_not_listen_to_the_monitor_does_not_stop_zeromq(serve: 
     for _ in range(2500):  # more than twice ZeroMQ's default queue
         with socket.create_connection((host, int(port)), timeout=5.0) as stranger:
             stranger.sendall(bytes(64))
-    probe = GreetingProbe(served.address, time.monotonic())
+    probe = PortProbe(served.address, time.monotonic())
     until(lambda: probe.step(time.monotonic()))
     assert probe.mechanism == "NULL"
     held.release()

@@ -5,17 +5,32 @@ What users have instead: `Client.call` (which flattens the arguments) and a clie
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, Final
 
+from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
+from zmqdist.rpc.about import ABOUT
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.arena import Block
 from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.port_probe import connect_failure
 from zmqdist.transport.transfers import Source
+
+CONNECT_S: Final = 1.0
+"""So long the kernel of a server has to take or refuse a connection, before the first question tells."""
+
+PROBE_AGAIN_S: Final = 0.25
+"""Between two looks at the port, while a first answer is waited for."""
+
+
+class NotListeningError(UnavailableError):
+    """The port of a server refuses connections: its process has ended, or has not begun."""
 
 
 def start(
@@ -67,6 +82,37 @@ def start_packed(
     call.bounded = False
     client._channel.call(call)
     return StatusOrResult(client._channel, call, as_returned)
+
+
+def reach(client: ZmqClient, due: float) -> None:
+    """Wait until the server of a client answers a first small question.
+
+    A process that is only busy has its kernel take connections; one whose port refuses them has ended, and its successor is not waited for.
+
+    Args:
+      due: on `time.monotonic`.
+
+    Raises:
+      NotListeningError: its port refuses connections, now or while the answer is waited for.
+      DeadlineExceededError: no answer up to `due`.
+      OpError: what the question ended with.
+    """
+    _check_port(client.address, due)
+    started, ended = start(client, ABOUT, due=due), threading.Event()
+    started.add_done_callback(lambda _: ended.set())
+    try:
+        while not ended.wait(PROBE_AGAIN_S):
+            _check_port(client.address, due)
+        started.get_value()
+    finally:
+        started.cancel()
+
+
+def _check_port(address: str, due: float) -> None:
+    """Raises NotListeningError. Anything else - slow, or a name that is looked up elsewhere - the first question tells."""
+    connect_s = max(0.0, min(CONNECT_S, due - time.monotonic()))
+    if isinstance(connect_failure(address, connect_s), ConnectionRefusedError):
+        raise NotListeningError(f"nobody listens at {address}: its process has ended")
 
 
 def has_left(started: StatusOrResult) -> bool:

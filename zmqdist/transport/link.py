@@ -25,7 +25,6 @@ from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
 from zmqdist.transport.address import endpoint
-from zmqdist.transport.greeting import GreetingProbe
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
     ConnectionWatch,
@@ -37,6 +36,7 @@ from zmqdist.transport.monitor import (
     decode_event,
     open_monitor,
 )
+from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.security import ClientSecurity
 
 log = logging.getLogger("zmqdist.transport")
@@ -85,7 +85,7 @@ class Link:
         self._closing = closing
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
-        self._probe: GreetingProbe | None = None
+        self._probe: PortProbe | None = None
         self._waiting = True
 
     @property
@@ -209,10 +209,10 @@ class Link:
     # -- the look at the server -----------------------------------------------------------------------------------------
 
     def _start_probe(self, now: float) -> None:
-        self._probe = GreetingProbe(self.address, now)
+        self._probe = PortProbe(self.address, now)
         self.due = now
 
-    def _step_probe(self, probe: GreetingProbe, now: float) -> Refused | None:
+    def _step_probe(self, probe: PortProbe, now: float) -> Refused | None:
         if not probe.step(now):
             self.due = now + PROBE_STEP_S
             return None

@@ -9,7 +9,7 @@ What libzmq tells (each line was found by experiment)
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
 So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`Doubt`;
-greeting.py reads it), which names its mechanism; `judge` then has the last word.
+port_probe.py reads it), which names its mechanism; `judge` then has the last word.
 """
 
 from __future__ import annotations

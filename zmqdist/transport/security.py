@@ -278,14 +278,14 @@ def listeners(host: str, port: int) -> set[int]:
       FailedPreconditionError: this system does not tell.
     """
     try:
-        return {uid for uid, _ in listening(host, port)}
+        return {uid for uid, _ in listening_sockets(host, port)}
     except (OSError, ValueError, IndexError) as error:
         raise FailedPreconditionError(
             f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
         ) from None
 
 
-def listening(host: str, port: int) -> set[tuple[int, int]]:
+def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     """(user id, inode) of the sockets that would take a connection to an address of this machine, given by its number.
 
     The kernel prefers a socket that is bound to the very address to one that is bound to all, and so does this.

@@ -24,12 +24,11 @@ from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES, LANE_WINDOW_BYTES_START
+from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult
-from zmqdist.rpc.service import METHODS
 from zmqdist.scheduling.worker.references import Held, Reference
 from zmqdist.scheduling.worker.store import READ
-from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.lent import PeerArena, open_peer
 from zmqdist.transport.pace import Pace
@@ -42,7 +41,7 @@ RELAY = "zmqdist_bulk_relay"
 CHUNK_TIMEOUT_MS = 20_000
 """A holder that does not send a chunk for so long is taken for gone."""
 
-REACH_MS = 3_000
+REACH_S = 3.0
 """A holder that does not answer a first small question for so long cannot be reached from here."""
 
 UNREACHABLE_S = 60.0
@@ -177,9 +176,10 @@ class Clients:
     def _reach(self, line: Holder, address: str) -> None:
         if line.reached:
             return
-        self._knock(address)
         try:
-            line.client.call(METHODS, timeout_in_ms=REACH_MS).get_value()
+            asking.reach(line.client, time.monotonic() + REACH_S)
+        except asking.NotListeningError:  # a holder listens before anybody hears of it: this one has ended
+            raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._missed(address, error.message) from None
         line.reached = True
@@ -197,17 +197,6 @@ class Clients:
             UNREACHABLE_S,
         )
         return Unreachable(f"nobody answers at {address}: {why}")
-
-    def _knock(self, address: str) -> None:
-        """A holder listens before anybody hears of it: where nobody does it has ended, and a client would wait for its successor."""
-        try:
-            socket.create_connection(split(address), REACH_MS / 1000).close()
-        except ConnectionRefusedError:
-            raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
-        except TimeoutError:  # a process that is only busy has its kernel take the connection
-            raise self._missed(address, f"no connection was made within {REACH_MS / 1000:g} s") from None
-        except OSError:
-            pass  # the first question tells
 
 
 class Unreachable(errors.UnavailableError):
