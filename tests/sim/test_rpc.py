@@ -13,8 +13,7 @@ import pytest
 
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.rpc.turns import Turns
-from zmqdist.testing import simulate_rpc
-from zmqdist.testing.simulation.rpc import FAULTS
+from zmqdist.testing.simulation.rpc import FAULTS, simulate_rpc
 
 
 def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
 from zmqdist.rpc.about import ABOUT
-from zmqdist.rpc.client import ZmqClient
+from zmqdist.rpc.client import ZmqClient, channel_of
 from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.arena import Block
@@ -64,7 +64,7 @@ def packed(
     body, parts = payload.pack(args)
     if not parts:
         return body, ()
-    return body, snapshot(parts, lends=client._channel.lends, still=still) if block is None else [block]
+    return body, snapshot(parts, lends=channel_of(client).lends, still=still) if block is None else [block]
 
 
 def start_packed(
@@ -80,8 +80,9 @@ def start_packed(
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
-    client._channel.call(call)
-    return StatusOrResult(client._channel, call, as_returned)
+    channel = channel_of(client)
+    channel.call(call)
+    return StatusOrResult(channel, call, as_returned)
 
 
 def reach(client: ZmqClient, due: float) -> None:
@@ -113,8 +114,3 @@ def _check_port(address: str, due: float) -> None:
     connect_s = max(0.0, min(CONNECT_S, due - time.monotonic()))
     if isinstance(connect_failure(address, connect_s), ConnectionRefusedError):
         raise NotListeningError(f"nobody listens at {address}: its process has ended")
-
-
-def has_left(started: StatusOrResult) -> bool:
-    """Whether a call was sent: then it ends by itself when the connection does. Else it waits for a server, or for company."""
-    return not started._channel._line.table.waits(started._call)

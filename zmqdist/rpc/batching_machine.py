@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Batch(Generic[T]):
+class CallBatch(Generic[T]):
     """Calls that run together; what is in it is this file's."""
 
     __slots__ = ("calls", "kind", "rows", "since")
@@ -44,9 +44,9 @@ class Batches(Generic[T]):
     def __init__(self, rows_max: int, delay_s: float) -> None:
         self._rows_max = rows_max
         self._delay_s = delay_s
-        self._open: dict[Hashable, Batch[T]] = {}  # in the order of their first calls
+        self._open: dict[Hashable, CallBatch[T]] = {}  # in the order of their first calls
         self._closed: list[
-            tuple[float, int, Batch[T]]
+            tuple[float, int, CallBatch[T]]
         ] = []  # a heap by their first calls; those that are empty are none
         self._numbers = itertools.count()
 
@@ -54,14 +54,14 @@ class Batches(Generic[T]):
         """Calls that wait."""
         return sum(map(len, self._present()))
 
-    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> Batch[T]:
+    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> CallBatch[T]:
         """A call of so many rows waits. Returns what `dropped` wants to know."""
         batch = self._open.get(kind)
         if batch is not None and batch.rows + rows > self._rows_max:
             self._close(kind)
             batch = None
         if batch is None:
-            batch = self._open[kind] = Batch(kind, now)
+            batch = self._open[kind] = CallBatch(kind, now)
         batch.calls[call] = rows
         batch.rows += rows
         if batch.rows >= self._rows_max:
@@ -72,7 +72,7 @@ class Batches(Generic[T]):
         batch = self._open.pop(kind)
         heapq.heappush(self._closed, (batch.since, next(self._numbers), batch))
 
-    def dropped(self, call: T, batch: Batch[T]) -> None:
+    def dropped(self, call: T, batch: CallBatch[T]) -> None:
         """Nobody waits for this call any more. One whose batch has been given out is fine."""
         batch.rows -= batch.calls.pop(call, 0)
         if not batch.calls:

@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from zmqdist.testing.simulation.cluster import SimCluster, simulate
     from zmqdist.testing.simulation.data_service import DataSim, simulate_data_service
     from zmqdist.testing.simulation.network import SimConnection, SimProcess
-    from zmqdist.testing.simulation.rpc import RpcSim, simulate_rpc
 
 _WHERE = {
     "DataSim": "simulation.data_service",
     "MultiProcessPoolRunner": "runner.pool",
     "MultiProcessRunner": "runner.runner",
     "MultiProcessRunnerResult": "runner.errors",
-    "RpcSim": "simulation.rpc",
     "SimClock": "simulation.clock",
     "SimCluster": "simulation.cluster",
     "SimConnection": "simulation.network",
@@ -55,7 +53,6 @@ _WHERE = {
     "run": "runner.runner",
     "simulate": "simulation.cluster",
     "simulate_data_service": "simulation.data_service",
-    "simulate_rpc": "simulation.rpc",
 }
 
 
@@ -82,7 +79,6 @@ __all__ = [
     "SubprocessTimeoutError",
     "UnexpectedSubprocessExitError",
     "DataSim",
-    "RpcSim",
     "SimClock",
     "SimCluster",
     "SimConnection",
@@ -90,5 +86,4 @@ __all__ = [
     "check_resolver",
     "simulate",
     "simulate_data_service",
-    "simulate_rpc",
 ]

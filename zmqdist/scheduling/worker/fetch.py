@@ -97,7 +97,7 @@ class Near:
         return arena if arena is not None and arena.nonce == nonce else None
 
 
-class Clients:
+class HolderClients:
     """Connections to holders, one for each address. Any thread may use them.
 
     Those that nobody uses are kept for the next payload, but not many: coordinators and workers come and go.
@@ -241,7 +241,7 @@ class Fetcher:
 
     def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
         self.near = Near()
-        self.clients = Clients(credentials, role)
+        self.clients = HolderClients(credentials, role)
         self._dispatcher = dispatcher
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.limits import PULLED_BYTES_MAX
-from zmqdist.scheduling.worker.fetch import CHUNK_TIMEOUT_MS, Clients, Fetcher, Near, read_chunks, straight
+from zmqdist.scheduling.worker.fetch import CHUNK_TIMEOUT_MS, Fetcher, HolderClients, Near, read_chunks, straight
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.arena import this_arena
@@ -154,7 +154,7 @@ class SlotFetcher:
       worker, key: the address and the public key of its worker.
     """
 
-    def __init__(self, clients: Clients, worker: str, key: bytes = b"") -> None:
+    def __init__(self, clients: HolderClients, worker: str, key: bytes = b"") -> None:
         self._near = Near()
         self._clients = clients
         self._worker = worker, key

@@ -12,15 +12,11 @@ What is checked are the numbered promises of transport/calls_machine.py ("calls"
 from __future__ import annotations
 
 from functools import partial
-from math import inf
-from random import Random
 
 from zmqdist.messages import Message
-from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.testing.simulation.rpc_ends import SimRpcClient, SimRpcServer
-from zmqdist.testing.simulation.rpc_truth import Question
-from zmqdist.wire.hello import our_hello
+from zmqdist.testing.simulation.rpc_truth import KIB, Question, RpcWorld
 
 FAULTS_UNTIL_S = 6.0
 CALM_LIMIT_S = 300.0
@@ -40,10 +36,9 @@ FAULTS = (
     "burst",
     "burst",
 )
-KIB = 1024
 
 
-class RpcSim:
+class RpcSim(RpcWorld):
     """One run.
 
     Args:
@@ -54,25 +49,11 @@ class RpcSim:
     """
 
     def __init__(self, seed: int, *, clients: int = 3, questions: int = 150, faults: int = 6) -> None:
-        self.seed = seed
-        random = self.random = Random(seed)
-        self.clock = SimClock()
-        self.hello = our_hello("server", 1, "simulated")
+        super().__init__(seed, clients)
+        random = self.random
         self.trace: list[str] = []
         self.questions: list[Question] = []
-        self._by_key: dict[int, Question] = {}
         self._ends: dict[SimConnection, tuple[SimRpcClient, SimRpcServer]] = {}
-        self.pending_max = random.choice((4, 20, 1000))
-        self.unasked_max = random.choice((32, 256)) * KIB
-        all_max, client_max = random.choice(((4096, 2048), (1024, 1024), (600, 256)))
-        self.turn_bounds = (all_max * KIB, all_max * KIB, client_max * KIB, client_max * KIB)
-        self.threads_max = random.choice((1, 2, 5))
-        self.rows_max = random.choice((1, 4, 12))
-        self.delay_s = random.choice((0.0, 0.002, 0.05))
-        self.bytes_per_s = [random.choice((inf, inf, 12_500_000, 250_000, 62_500)) for _ in range(clients)]
-        self.server_was_late = False
-        self.held = 0
-        """Calls whose large arguments their client has kept until they were let in."""
         self._calm = not faults
         self._lives = 0
         self.server: SimRpcServer | None = None
@@ -98,14 +79,10 @@ class RpcSim:
 
     # -- questions --------------------------------------------------------------------------------------------------------
 
-    def question(self, body: bytes) -> Question:
-        """The one with these arguments."""
-        return self._by_key[int(body.partition(b"|")[0])]
-
     def _ask(self, key: int, calm: bool) -> None:
         random = self.random
         client = random.choice(self.clients)
-        most = 3072 * KIB if self.bytes_per_s[client.number] > 1e6 else 96 * KIB
+        most = 3072 * KIB if self.bytes_per_s[client.number] > 1e6 else 400 * KIB
         method = random.choice(("pool", "pool", "pool", "batch", "later", "inline"))
         padding = random.choice((0, 0, 100, 3000, 20_000))
         question = Question(key, client.process, method, self._sizes(most), self._sizes(most), padding)
@@ -113,7 +90,7 @@ class RpcSim:
             question.due = self.clock.now + random.choice((0.001, 0.05, 1.0, 5.0))
         question.waits_for_server = calm or random.random() < 0.9
         self.questions.append(question)
-        self._by_key[key] = question
+        self.by_key[key] = question
         client.process.post(partial(client.ask, question, random.random() < 0.3))
         if not calm and random.random() < 0.15:
             client.after(random.expovariate(10.0), partial(client.cancel, question))
@@ -195,7 +172,7 @@ class RpcSim:
             self.end_connection(client.connection)
         elif kind == "burst":
             for _ in range(30):
-                self._ask(len(self._by_key) + 10_000, False)
+                self._ask(len(self.by_key) + 10_000, False)
         elif kind == "client":
             client.process.kill()
             for connection in self._connections(client):

@@ -1,7 +1,7 @@
 """The two ends of RPC in the simulation: the real call tables, turns, batches, lanes and paces, with models of what drives them.
 
-A client does what transport/line.py and transport/channel.py do with their table, a server what rpc/service.py, rpc/pool.py and
-rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_truth.py.
+A client does what transport/client_connection.py and transport/channel.py do with their table, a server what rpc/service.py, rpc/pool.py
+and rpc/batching.py do with theirs. Questions, results and the account of what each end did are in rpc_truth.py.
 """
 
 from __future__ import annotations
@@ -10,20 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from zmqdist.errors import OK, OpError
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Replies, Reply
-from zmqdist.rpc.batching_machine import Batch, Batches
+from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.failures import failed, no_room, stopping
 from zmqdist.rpc.turns import Turns
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
-from zmqdist.testing.simulation.rpc_truth import LaneAccount, Question, ServerAccount
+from zmqdist.testing.simulation.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted
 from zmqdist.transport.transfers import Lanes, fresh, nbytes_told
-
-if TYPE_CHECKING:
-    from zmqdist.testing.simulation.rpc import RpcSim
 
 NAP_S: Final = 0.002
 """As of transport/channel.py."""
@@ -32,7 +29,7 @@ NAP_S: Final = 0.002
 class SimEnd:
     """What both ends have: a process, and timers that wait while it is frozen."""
 
-    def __init__(self, sim: RpcSim) -> None:
+    def __init__(self, sim: RpcWorld) -> None:
         self.sim = sim
         self.process = SimProcess()
 
@@ -50,13 +47,17 @@ class SimEnd:
             return True
 
         lanes = Lanes(name, put, lambda: self.sim.clock.now)
-        credited = lanes.credited
+        credited, let_in = lanes.credited, lanes.let_in
 
         def acknowledged(message: Credit) -> None:
             account.credited(message.nbytes)
             credited(message)
 
-        lanes.credited = acknowledged  # type: ignore[method-assign]
+        def begun(message: LetIn) -> None:
+            account.begun(message.id)
+            let_in(message)
+
+        lanes.credited, lanes.let_in = acknowledged, begun  # type: ignore[method-assign]
         if connection.bytes_per_s == inf:
             lanes.met(self.sim.hello)
         return lanes
@@ -69,7 +70,7 @@ class SimRpcClient(SimEnd):
       losses: connections that have ended, or whose server said that it leaves.
     """
 
-    def __init__(self, sim: RpcSim, number: int) -> None:
+    def __init__(self, sim: RpcWorld, number: int) -> None:
         super().__init__(sim)
         self.number = number
         self.table = ClientCalls("server", sim.pending_max, sim.unasked_max)
@@ -300,7 +301,7 @@ class _Work:
 class SimRpcServer(SimEnd):
     """One life of the server."""
 
-    def __init__(self, sim: RpcSim, incarnation: int) -> None:
+    def __init__(self, sim: RpcWorld, incarnation: int) -> None:
         super().__init__(sim)
         self.incarnation = incarnation
         self.leaving = False
@@ -520,7 +521,7 @@ class SimRpcServer(SimEnd):
 
     # -- batches ----------------------------------------------------------------------------------------------------------
 
-    def _drop_batched(self, work: _Work, batch: Batch[_Work]) -> None:
+    def _drop_batched(self, work: _Work, batch: CallBatch[_Work]) -> None:
         self._drop(work.served)
         self.batches.dropped(work, batch)
         self.account.batches.dropped(work.question)

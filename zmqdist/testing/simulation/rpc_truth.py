@@ -5,19 +5,57 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 from math import inf
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.limits import CHUNK_BYTES, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES
-from zmqdist.messages import Chunk, Message
+from zmqdist.messages import Call, Chunk, Message, Reply
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.wire.hello import our_hello
 
 if TYPE_CHECKING:
-    from zmqdist.testing.simulation.clock import SimClock
-    from zmqdist.testing.simulation.network import SimProcess
-    from zmqdist.testing.simulation.rpc import RpcSim
+    from zmqdist.testing.simulation.network import SimConnection, SimProcess
     from zmqdist.transport.calls_machine import ClientCall, ServedCall
 
 LATE_S = 0.001
+KIB = 1024
+
+
+class RpcWorld:
+    """What both ends and their accounts know of a run: time, chance, bounds and questions.
+
+    Attributes:
+      turn_bounds: the arguments of Turns.
+      bytes_per_s: what the link of each client carries.
+      server_was_late: the server has been frozen.
+      held: calls whose large arguments their client has kept until they were let in.
+    """
+
+    def __init__(self, seed: int, clients: int) -> None:
+        self.seed = seed
+        random = self.random = Random(seed)
+        self.clock = SimClock()
+        self.hello = our_hello("server", 1, "simulated")
+        self.by_key: dict[int, Question] = {}
+        self.pending_max = random.choice((4, 20, 1000))
+        self.unasked_max = random.choice((32, 256)) * KIB
+        all_max, client_max = random.choice(((4096, 2048), (1024, 1024), (600, 256)))
+        self.turn_bounds = (all_max * KIB, all_max * KIB, client_max * KIB, client_max * KIB)
+        self.threads_max = random.choice((1, 2, 5))
+        self.rows_max = random.choice((1, 4, 12))
+        self.delay_s = random.choice((0.0, 0.002, 0.05))
+        self.bytes_per_s = [random.choice((inf, inf, 12_500_000, 250_000, 62_500)) for _ in range(clients)]
+        self.server_was_late = False
+        self.held = 0
+
+    def question(self, body: bytes) -> Question:
+        """The one with these arguments."""
+        return self.by_key[int(body.partition(b"|")[0])]
+
+    def connect(self, client: Any) -> SimConnection | None:
+        """A connection of a client to the present server, if its port is open."""
+        raise NotImplementedError
 
 
 class Question:
@@ -107,10 +145,12 @@ class LaneAccount:
         self._bytes_per_s = bytes_per_s
         self._on_the_way: deque[int] = deque()
         self._since: dict[int, dict[int, int]] = {}
-        """Of each transfer: the chunks of the others since its own last one."""
+        """Of each transfer that has begun: the chunks of the others since its own last one."""
 
     def put(self, message: Message, frames: Sequence[Any]) -> None:
         """Something leaves."""
+        if isinstance(message, (Call, Reply)) and message.parts and not (isinstance(message, Call) and message.held):
+            self.begun(message.id)
         if not isinstance(message, Chunk):
             return
         nbytes = len(frames[0])
@@ -120,14 +160,16 @@ class LaneAccount:
         assert total <= LANE_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
         wait_s = total / self._bytes_per_s
         assert wait_s <= HEARTBEAT_TIMEOUT_S, f"pace P3: {self._name} has chunks of {wait_s:.1f} s on the way"
-        if message.part == message.offset == 0:
-            self._since.pop(message.id, None)  # a number that is used again
         others = self._since.pop(message.id, {})
         twice = [id for id, count in others.items() if count > 1]
         assert not twice, f"bulk P3: {self._name} sends transfer {twice[0]} twice while {message.id} waits"
         for counts in self._since.values():
             counts[message.id] = counts.get(message.id, 0) + 1
         self._since[message.id] = {}
+
+    def begun(self, id: int) -> None:
+        """The chunks of a transfer may leave from now on."""
+        self._since[id] = {}
 
     def credited(self, nbytes: int) -> None:
         """The other side has taken so many bytes."""
@@ -153,7 +195,7 @@ class _Waiting:
 class ServerAccount:
     """The calls of one life of the server that it has taken and not answered, and whose turn it is."""
 
-    def __init__(self, sim: RpcSim) -> None:
+    def __init__(self, sim: RpcWorld) -> None:
         self.batches = BatchAccount(sim)
         self._sim = sim
         self._held: dict[Hashable, set[ServedCall]] = {}
@@ -250,7 +292,7 @@ class BatchAccount:
       free_since: when a batch ended last.
     """
 
-    def __init__(self, sim: RpcSim) -> None:
+    def __init__(self, sim: RpcWorld) -> None:
         self.free_since = 0.0
         self._sim = sim
         self._came: dict[Question, float] = {}
@@ -276,7 +318,7 @@ class BatchAccount:
             del self._came[question]
         self._dropped.pop(batch[0].kind, None)
 
-    def begun(self, batch: list[Question], sim: RpcSim) -> None:
+    def begun(self, batch: list[Question], sim: RpcWorld) -> None:
         """A batch runs."""
         now, first = sim.clock.now, self._came[batch[0]]
         ripe = [came for came in self._came.values() if came + sim.delay_s <= now]
