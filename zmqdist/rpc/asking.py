@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final
 
+from numpy.typing import NDArray
+
 from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
 from zmqdist.rpc.about import ABOUT
 from zmqdist.rpc.client import ZmqClient, channel_of
+from zmqdist.rpc.into import Into
 from zmqdist.rpc.result import StatusOrResult, as_returned
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.arena import Block
@@ -41,6 +44,7 @@ def start(
     still: bool = False,
     block: Block | None = None,
     waits_for_server: bool = True,
+    out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
     """Call a method, and do not wait. The arguments are as they are now.
 
@@ -49,12 +53,13 @@ def start(
       still: nobody changes the arrays in `args` before the call has ended: they are not copied where they need not be.
       block: shared memory that shows the one large array in `args`, which nobody changes.
       waits_for_server: False: it ends with UNAVAILABLE where the server is not there, or leaves before the call has left.
+      out: as of `Client.call`.
 
     Raises:
       InvalidArgumentError: something in `args` cannot travel.
     """
     body, sources = packed(client, args, still=still, block=block)
-    return start_packed(client, method, body, sources, due=due, waits_for_server=waits_for_server)
+    return start_packed(client, method, body, sources, due=due, waits_for_server=waits_for_server, out=out)
 
 
 def packed(
@@ -75,14 +80,19 @@ def start_packed(
     *,
     due: float = inf,
     waits_for_server: bool = True,
+    out: NDArray[Any] | None = None,
 ) -> StatusOrResult:
     """As `start`, for arguments that were packed before."""
     call = ClientCall(method, body, sources, due)
     call.waits_for_server = waits_for_server
     call.bounded = False
+    read = as_returned
+    if out is not None:
+        into = Into(out)
+        call.room, read = into.room, into.read
     channel = channel_of(client)
     channel.call(call)
-    return StatusOrResult(channel, call, as_returned)
+    return StatusOrResult(channel, call, read)
 
 
 def reach(client: ZmqClient, due: float) -> None:
