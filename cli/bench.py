@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from zmqdist.observe.bench import Figure, Plan
+    from zmqdist.observe.bench import BenchPlan, Figure
 
 
 @click.command(short_help="Measure this machine against bare pyzmq.")
@@ -43,7 +43,7 @@ def bench(peer: str | None, serve: str | None, *, quick: bool, as_json: bool) ->
     click.echo(measuring.as_json(figures) if as_json else "\n".join(measuring.table(figures).lines()))
 
 
-def _measured(peer: str | None, plan: Plan) -> list[Figure]:
+def _measured(peer: str | None, plan: BenchPlan) -> list[Figure]:
     from zmqdist.observe import bench
 
     if peer is not None:

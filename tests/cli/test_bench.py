@@ -11,7 +11,7 @@ from tests.cli.running import run_here
 from zmqdist.observe import bench
 from zmqdist_cli.main import main
 
-TINY = bench.Plan(blocks=1, calls=3, window=4, windows=1, tasks=10, sizes=(bench.MIB,), transfers=1)
+TINY = bench.BenchPlan(blocks=1, calls=3, window=4, windows=1, tasks=10, sizes=(bench.MIB,), transfers=1)
 
 
 def test_bench_answers_every_question_in_a_table(

@@ -29,7 +29,7 @@ class Asked:
     """
 
     def __init__(self, holders: Callable[[Reference], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Fetcher, "fetch", lambda _, reference: holders(reference))
+        monkeypatch.setattr(Fetcher, "fetch", lambda _, reference, wanted: holders(reference))
         self.wanted: set[int] | None = None
         self.fetched: list[int] = []
         self.failed: list[tuple[int, str]] = []

@@ -55,6 +55,25 @@ def test_other_kinds_are_other_batches_and_the_oldest_goes_first() -> None:
     assert batches.ready(1.0) == ["a", "b"]
 
 
+def test_the_batch_that_was_opened_first_goes_first_whichever_was_full_first() -> None:
+    batches: Batches[str] = Batches(2, 1.0)
+    batches.arrived("a", "one", 1, 0.0)
+    batches.arrived("b", "two", 1, 0.1)
+    batches.arrived("c", "two", 1, 0.2)
+    batches.arrived("d", "one", 1, 0.3)
+    assert [batches.ready(0.4), batches.ready(0.4), batches.ready(0.4)] == [["a", "d"], ["b", "c"], []]
+
+
+def test_a_full_batch_whose_calls_are_all_dropped_is_none() -> None:
+    batches: Batches[str] = Batches(1, 1.0)
+    given = {name: batches.arrived(name, "kind", 1, now) for now, name in enumerate("abc")}
+    for name in "ba":
+        batches.dropped(name, given[name])
+    assert len(batches) == 1
+    assert batches.ready(3.0) == ["c"]
+    assert batches.deadline == inf
+
+
 def test_calls_without_rows_fill_no_batch() -> None:
     batches: Batches[int] = Batches(2, 1.0)
     for number in range(5):

@@ -8,13 +8,13 @@ from collections import deque
 import pytest
 
 from zmqdist.limits import CHUNK_BYTES
-from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, Inbound, Outbound, Piece
+from zmqdist.transport.bulk_machine import DONE, LATE, MORE, WRONG, Inbound, Outbound, OutgoingChunk
 from zmqdist.transport.pace import Pace
 
 WINDOW, CHUNK = 8, 3
 
 
-def pieces(out: Outbound, now: float = 0.0) -> list[Piece]:
+def pieces(out: Outbound, now: float = 0.0) -> list[OutgoingChunk]:
     """All that may leave now."""
     return list(iter(lambda: out.next(now), None))
 
@@ -43,11 +43,11 @@ def receiver(id: int, sizes: list[int]) -> Inbound:
 def test_p1_the_chunks_of_a_transfer_are_its_parts_in_order() -> None:
     out = sender((1, [7, 0, 3, 1]), window=100)
     assert pieces(out) == [
-        Piece(1, 0, 0, 3),
-        Piece(1, 0, 3, 3),
-        Piece(1, 0, 6, 1),
-        Piece(1, 2, 0, 3),
-        Piece(1, 3, 0, 1),
+        OutgoingChunk(1, 0, 0, 3),
+        OutgoingChunk(1, 0, 3, 3),
+        OutgoingChunk(1, 0, 6, 1),
+        OutgoingChunk(1, 2, 0, 3),
+        OutgoingChunk(1, 3, 0, 1),
     ]
     assert len(out) == 0
 
@@ -189,7 +189,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
     chunk = rng.randrange(1, 20)
     window = chunk * 2 + rng.randrange(100)
     out, into = Outbound(fixed(window, chunk)), Inbound()
-    wire: deque[Piece | tuple[int, list[int]]] = deque()
+    wire: deque[OutgoingChunk | tuple[int, list[int]]] = deque()
     back: deque[int] = deque()
     sent: dict[int, list[int]] = {}
     got: dict[int, int] = {}
@@ -226,7 +226,7 @@ def _one_connection(rng: random.Random, planted: bool) -> None:
         if not wire:
             return
         head = wire.popleft()
-        if not isinstance(head, Piece):
+        if not isinstance(head, OutgoingChunk):
             into.begun(*head)
             got[head[0]] = 0
             return

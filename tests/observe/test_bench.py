@@ -15,7 +15,7 @@ from zmqdist.observe.peer import peer_process, serving
 from zmqdist.rpc import Server
 from zmqdist.transport.bare import ANSWER_BYTES_MAX, ASK, BareClient, BareServer
 
-TINY = bench.Plan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
+TINY = bench.BenchPlan(blocks=2, calls=3, window=4, windows=2, tasks=10, sizes=(1000, 2 * bench.MIB), transfers=2)
 
 
 def test_the_bare_echo_answers_what_it_was_sent_or_as_much_as_it_was_asked_for() -> None:

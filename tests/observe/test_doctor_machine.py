@@ -16,7 +16,7 @@ from zmqdist.observe.doctor import cluster, host, secrets
 from zmqdist.observe.doctor.findings import Finding, healthy, ok, problem, warning
 from zmqdist.transport import keys, token
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.looking import Build
+from zmqdist.transport.port_probe import Build
 
 
 def one(found: Finding | list[Finding], level: str, told: str, advice: str) -> None:

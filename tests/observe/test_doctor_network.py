@@ -26,7 +26,7 @@ from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import WorkerServer
 from zmqdist.tasks.server import Server
-from zmqdist.transport import keys, looking, token
+from zmqdist.transport import keys, port_probe, token
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
@@ -181,7 +181,7 @@ def test_a_network_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(113, "No route to host")
 
-    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
     one(look("127.0.0.1:5050"), "problem", "no TCP connection .No route to host.", "ip route get 127.0.0.1")
 
 
@@ -380,7 +380,7 @@ def test_a_port_of_the_file_that_another_program_has(
 
 
 def test_a_port_of_the_file_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "is_own", lambda number: False)
+    monkeypatch.setattr(port_probe, "is_own", lambda number: False)
     told = "127.0.0.1 is up, and nobody listens on port .* yet"
     one(plan(f"127.0.0.1:{free_port()}"), "warning", told, "start it on 127.0.0.1")
 

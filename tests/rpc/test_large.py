@@ -20,7 +20,7 @@ from zmqdist.messages import Call, Chunk, Credit
 from zmqdist.rpc import ZmqClient, ZmqServer
 from zmqdist.transport import arena as arena_module
 from zmqdist.transport.arena import this_arena
-from zmqdist.transport.line import Line
+from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.router import Router
 from zmqdist.wire import headers, safe
 
@@ -180,8 +180,8 @@ def test_with_shared_memory_a_few_hundred_bytes_pass_the_socket(
     client = connect(serve(echo=lambda value: value).address, timeout_in_ms=30_000)
     client.echo_blocking(np.zeros(8 * MIB))
     sent: list[int] = []
-    put, send_raw = Line._put, Router._send_raw  # reach: where bytes are handed to ZeroMQ, which counts none
-    monkeypatch.setattr(Line, "_put", lambda self, *given: sent.append(size_of(given)) or put(self, *given))
+    put, send_raw = ClientConnection._put, Router._send_raw  # reach: where bytes are handed to ZeroMQ
+    monkeypatch.setattr(ClientConnection, "_put", lambda self, *given: sent.append(size_of(given)) or put(self, *given))
     monkeypatch.setattr(
         Router, "_send_raw", lambda self, peer, *given: sent.append(size_of(given)) or send_raw(self, peer, *given)
     )
@@ -406,7 +406,7 @@ def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
 ) -> None:
     sent: list[int] = []
 
-    def put(self: Line, message: Any, frames: Any) -> bool:
+    def put(self: ClientConnection, message: Any, frames: Any) -> bool:
         if isinstance(message, Chunk):
             sent.append(message.offset)
             if len(sent) == 3:
@@ -414,7 +414,7 @@ def test_a_wrong_chunk_fails_its_call_and_nothing_is_delivered_half(
                 frames = (data,)
         return self._put(headers.encode(message), frames)
 
-    monkeypatch.setattr(Line, "_put_message", put)
+    monkeypatch.setattr(ClientConnection, "_put_message", put)
     client = ZmqClient(remote.address, timeout_in_ms=30_000)
     error = client.call("keep", np.ones(MIB // 4 * 5, np.float64)).get_error()
     assert error[0] == errors.INVALID_ARGUMENT

@@ -214,23 +214,23 @@ def test_an_error_of_one_thread_does_not_end_the_connection_of_another(
     store = hold(near=False)
     wanted = store.hold([ramp(LARGE)], shared=True)
     missing = Reference(store.number, store.address, None, (Held(wanted.bulks[0] + 1, 3),))
-    read_chunks = fetch.read_chunks
+    read_parts = fetch.read_parts
 
-    def meanwhile(ask: Any, held: Any, into: Any) -> object:
+    def meanwhile(client: Any, held: Any, into: Any, still: Any) -> object:
         """While one is fetched, another fetch from the same holder fails."""
         if held[0].bulk == wanted.bulks[0]:
             with pytest.raises(errors.NotFoundError):
                 fetcher.fetch(missing)
-        return read_chunks(ask, held, into)
+        return read_parts(client, held, into, still)
 
-    monkeypatch.setattr(fetch, "read_chunks", meanwhile)
+    monkeypatch.setattr(fetch, "read_parts", meanwhile)
     assert as_bytes(fetcher.fetch(wanted)) == [ramp(LARGE)]
 
 
 def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "REACH_MS", 100)
+    monkeypatch.setattr(fetch, "REACH_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(errors.UnavailableError, match=rf"nobody answers at {address}.*by the dispatcher"):
@@ -241,19 +241,20 @@ def test_a_holder_that_nobody_can_reach_is_an_error_that_says_both_ways(
 def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def blocked(*_: Any) -> None:
-        raise TimeoutError
+    asked: list[float] = []
 
-    asked: list[Any] = []
-    monkeypatch.setattr(fetch.socket, "create_connection", blocked)
-    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    def blocked(_: Any, due: float) -> None:
+        asked.append(due)
+        raise errors.DeadlineExceededError("deadline passed")
+
+    monkeypatch.setattr(fetch.asking, "reach", blocked)
     for _ in range(2):
         with (
             pytest.raises(errors.UnavailableError, match=r"nobody answers at 127\.0\.0\.1:11"),
             fetcher.clients.use("127.0.0.1:11"),
         ):
             pass
-    assert not asked
+    assert len(asked) == 1
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert "the data port 127.0.0.1:11 cannot be reached from" in said[0]
@@ -264,10 +265,31 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(fetch.ZmqClient, "call", lambda *args, **kwargs: asked.append(args))
+    monkeypatch.setattr(fetch.asking, "start", lambda *args, **kwargs: asked.append(args))
     with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
     assert not asked
+
+
+def test_a_holder_that_sends_nothing_is_given_up_after_a_while(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BulkStore, "_give", lambda self, asked, bulk: None)
+    monkeypatch.setattr(fetch, "LOOK_S", 0.01)
+    monkeypatch.setattr(fetch, "STALLED_S", 0.05)
+    store = hold(near=False)
+    with pytest.raises(errors.DeadlineExceededError, match=f"nothing has come from {store.address} for 0.05 s"):
+        fetcher.fetch(store.hold([ramp(LARGE)], shared=True))
+
+
+def test_a_fetch_that_nobody_wants_any_more_is_given_up(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BulkStore, "_give", lambda self, asked, bulk: None)
+    monkeypatch.setattr(fetch, "LOOK_S", 0.01)
+    looks = iter([True, True, False])
+    with pytest.raises(errors.CancelledError, match="nobody waits for this payload any more"):
+        fetcher.fetch(hold(near=False).hold([ramp(LARGE)], shared=True), lambda: next(looks))
 
 
 def test_nothing_is_fetched_after_the_end(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
@@ -442,10 +464,7 @@ def test_an_array_from_another_host_moves_once_to_a_worker_whatever_its_slots(
         values = [coordinator.schedule(add_one, (array,)) for _ in range(25)]
         assert coordinator.fetch(values) == [array.size] * 25
         assert coordinator.snapshot().held.copies == 1
-    chunks = array.size // CHUNK_BYTES
-    assert chunks <= len(reads) <= 4 * chunks, (
-        "once or, when the worker was idle in between, twice; the first chunks are small"
-    )
+    assert 1 <= len(reads) <= 4, "once for a worker or, when it was idle in between, twice"
 
 
 @pytest.fixture

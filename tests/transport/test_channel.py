@@ -18,7 +18,7 @@ from tests.transport.wired import Served, until
 from zmqdist import errors
 from zmqdist.messages import Call, Refused, Reply
 from zmqdist.transport import channel as channels
-from zmqdist.transport import line
+from zmqdist.transport import client_connection
 from zmqdist.transport.calls_machine import ClientCall
 from zmqdist.transport.channel import Channel
 from zmqdist.transport.security import client_security
@@ -422,7 +422,7 @@ def test_messages_that_make_no_sense_are_dropped_and_counted(serve: Serve, open_
 def test_a_wait_without_end_says_whom_it_waits_for(
     serve: Serve, open_channel: Open, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line, "WAIT_LOG_S", 0.05)
+    monkeypatch.setattr(client_connection, "WAIT_LOG_S", 0.05)
     served = serve()
     served.loop.stop()
     channel = open_channel(served.address)

@@ -19,11 +19,11 @@ from zmqdist.transport.monitor import (
     FAILED_PROTOCOL,
     MISMATCH,
     SUCCEEDED,
+    AttemptFailed,
     ConnectionWatch,
     Doubt,
     Down,
-    Failed,
-    Refused,
+    Rejected,
     Up,
 )
 from zmqdist.transport.security import CURVE, NONE, PLAIN, ClientSecurity
@@ -46,13 +46,13 @@ def attempt(watch: ConnectionWatch, *events: tuple[int, int]) -> list[object]:
     [
         ([(CONNECTED, 9), (SUCCEEDED, 9)], [Up]),
         ([(CONNECTED, 9), (SUCCEEDED, 9), (DISCONNECTED, 9)], [Up, Down]),
-        ([(CONNECTED, 9), (FAILED_AUTH, 400), (DISCONNECTED, 9)], [Refused, Failed]),
+        ([(CONNECTED, 9), (FAILED_AUTH, 400), (DISCONNECTED, 9)], [Rejected, AttemptFailed]),
         ([(CONNECTED, 9), (FAILED_PROTOCOL, MISMATCH)], [Doubt]),
-        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)], [Failed]),
-        ([(CONNECTED, 9), (FAILED_PROTOCOL, CRYPTOGRAPHIC)], [Failed]),
-        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN)], [Failed]),
-        ([(CONNECTED, 9), (DISCONNECTED, 9)], [Failed]),
-        ([(CLOSED, 9)], [Failed]),
+        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)], [AttemptFailed]),
+        ([(CONNECTED, 9), (FAILED_PROTOCOL, CRYPTOGRAPHIC)], [AttemptFailed]),
+        ([(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN)], [AttemptFailed]),
+        ([(CONNECTED, 9), (DISCONNECTED, 9)], [AttemptFailed]),
+        ([(CLOSED, 9)], [AttemptFailed]),
         ([(int(zmq.EVENT_CONNECT_RETRIED), 50)], []),
     ],
 )
@@ -63,7 +63,7 @@ def test_what_one_attempt_means(events: list[tuple[int, int]], verdicts: list[ty
 def test_the_third_handshake_in_a_row_that_was_closed_makes_it_look_at_the_greeting() -> None:
     one = watch(CURVE)
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
-    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [Failed] * (CLOSES_MAX - 1) + [Doubt]
+    assert [type(attempt(one, *closed)[0]) for _ in range(CLOSES_MAX)] == [AttemptFailed] * (CLOSES_MAX - 1) + [Doubt]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_row_ends_when_something_else_happens(between: list[tuple[int, int]]) 
     closed = [(CONNECTED, 9), (FAILED_NO_DETAIL, errno.EPIPE)]
     for _ in range(3):
         for _ in range(CLOSES_MAX - 1):
-            assert type(attempt(one, *closed)[0]) is Failed
+            assert type(attempt(one, *closed)[0]) is AttemptFailed
         attempt(one, *between)
 
 
@@ -82,7 +82,7 @@ def test_a_busy_server_is_never_taken_for_one_that_refuses() -> None:
     one = watch(CURVE)
     for _ in range(10):
         (verdict,) = attempt(one, (CONNECTED, 9), (FAILED_NO_DETAIL, errno.EAGAIN))
-        assert verdict == Failed("the server did not finish the handshake in time: it may be very busy")
+        assert verdict == AttemptFailed("the server did not finish the handshake in time: it may be very busy")
 
 
 def doubted(mechanism: str, closes: int, mismatch: bool) -> ConnectionWatch:
@@ -145,6 +145,6 @@ def test_a_greeting_that_proves_nothing_lets_it_go_on(closes: int, mismatch: boo
 )
 def test_a_refused_secret_is_named_with_its_source(mechanism: str, status: int, told: str) -> None:
     (refused,) = attempt(watch(mechanism), (CONNECTED, 9), (FAILED_AUTH, status))
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Rejected)
     assert isinstance(refused.error, UnauthenticatedError)
     assert str(refused.error) == f"the server at {ADDRESS} refused this side as worker (token /somewhere): {told}"

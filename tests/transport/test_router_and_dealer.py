@@ -32,11 +32,11 @@ from zmqdist.errors import (
 )
 from zmqdist.limits import FRAMES_MAX, PAYLOAD_BYTES_MAX
 from zmqdist.messages import Beat, Call, Goodbye, Message, Ping, Refused, Reply
-from zmqdist.transport import link
+from zmqdist.transport import connector
 from zmqdist.transport import router as router_module
-from zmqdist.transport.greeting import GreetingProbe
-from zmqdist.transport.link import configure
+from zmqdist.transport.connector import configure
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.router import REFUSALS_MAX, Peer, Router
 from zmqdist.transport.security import client_security, server_security
 from zmqdist.wire.headers import decode, encode
@@ -580,7 +580,7 @@ def test_a_loop_that_does_not_listen_to_the_monitor_does_not_stop_zeromq(serve: 
     for _ in range(2500):  # more than twice ZeroMQ's default queue
         with socket.create_connection((host, int(port)), timeout=5.0) as stranger:
             stranger.sendall(bytes(64))
-    probe = GreetingProbe(served.address, time.monotonic())
+    probe = PortProbe(served.address, time.monotonic())
     until(lambda: probe.step(time.monotonic()))
     assert probe.mechanism == "NULL"
     held.release()
@@ -673,7 +673,7 @@ def test_a_server_that_goes_silent_in_the_handshake_is_left_and_tried_again(
     dial: Dial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A router that has forgotten the connection since it was made says nothing; heartbeats begin only after the handshake."""
-    monkeypatch.setattr(link, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(connector, "HANDSHAKE_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(20.0)
         dialled = dial("{}:{}".format(*silent.getsockname()))

@@ -112,7 +112,7 @@ def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
         looked.release()
         return now[0]
 
-    def hears_nothing(_client: PsClient, until: float) -> None:
+    def hears_nothing(_client: object, until: float) -> None:
         assert asking.wait(20)
         raise DeadlineExceededError(None, None, "no answer")
 
@@ -127,7 +127,7 @@ def test_the_time_without_an_answer_counts_from_when_the_question_began_to_wait(
     client.reached = False
     with monkeypatch.context() as slow:
         slow.setattr(c, "time", SimpleNamespace(monotonic=monotonic))
-        slow.setattr(PsClient, "_hear", hears_nothing)
+        slow.setattr(c.asking, "reach", hears_nothing)
         threads = [threading.Thread(target=reach) for _ in range(2)]
         for thread in threads:
             thread.start()

@@ -43,7 +43,7 @@ from zmqdist.errors import (
 from zmqdist.limits import BARRIERS_MAX, LEADER_WAIT_S, TASK_ERRORS_KEPT, WAIT_LOG_S
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
-from zmqdist.rpc.result import StatusOrResult
+from zmqdist.rpc.result import StatusOrResult, is_sent
 
 log = logging.getLogger("zmqdist.coordination")
 
@@ -352,7 +352,7 @@ class Link:
         """What was asked just after the keeper had gone would wait for its successor, which knows nothing of it."""
         with self._changed:
             for started in list(self._asked):
-                if not asking.has_left(started) and started.cancel():
+                if not is_sent(started) and started.cancel():
                     self._asked.discard(started)
 
     def _become(self, state: str, refused: OpError | None = None) -> None:

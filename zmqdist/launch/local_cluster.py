@@ -269,7 +269,7 @@ class local_cluster:
         ):
             raise errors.UnavailableError(f"not all workers had registered after {START_LIMIT_S:g} s")
         while servers and not any(child.ended.is_set() for child in started):
-            from zmqdist.tasks.probe import listening
+            from zmqdist.transport.port_probe import listening
 
             for task in listening(servers):
                 del servers[task]

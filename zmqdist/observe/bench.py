@@ -39,7 +39,7 @@ ANSWER_MS: Final = 30_000
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """How much is measured. Each block is done once for each side.
 
     Attributes:
@@ -61,8 +61,8 @@ class Plan:
     transfers: int
 
 
-FULL: Final = Plan(15, 400, 1000, 5, 20_000, (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB), 7)
-QUICK: Final = Plan(5, 200, 500, 2, 5_000, (MIB, 16 * MIB), 5)
+FULL: Final = BenchPlan(15, 400, 1000, 5, 20_000, (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB), 7)
+QUICK: Final = BenchPlan(5, 200, 500, 2, 5_000, (MIB, 16 * MIB), 5)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def shown(number: float | None) -> str:
 # -- calls, with a peer ---------------------------------------------------------------------------------------------------
 
 
-def measure_calls(peer: str, plan: Plan) -> list[Figure]:
+def measure_calls(peer: str, plan: BenchPlan) -> list[Figure]:
     """Blocking and pipelined calls to a peer (peer.py), against a bare echo in the same process.
 
     Raises:
@@ -152,11 +152,11 @@ def measure_calls(peer: str, plan: Plan) -> list[Figure]:
             ]
 
 
-def _blocking(name: str, ask: Callable[[int], object], bare: BareClient, plan: Plan) -> Figure:
+def _blocking(name: str, ask: Callable[[int], object], bare: BareClient, plan: BenchPlan) -> Figure:
     return _latency(name, lambda: _timed(lambda: ask(7), plan.calls), lambda: bare.round_trips(plan.calls), plan)
 
 
-def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: Plan) -> Figure:
+def _pipelined(start_call: Callable[[int], StatusOrResult], bare: BareClient, plan: BenchPlan) -> Figure:
     count = plan.window * plan.windows
 
     def ours() -> float:
@@ -204,7 +204,7 @@ def _interrupts_held() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
+def measure_tasks(cluster: Any, plan: BenchPlan) -> list[Figure]:
     """No-op tasks per second, all results fetched, against a process pool of two.
 
     Args:
@@ -235,7 +235,7 @@ def measure_tasks(cluster: Any, plan: Plan) -> list[Figure]:
         return [rates("no-op tasks, 2 workers", "tasks/s", ours, "ProcessPoolExecutor(2)", theirs, plan.blocks)]
 
 
-def measure_round_trip(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
+def measure_round_trip(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
     """One task at a time, from `schedule` to its result, against a bare round trip; it crosses two of them."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
 
@@ -245,7 +245,7 @@ def measure_round_trip(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
         return [_latency("task, schedule to result", ours, lambda: bare.round_trips(plan.calls), plan)]
 
 
-def measure_results(cluster: Any, peer: str, plan: Plan) -> list[Figure]:
+def measure_results(cluster: Any, peer: str, plan: BenchPlan) -> list[Figure]:
     """Large results on their way from a worker, against one frame of a bare socket."""
     with ClusterCoordinator(cluster) as coordinator, bare_of(peer) as bare:
         return [_result(coordinator, bare, size, plan.transfers) for size in plan.sizes]
@@ -283,7 +283,7 @@ def _timed(ask: Callable[[], object], count: int) -> list[float]:
     return took
 
 
-def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list[float]], plan: Plan) -> Figure:
+def _latency(name: str, ours: Callable[[], list[float]], bare: Callable[[], list[float]], plan: BenchPlan) -> Figure:
     pairs = _alternating(ours, bare, plan.blocks)
     mine = [second * 1e6 for block, _ in pairs for second in block]
     other = [second * 1e6 for _, block in pairs for second in block]

@@ -11,10 +11,12 @@ What else there is - arguments by name, await, streams, batches, large arrays - 
 Not here: work that may run on any of several workers (coordinator), and anything that sends code: values only.
 """
 
-from zmqdist.rpc.client import Client, ZmqClient
+from zmqdist.rpc.client import RpcClient as Client
+from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.listing import MethodInfo
 from zmqdist.rpc.result import StatusOrResult
-from zmqdist.rpc.server import Server, ZmqServer
+from zmqdist.rpc.server import RpcServer as Server
+from zmqdist.rpc.server import ZmqServer
 from zmqdist.rpc.streams import Stream
 from zmqdist.transport.figures import ClientSnapshot, ServerSnapshot
 

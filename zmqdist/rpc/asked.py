@@ -8,18 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist import errors
 from zmqdist.messages import Reply
+from zmqdist.rpc.answering import AnsweringService
 from zmqdist.rpc.failures import failed
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.transport.calls_machine import ServedCall
 from zmqdist.transport.router import Peer
 from zmqdist.transport.transfers import Source
-
-if TYPE_CHECKING:
-    from zmqdist.rpc.service import RpcService
 
 
 class Asked:
@@ -32,7 +30,7 @@ class Asked:
 
     __slots__ = ("_served", "_service", "due", "peer")
 
-    def __init__(self, service: RpcService, served: ServedCall, peer: Peer) -> None:
+    def __init__(self, service: AnsweringService, served: ServedCall, peer: Peer) -> None:
         self._service = service
         self._served = served
         self.peer = peer

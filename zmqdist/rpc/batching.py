@@ -17,19 +17,17 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zmqdist import nest
 from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, UnknownError
+from zmqdist.rpc.answering import AnsweringService
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching_machine import Batches
 from zmqdist.rpc.methods import Method
 from zmqdist.running import enter, leave
-
-if TYPE_CHECKING:
-    from zmqdist.rpc.asked import Asked
-    from zmqdist.rpc.service import RpcService
 
 
 class _Waiting:
@@ -46,7 +44,7 @@ class _Waiting:
 class Batched:
     """The calls of one method. `asked` and `close` are the loop's."""
 
-    def __init__(self, service: RpcService, method: Method, rows_max: int, delay_s: float) -> None:
+    def __init__(self, service: AnsweringService, method: Method, rows_max: int, delay_s: float) -> None:
         self.name = method.name
         self._service = service
         self._method = method

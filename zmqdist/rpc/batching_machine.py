@@ -9,7 +9,7 @@ Promises, checked by tests/machines/test_batching.py
     P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
     P2  a batch has at most `rows_max` rows, or one call
     P3  no batch waits longer than `delay_s` for company, nor at all once it is closed
-    P4  of those that may run, the one whose first call came first is next
+    P4  of those that may run, the one whose first call came first is next, also where that was dropped since
     P5  nothing is kept of a call that was dropped before it ran
 
 Not here: what a kind is, how arguments are joined and results cut (batching.py).
@@ -17,7 +17,8 @@ Not here: what a kind is, how arguments are joined and results cut (batching.py)
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
+import itertools
 from collections.abc import Hashable
 from math import inf
 from typing import Generic, TypeVar
@@ -25,7 +26,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Batch(Generic[T]):
+class CallBatch(Generic[T]):
     """Calls that run together; what is in it is this file's."""
 
     __slots__ = ("calls", "kind", "rows", "since")
@@ -43,43 +44,50 @@ class Batches(Generic[T]):
     def __init__(self, rows_max: int, delay_s: float) -> None:
         self._rows_max = rows_max
         self._delay_s = delay_s
-        self._open: dict[Hashable, Batch[T]] = {}  # in the order of their first calls
-        self._closed: OrderedDict[Batch[T], None] = OrderedDict()
+        self._open: dict[Hashable, CallBatch[T]] = {}  # in the order of their first calls
+        self._closed: list[
+            tuple[float, int, CallBatch[T]]
+        ] = []  # a heap by their first calls; those that are empty are none
+        self._numbers = itertools.count()
 
     def __len__(self) -> int:
         """Calls that wait."""
-        return sum(len(batch.calls) for batch in (*self._closed, *self._open.values()))
+        return sum(map(len, self._present()))
 
-    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> Batch[T]:
+    def arrived(self, call: T, kind: Hashable, rows: int, now: float) -> CallBatch[T]:
         """A call of so many rows waits. Returns what `dropped` wants to know."""
         batch = self._open.get(kind)
         if batch is not None and batch.rows + rows > self._rows_max:
-            self._closed[self._open.pop(kind)] = None
+            self._close(kind)
             batch = None
         if batch is None:
-            batch = self._open[kind] = Batch(kind, now)
+            batch = self._open[kind] = CallBatch(kind, now)
         batch.calls[call] = rows
         batch.rows += rows
         if batch.rows >= self._rows_max:
-            self._closed[self._open.pop(kind)] = None
+            self._close(kind)
         return batch
 
-    def dropped(self, call: T, batch: Batch[T]) -> None:
+    def _close(self, kind: Hashable) -> None:
+        batch = self._open.pop(kind)
+        heapq.heappush(self._closed, (batch.since, next(self._numbers), batch))
+
+    def dropped(self, call: T, batch: CallBatch[T]) -> None:
         """Nobody waits for this call any more. One whose batch has been given out is fine."""
         batch.rows -= batch.calls.pop(call, 0)
         if not batch.calls:
-            self._closed.pop(batch, None)
             if self._open.get(batch.kind) is batch:
                 del self._open[batch.kind]
+            self._drop_empty()
 
     def ready(self, now: float) -> list[T]:
         """The calls of the batch that runs next; none when none may run yet."""
         kind, oldest = next(iter(self._open.items()), (None, None))
         if oldest is not None and now < oldest.since + self._delay_s:
             oldest = None
-        closed = next(iter(self._closed), None)
-        if closed is not None and (oldest is None or closed.since <= oldest.since):
-            del self._closed[closed]
+        if self._closed and (oldest is None or self._closed[0][0] <= oldest.since):
+            _, _, closed = heapq.heappop(self._closed)
+            self._drop_empty()
             return list(closed.calls)
         if oldest is None:
             return []
@@ -96,7 +104,17 @@ class Batches(Generic[T]):
 
     def all(self) -> list[list[T]]:
         """Every batch, closed or not: nothing waits any more."""
-        batches = [*self._closed, *self._open.values()]
+        batches = self._present()
         self._closed.clear()
         self._open.clear()
-        return [list(batch.calls) for batch in batches]
+        return batches
+
+    def _present(self) -> list[list[T]]:
+        """The calls of each batch that has some."""
+        batches = [*(batch for *_, batch in sorted(self._closed)), *self._open.values()]
+        return [list(batch.calls) for batch in batches if batch.calls]
+
+    def _drop_empty(self) -> None:
+        """The first closed batch has calls."""
+        while self._closed and not self._closed[0][2].calls:
+            heapq.heappop(self._closed)

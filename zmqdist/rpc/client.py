@@ -47,7 +47,7 @@ def new_incarnation() -> int:
     return int.from_bytes(os.urandom(8), "big") >> 1 or 1
 
 
-class Client:
+class RpcClient:
     """What `Client.create` gives. Close it, use it in a with-statement, or drop it: pending calls then end with CANCELLED.
 
     Each method that the server had when the client was made, or at the last `refresh`, is an attribute: `m(*args, **kwargs)` gives
@@ -104,7 +104,7 @@ class Client:
         raise NotImplementedError("made by Client.create")
 
 
-class ZmqClient(Client):
+class ZmqClient(RpcClient):
     """The class form of `Client.create`; without the list of methods it returns at once, server or not."""
 
     def __init__(
@@ -251,3 +251,8 @@ class ZmqClient(Client):
 
 def _path(path: str | os.PathLike[str] | None) -> str | None:
     return None if path is None else os.fspath(path)
+
+
+def channel_of(client: ZmqClient) -> Channel:
+    """Its channel. No attribute: those are for methods of its server."""
+    return client._channel

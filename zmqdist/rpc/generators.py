@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist import errors
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
@@ -29,6 +29,8 @@ from zmqdist.limits import (
     STREAMS_MAX,
     STREAMS_OF_PEER_MAX,
 )
+from zmqdist.rpc.answering import AnsweringService
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.failures import told
 from zmqdist.rpc.methods import Method
 from zmqdist.rpc.snapshots import pack_result
@@ -37,17 +39,13 @@ from zmqdist.running import enter, leave
 from zmqdist.transport.router import Peer
 from zmqdist.wire.items import Items, encode_items
 
-if TYPE_CHECKING:
-    from zmqdist.rpc.asked import Asked
-    from zmqdist.rpc.service import RpcService
-
 log = logging.getLogger("zmqdist.rpc")
 
 
 class Generators:
     """All streams of one service. Its methods are the loop's, but `join`."""
 
-    def __init__(self, service: RpcService) -> None:
+    def __init__(self, service: AnsweringService) -> None:
         self._service = service
         self._of: dict[Peer, dict[int, _Stream]] = {}
         self._running: set[_Stream] = set()
@@ -130,7 +128,7 @@ class _Stream:
       over: it was closed, or its last items have been given away.
     """
 
-    def __init__(self, owner: Generators, service: RpcService, number: int, method: Method, asked: Asked) -> None:
+    def __init__(self, owner: Generators, service: AnsweringService, number: int, method: Method, asked: Asked) -> None:
         self.peer = asked.peer
         self.number = number
         self.over = False

@@ -80,6 +80,11 @@ class StatusOrResult:
         return f"<StatusOrResult of {call.method!r} at {self._channel.address}: {state}>"
 
 
+def is_sent(result: StatusOrResult) -> bool:
+    """Whether its call has left. As `Channel.is_sent`."""
+    return result._channel.is_sent(result._call)
+
+
 async def ended(channel: Channel, call: ClientCall) -> None:
     """Wait in an asyncio loop until the call has ended; it is cancelled with the task that waits."""
     import asyncio  # only for those who use it

@@ -19,7 +19,7 @@ from zmqdist.transport.security import server_security
 from zmqdist.wire.hello import our_hello
 
 
-class Server:
+class RpcServer:
     """What `Server.create` gives. Stop it, use it in a with-statement, or drop it: that stops it in the background."""
 
     @staticmethod
@@ -61,7 +61,7 @@ class Server:
         raise NotImplementedError("made by Server.create")
 
 
-class ZmqServer(Server):
+class ZmqServer(RpcServer):
     """The class form of `Server.create`."""
 
     def __init__(

@@ -26,10 +26,10 @@ from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.rpc.service import RpcService
 from zmqdist.tasks.definition import EVERYWHERE, address_to_bind
-from zmqdist.tasks.probe import listening
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.loop import Loop
+from zmqdist.transport.port_probe import listening
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import our_hello
 

@@ -10,7 +10,7 @@ from zmqdist.coordination.answers import Task, named
 from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
 from zmqdist.rpc.about import ABOUT
 from zmqdist.tasks.node import TASKS, Node
-from zmqdist.transport import looking
+from zmqdist.transport import port_probe
 
 REACH: Final = "server.reach"
 REACH_S_MAX: Final = 30.0
@@ -55,11 +55,11 @@ class Reach:
                 raise self._node.stopped
             if code != DEADLINE_EXCEEDED:
                 return message
-            seen = looking.look(address, timeout_s)
+            seen = port_probe.look(address, timeout_s)
         except OpError as error:
             if self._node.closed:
                 raise UnavailableError(f"{named(self._node.me)} is stopping: it cannot tell") from None
             return error.message
         if seen.failure is None:
             return f"it takes connections, and does not answer within {timeout_s:g} s"
-        return looking.explain(address, seen, timeout_s)[0]
+        return port_probe.explain(address, seen, timeout_s)[0]

@@ -44,11 +44,11 @@ from zmqdist.specs import TensorSpec
 from zmqdist.tasks import options
 from zmqdist.tasks.named_variables import array_of
 from zmqdist.tasks.node import grace_s, task_named
-from zmqdist.tasks.probe import listening
 from zmqdist.tasks.sessions import RAISED, sendable, unpacked
 from zmqdist.tasks.snapshot import SessionSnapshot
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.port_probe import listening
 from zmqdist.wire import trusted
 from zmqdist.wire.functions import FunctionCache
 

@@ -33,12 +33,12 @@ from zmqdist.rpc import ZmqClient, asking
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
 from zmqdist.scheduling.worker.runtime import own_host
-from zmqdist.tasks.probe import listening
 from zmqdist.training.checks import check_cluster, check_ps
 from zmqdist.training.inviting import Inviting
-from zmqdist.transport import looking
+from zmqdist.transport import port_probe
 from zmqdist.transport.address import is_loopback, split
 from zmqdist.transport.credentials import Credentials
+from zmqdist.transport.port_probe import listening
 
 log = logging.getLogger("zmqdist.training")
 
@@ -359,8 +359,8 @@ def _dispatcher(spec: ClusterSpec, addresses: list[str], credentials: Credential
     if "chief" in spec.jobs and spec.num_tasks("chief"):
         host, port = split(spec.task_address("chief", spec.task_indices("chief")[0]))
         with contextlib.suppress(OSError):  # a name that cannot be looked up here
-            number = looking.number_of(host, TASK_PROBE_S)
-            if looking.is_own(number):
+            number = port_probe.number_of(host, TASK_PROBE_S)
+            if port_probe.is_own(number):
                 places.insert(0, (number, port))
     for place in places:
         config = DispatcherConfig(
@@ -432,10 +432,10 @@ def _looked_at(absent: dict[Task, str]) -> list[str]:
 
     def look(task: Task) -> str:
         address = absent[task]
-        seen = looking.look(address, TASK_PROBE_S)
+        seen = port_probe.look(address, TASK_PROBE_S)
         why = "it takes connections and does not answer"
         if seen.failure is not None:
-            why = looking.explain(address, seen, TASK_PROBE_S)[0]
+            why = port_probe.explain(address, seen, TASK_PROBE_S)[0]
         return f"{named(task)} at {address}: {why}"
 
     with ThreadPoolExecutor(LOOKS_AT_ONCE, thread_name_prefix="zmqdist-look") as pool:

@@ -120,11 +120,11 @@ class Block:
 
     def lend(self) -> Handle | None:
         """A lease for one receiver, which then has the bytes for itself; of a frozen block for any. None: too many leases."""
-        return self._arena._lend(self, self.mode)
+        return self._arena.lend(self, self.mode)
 
     def publish(self) -> Handle | None:
         """A lease for any number of receivers, until `take_back`. Nobody may write to the block from now on."""
-        return self._arena._lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
+        return self._arena.lend(self, FROZEN_PUBLISHED if self.mode == FROZEN else PUBLISHED)
 
     def array(self) -> NDArray[np.uint8]:
         """The bytes, as memory of this process; they live as long as the array."""
@@ -146,7 +146,7 @@ class Block:
 
     def __del__(self) -> None:
         if self.mode == OURS:
-            self._arena._dropped.append((self.segment, self.offset))
+            self._arena.dropped.append((self.segment, self.offset))
 
 
 class _Kept(Exporter):
@@ -210,6 +210,7 @@ class Arena:
     Attributes:
       offer, nonce: how others find the table, and what they read there when they really can.
       bytes_max: bound on the bytes of all segments.
+      dropped: where finalizers put blocks that nothing refers to any more (R3).
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -229,7 +230,7 @@ class Arena:
         self._segments: dict[Segment, None] = {}
         self._idle: OrderedDict[Segment, None] = OrderedDict()
         self._idle_bytes = 0
-        self._dropped: deque[tuple[Segment, int]] = deque()
+        self.dropped: deque[tuple[Segment, int]] = deque()
         self._unwanted: deque[Handle] = deque()
         self._arrays: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self._lock = RLock()
@@ -296,7 +297,8 @@ class Arena:
 
     # -- leases -------------------------------------------------------------------------------------------------------
 
-    def _lend(self, block: Block, mode: int) -> Handle | None:
+    def lend(self, block: Block, mode: int) -> Handle | None:
+        """See Block. None: too many leases."""
         with self._lock:
             self._settle()
             if not self._free_cells:
@@ -389,8 +391,8 @@ class Arena:
         if self._rest <= 0:
             self._collect()
             self._rest = len(self._lent) // 16
-        while self._dropped:
-            segment, offset = self._dropped.popleft()
+        while self.dropped:
+            segment, offset = self.dropped.popleft()
             if segment not in self._segments:  # another process's
                 continue
             segment.used -= 1
@@ -518,13 +520,17 @@ class Arena:
     # -- forks --------------------------------------------------------------------------------------------------------
 
     def before_fork(self) -> None:
-        """R4 for the arrays of this process."""
-        with self._lock:
-            for kept in list(self._arrays):
-                segment = kept.block.segment
-                if segment.pure:
-                    memory.make_private(kept.block.address, segment.nbytes, segment.fd, 0)
-                    segment.pure = False
+        """R4 for the arrays of this process. Nobody else uses the arena until `after_fork`."""
+        self._lock.acquire()
+        for kept in list(self._arrays):
+            segment = kept.block.segment
+            if segment.pure:
+                memory.make_private(kept.block.address, segment.nbytes, segment.fd, 0)
+                segment.pure = False
+
+    def after_fork(self) -> None:
+        """In the parent."""
+        self._lock.release()
 
 
 def _capacity(nbytes: int) -> int:
@@ -570,13 +576,12 @@ def _make() -> None:
 def _before_fork() -> None:
     _lock.acquire()
     if _arena is not None:
-        _arena._lock.acquire()
         _arena.before_fork()
 
 
 def _after_fork() -> None:
     if _arena is not None:
-        _arena._lock.release()
+        _arena.after_fork()
     _lock.release()
 
 

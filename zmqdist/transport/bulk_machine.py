@@ -35,7 +35,7 @@ from zmqdist.limits import CHUNK_BYTES
 from zmqdist.transport.pace import Pace
 
 
-class Piece(NamedTuple):
+class OutgoingChunk(NamedTuple):
     """What to send next: `nbytes` of part `part` of transfer `id`, from `offset` on."""
 
     id: int
@@ -103,13 +103,13 @@ class Outbound:
         unsent = sum(sum(place.sizes[place.part :]) - place.offset for place in self._turns.values())
         return self.pace.unacknowledged + unsent
 
-    def next(self, now: float) -> Piece | None:
+    def next(self, now: float) -> OutgoingChunk | None:
         """The chunk to send now, which counts as sent; None when nothing is left or the window is full."""
         for id, place in self._turns.items():
             nbytes = min(place.left, self.pace.chunk_bytes)
             if not self.pace.fits(nbytes):
                 return None
-            piece = Piece(id, place.part, place.offset, nbytes)
+            piece = OutgoingChunk(id, place.part, place.offset, nbytes)
             self.pace.sent(nbytes, now)
             del self._turns[id]
             if not place.advance(nbytes):

@@ -26,14 +26,14 @@ Rules
     R4  A leader that leaves, for whatever reason, promotes a follower, if there is one.
     R5  Whoever takes a follower out of `_followers` releases its lock; `dict.pop` decides who that is.
     R6  A follower that wakes decides under the lock: ended? leader now? out of time?
-    R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock (gate.py).
+    R7  While the main thread is inside, Ctrl-C sets a flag and wakes it; KeyboardInterrupt is raised outside the lock (interrupt_guard.py).
         Another handler than Python's own that raises in here may cost the answer that was being read, but no thread is left
         waiting without a leader.
     R8  No wait is longer than SLICE_S. What a slice finds that should have been announced is counted in `stalls`: a bug.
 
 A channel must not be used from a signal handler or a finalizer: its lock may be held by the thread that they interrupt.
 
-Not here: the socket and what arrives by it (line.py), what becomes of a call (calls_machine.py), what a value is (rpc).
+Not here: the socket and what arrives by it (client_connection.py), what becomes of a call (calls_machine.py), what a value is (rpc).
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ import logging
 import os
 import threading
 import weakref
-from _thread import allocate_lock, get_ident
+from _thread import LockType, allocate_lock, get_ident
 from collections.abc import Callable
 from math import inf
 from os import sched_yield
 from time import monotonic, sleep
-from typing import Final
+from typing import Final, Literal
 
 from zmqdist.background import in_background
 from zmqdist.errors import CANCELLED, FAILED_PRECONDITION
 from zmqdist.transport.calls_machine import ClientCall
+from zmqdist.transport.client_connection import ClientConnection
 from zmqdist.transport.figures import ClientSnapshot
-from zmqdist.transport.gate import Gate
-from zmqdist.transport.line import Line
+from zmqdist.transport.interrupt_guard import InterruptGuard
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.wire.hello import Hello
 
@@ -116,7 +116,7 @@ class Channel:
         self.address = address
         self.stalls = 0
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._line = Line(address, security, hello, self._wake_fd)
+        self._line = ClientConnection(address, security, hello, self._wake_fd)
         self._lock = allocate_lock()
         self._turnstile = allocate_lock()
         self._woke = False
@@ -130,7 +130,7 @@ class Channel:
         self._looked_at = 0.0
         self._napping = False
         self._spins_in_vain = 0
-        self._gate = Gate(address, self._wake_fd)
+        self._gate = InterruptGuard(address, self._wake_fd)
         self._closed = False
         self._line.tend(monotonic())
 
@@ -219,6 +219,10 @@ class Channel:
             else:
                 os.eventfd_write(self._wake_fd, 1)
             self._wake_reader()
+
+    def is_sent(self, call: ClientCall) -> bool:
+        """Whether it has left: then it ends by itself when the connection does. Else it waits for a server, or for company."""
+        return not self._line.table.waits(call)
 
     @property
     def lends(self) -> bool:
@@ -336,7 +340,8 @@ class Channel:
         try:
             while True:
                 ready = self._line.poll(slice_ms) if slice_ms else self._spin()
-                _let_others(self)
+                if self._line.lanes.tracked:
+                    self._woke = _let_others(self._turnstile, self._woke)
                 with self._lock:
                     self._serve(ready, slice_ms)
                     if call.ended or (shielded and self._gate.interrupted):
@@ -497,9 +502,6 @@ class Channel:
 
     # -- the reader thread ------------------------------------------------------------------------------------------------
 
-    def _owes_callbacks(self) -> bool:
-        return bool(self._with_callbacks or self._to_call)
-
     def _reader_needed(self) -> bool:
         line, table = self._line, self._line.table
         waits_for_server = table.waiting and not table.incarnation
@@ -518,7 +520,7 @@ class Channel:
         for sleeper in tuple(self._parked):
             _release(self._parked, sleeper)
 
-    def _reader_turn(self, me: _Sleeper) -> float | None:
+    def reader_turn(self, me: _Sleeper) -> float | None:
         """What the reader thread does between two sleeps: how long the next may be, in seconds; None: it is not needed any more."""
         with self._lock:
             to_call, self._to_call = self._to_call, []
@@ -529,7 +531,7 @@ class Channel:
                 log.exception("a callback of a call to %s raised", self.address)
         to_call.clear()
         with self._lock:
-            if not self._owes_callbacks():
+            if not (self._with_callbacks or self._to_call):
                 _owing.discard(self)
             woken = self._parked.pop(me, me) is me
             me.lock.acquire(False)  # it may have been released after the sleep had ended
@@ -557,7 +559,8 @@ class Channel:
         try:
             slice_ms = min(NAP_S * 1000 if self._napping else inf, self._slice_ms(self._line.table.deadline))
             ready = self._line.poll(slice_ms)
-            _let_others(self)
+            if self._line.lanes.tracked:
+                self._woke = _let_others(self._turnstile, self._woke)
             with self._lock:
                 self._serve(ready, slice_ms)
                 self._end_nap()
@@ -577,21 +580,19 @@ class Channel:
             self._napping = False
 
 
-def _let_others(channel: Channel) -> None:
-    """Who waits for the lock holds the turnstile: a leader that takes the lock again and again would starve others."""
-    if channel._line.lanes.tracked:
-        if channel._woke:  # who was just woken would have to wait for the GIL for a whole switch interval
-            channel._woke = False
-            sleep(YIELD_S)
-        with channel._turnstile:
-            pass
+def _let_others(turnstile: LockType, woke: bool) -> Literal[False]:
+    """Who waits for the lock holds the turnstile: a leader that takes it again and again would starve others. The new value of `woke`."""
+    if woke:  # whoever was woken would have to wait for the GIL for a whole switch interval
+        sleep(YIELD_S)
+    with turnstile:
+        return False
 
 
 def _read_for_others(channel_ref: weakref.ref[Channel]) -> None:
     """The reader thread. It keeps the channel alive while it leads; while callbacks are owed the channel does so itself."""
     me = _Sleeper(None)
     while (channel := channel_ref()) is not None:
-        sleep_s = channel._reader_turn(me)
+        sleep_s = channel.reader_turn(me)
         if sleep_s is None:
             return
         del channel

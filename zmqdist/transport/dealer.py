@@ -20,11 +20,10 @@ import zmq
 
 from zmqdist.errors import FailedPreconditionError, OpError, WireError, from_code
 from zmqdist.limits import FRAMES_MAX, MESSAGES_PER_WAKE_MAX, PAYLOAD_BYTES_MAX
-from zmqdist.messages import Message, Ping
-from zmqdist.messages import Refused as RefusedMessage
-from zmqdist.transport.link import Link
+from zmqdist.messages import Message, Ping, Refused
+from zmqdist.transport.connector import Connector
 from zmqdist.transport.loop import Loop, Watched
-from zmqdist.transport.monitor import Down, Refused, Up
+from zmqdist.transport.monitor import Down, Rejected, Up
 from zmqdist.transport.security import ClientSecurity
 from zmqdist.wire.headers import decode, encode
 from zmqdist.wire.hello import Hello, decode_hello, encode_hello, is_hello
@@ -73,7 +72,7 @@ class Dealer:
         self._on_down = on_down
         self._on_refused = on_refused
         self._watched: Watched | None = None
-        self._link = Link(loop.context, address, security, opened=self._opened, closing=self._closing)
+        self._link = Connector(loop.context, address, security, opened=self._opened, closing=self._closing)
         self._link.due = None
         self._closed = False
         loop.on_stop(self.close)
@@ -159,7 +158,7 @@ class Dealer:
                 self._send(self._hello)
             elif isinstance(change, Down):
                 self._lost()
-            elif isinstance(change, Refused):
+            elif isinstance(change, Rejected):
                 self.up = False
                 self._on_refused(change.error)
         self._rearm()
@@ -214,7 +213,7 @@ class Dealer:
                 self._on_message(message, frames)
         else:
             message = decode(header, self.address)
-            if isinstance(message, RefusedMessage):
+            if isinstance(message, Refused):
                 self._refuse(from_code(message.code, f"{self.address}: {message.message}"))
             else:
                 self._drop("before the hello")

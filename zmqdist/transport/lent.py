@@ -113,7 +113,7 @@ class PeerArena:
             ) from None
         raise WireError(f"process {self._pid}", f"no such way to share memory: {mode}")
 
-    def adopt(self, handle: Handle) -> tuple[Segment, Lease]:
+    def adopt(self, handle: Handle) -> tuple[Segment, ArenaLease]:
         """For whoever lends it on without looking into it: the segment, and the lease. Raises as `attach`."""
         fd, inode, nbytes, _, _, cell, serial, mode = handle
         if mode != OURS:
@@ -138,8 +138,8 @@ class PeerArena:
         _holds.add(hold)
         return hold.array()
 
-    def _claim(self, cell: int, serial: int) -> Lease:
-        lease = Lease(self)
+    def _claim(self, cell: int, serial: int) -> ArenaLease:
+        lease = ArenaLease(self)
         self._lock_cell(self._table_fd, cell, serial)
         if self._cells[cell] != serial:
             # Ours already, when it says -serial: then the lock is in use and stays.
@@ -228,7 +228,7 @@ class PeerArena:
         return lock
 
 
-class Lease:
+class ArenaLease:
     """Something lent to us alone; given back when dropped, unless a fork has shared it. A forked child's copy does nothing."""
 
     __slots__ = ("cell", "forked", "owner", "process")
@@ -250,7 +250,7 @@ class _Hold(Exporter):
 
     __slots__ = ("lease", "length", "offset", "segment")
 
-    def __init__(self, lease: Lease, segment: Segment, offset: int, length: int) -> None:
+    def __init__(self, lease: ArenaLease, segment: Segment, offset: int, length: int) -> None:
         assert segment.mapping is not None
         super().__init__(segment.mapping.address + offset, length, writable=True)
         self.lease = lease

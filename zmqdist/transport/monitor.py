@@ -9,7 +9,7 @@ What libzmq tells (each line was found by experiment)
     a wrong key of the server  FAILED_NO_DETAIL with EPIPE, again and again, never anything more
     a busy server              FAILED_NO_DETAIL with EAGAIN after HANDSHAKE_IVL: not a refusal
 So a mismatch, and the third handshake in a row that was closed, make the watch ask for the server's greeting (`Doubt`;
-greeting.py reads it), which names its mechanism; `judge` then has the last word.
+port_probe.py reads it), which names its mechanism; `judge` then has the last word.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Down:
 
 
 @dataclass(frozen=True)
-class Failed:
+class AttemptFailed:
     """This attempt has come to nothing; another one may do better."""
 
     why: str
@@ -87,13 +87,13 @@ class Doubt:
 
 
 @dataclass(frozen=True)
-class Refused:
+class Rejected:
     """No attempt will do better until somebody changes something."""
 
     error: OpError
 
 
-Verdict: TypeAlias = "Up | Down | Failed | Doubt | Refused"
+Verdict: TypeAlias = "Up | Down | AttemptFailed | Doubt | Rejected"
 
 _KNOWN_AS: Final = {PLAIN: "the user's token (PLAIN)", CURVE: "CURVE keys", NONE: "no security"}
 _NAMED: Final = {"PLAIN": PLAIN, "CURVE": CURVE, "NULL": NONE}
@@ -139,7 +139,7 @@ class ConnectionWatch:
             self._mismatch = False
             return Up()
         if event == FAILED_AUTH:
-            return Refused(self._not_let_in(value))
+            return Rejected(self._not_let_in(value))
         if event == FAILED_PROTOCOL and value == MISMATCH:
             self._mismatch = True
             return Doubt()
@@ -149,18 +149,20 @@ class ConnectionWatch:
             return Down()
         if not was_connected:
             self._closes = 0
-            return Failed("nobody listens there")
+            return AttemptFailed("nobody listens there")
         return self._closed(0)  # what libzmq tells of a server that speaks something else, or nothing any more
 
     def _closed(self, value: int) -> Verdict:
         if value == zmq.EAGAIN:
-            return Failed("the server did not finish the handshake in time: it may be very busy")
+            return AttemptFailed("the server did not finish the handshake in time: it may be very busy")
         self._closes += 1
         return (
-            Doubt() if self._closes >= CLOSES_MAX else Failed("the server closed the connection during the handshake")
+            Doubt()
+            if self._closes >= CLOSES_MAX
+            else AttemptFailed("the server closed the connection during the handshake")
         )
 
-    def judge(self, mechanism: str | None) -> Refused | None:
+    def judge(self, mechanism: str | None) -> Rejected | None:
         """What the server's greeting means.
 
         Args:
@@ -176,15 +178,15 @@ class ConnectionWatch:
             if not mismatch:
                 return None
             text = f"{address} does not use {_KNOWN_AS[ours]}, as this side does: give both the same security"
-            return Refused(FailedPreconditionError(text))
+            return Rejected(FailedPreconditionError(text))
         theirs = _NAMED.get(mechanism)
         if theirs is None:
             text = f"what listens on {address} is not a zmqdist server: is the port right?"
-            return Refused(FailedPreconditionError(text))
+            return Rejected(FailedPreconditionError(text))
         if theirs != ours:
             plaintext = ", in plaintext" if theirs == NONE else ""
             text = f"the server at {address} uses {_KNOWN_AS[theirs]}{plaintext}, this side {_KNOWN_AS[ours]}: {_ADVICE[theirs]}"
-            return Refused(FailedPreconditionError(text))
+            return Rejected(FailedPreconditionError(text))
         if closes < CLOSES_MAX:
             self._closes = closes
             return None
@@ -193,9 +195,9 @@ class ConnectionWatch:
                 f"the server at {address} does not have the key that this side expects of it: most likely `server.pub` is "
                 f"not this cluster's, or a worker listens there (this side uses {self.security.source})"
             )
-            return Refused(UnauthenticatedError(text))
+            return Rejected(UnauthenticatedError(text))
         text = f"the server at {address} closed {closes} handshakes in a row: its log may say why"
-        return Refused(UnavailableError(text))
+        return Rejected(UnavailableError(text))
 
     def _not_let_in(self, status: int) -> OpError:
         source = self.security.source or "nothing"

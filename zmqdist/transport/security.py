@@ -8,7 +8,7 @@ Rules
     Who connects uses CURVE when keys are given, else the token, and the token only on loopback, and only to a socket that
     this user listens on: on a shared machine a stranger can take over a port that was freed, and would be told the token.
     ZeroMQ's own reconnecting cannot look first, so it is switched off (`ClientSecurity.apply`): each attempt asks
-    `may_connect` before (link.py does). What remains is the instant between the look and the connect.
+    `may_connect` before (connector.py does). What remains is the instant between the look and the connect.
 
     With CURVE a listening socket shows the key of what its process is: servers (the dispatcher, tasks of a cluster) that of the cluster's
     servers, workers and programs that of their role. Who connects to a server expects `server.pub`; who connects to a worker or a program
@@ -278,14 +278,14 @@ def listeners(host: str, port: int) -> set[int]:
       FailedPreconditionError: this system does not tell.
     """
     try:
-        return {uid for uid, _ in listening(host, port)}
+        return {uid for uid, _ in listening_sockets(host, port)}
     except (OSError, ValueError, IndexError) as error:
         raise FailedPreconditionError(
             f"cannot tell who listens on {host}:{port} ({error}): use CURVE keys (`zmqdist keygen`)"
         ) from None
 
 
-def listening(host: str, port: int) -> set[tuple[int, int]]:
+def listening_sockets(host: str, port: int) -> set[tuple[int, int]]:
     """(user id, inode) of the sockets that would take a connection to an address of this machine, given by its number.
 
     The kernel prefers a socket that is bound to the very address to one that is bound to all, and so does this.

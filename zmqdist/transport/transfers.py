@@ -94,7 +94,9 @@ class Lanes:
       faults: things that the other side should not have sent.
     """
 
-    def __init__(self, peer: str, put: Callable[[Message, Frames], bool]) -> None:
+    def __init__(
+        self, peer: str, put: Callable[[Message, Frames], bool], clock: Callable[[], float] = monotonic
+    ) -> None:
         """Args:
         put: sends a message without waiting; False when the connection has gone.
         """
@@ -103,6 +105,7 @@ class Lanes:
         self.faults = 0
         self._peer = peer
         self._put = put
+        self._clock = clock
         self._arena: Arena | None = None
         self._theirs: PeerArena | None = None
         self._out = Outbound()
@@ -204,11 +207,11 @@ class Lanes:
 
     def credited(self, message: Credit) -> None:
         """The other side has taken chunks out of its queue."""
-        self.faults += not self._out.acknowledged(message.nbytes, monotonic())
+        self.faults += not self._out.acknowledged(message.nbytes, self._clock())
         self._pump()
 
     def _pump(self) -> None:
-        while (piece := self._out.next(monotonic())) is not None:
+        while (piece := self._out.next(self._clock())) is not None:
             transfer = self.tracked[piece.id]
             view = transfer.views[piece.part]
             chunk = Chunk(piece.id, piece.part, piece.offset)

@@ -15,7 +15,6 @@ Not here: what users have (parameter_server), what happens at the ps (host.py).
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -40,21 +39,13 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.limits import PS_FUNCTIONS_MAX, PS_LOSSES_MAX, PS_PATIENCE_S
 from zmqdist.optimizers import Optimizer
 from zmqdist.rpc import StatusOrResult, ZmqClient, asking
-from zmqdist.rpc.about import ABOUT
 from zmqdist.specs import TensorSpec
-from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.casting import cast
 from zmqdist.variables.functions import PackedFunction, UpdateFunctions
 from zmqdist.variables.host import PREFIX
 from zmqdist.variables.ids import Ids
 from zmqdist.wire import trusted
-
-KNOCK_S: Final = 1.0
-"""So long the kernel of a ps has to take or refuse a connection, before the first question tells."""
-
-KNOCK_AGAIN_S: Final = 0.25
-"""Between two such looks, while a first answer is waited for."""
 
 AGAIN_S: Final = 0.05
 """Between two looks whether a lost ps is back; where that is waited for at all."""
@@ -478,24 +469,12 @@ class PsClient:
             if self.reached:
                 return
             try:
-                self._hear(until)
+                asking.reach(self._rpc, until)
             except DeadlineExceededError:
                 told = f"no answer from {self.address} for {time.monotonic() - began:.1f} s"
                 raise UnavailableError(told) from None
             self._sent.clear()
             self.reached = True
-
-    def _hear(self, until: float) -> None:
-        """Wait for any answer; a process that ends meanwhile may be seen by its port alone."""
-        _knock(self.address)
-        started, ended = asking.start(self._rpc, ABOUT, due=until), threading.Event()
-        started.add_done_callback(lambda _: ended.set())
-        try:
-            while not ended.wait(KNOCK_AGAIN_S):
-                _knock(self.address)
-            started.get_value()
-        finally:
-            started.cancel()
 
     def forget_sent(self, functions: Sequence[PackedFunction]) -> None:
         """The ps may not have these any more."""
@@ -517,15 +496,6 @@ def _outcomes_with_values(told: Any) -> list[Outcome] | None:
 def _what(refs: Sequence[Ref]) -> str:
     more = f" and {len(refs) - 1} more" if len(refs) > 1 else ""
     return f"{refs[0]}{more}"
-
-
-def _knock(address: str) -> None:
-    try:
-        socket.create_connection(split(address), KNOCK_S).close()
-    except ConnectionRefusedError:
-        raise UnavailableError(f"nobody listens at {address}: its process has ended") from None
-    except OSError:
-        pass  # slow, perhaps, or a name that is looked up elsewhere: the first question tells
 
 
 def initializer(fn: Callable[..., Any], spec: TensorSpec, **named: Any) -> tuple[Any, ...]:

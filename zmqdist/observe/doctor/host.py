@@ -15,7 +15,7 @@ import numpy as np
 
 from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
-from zmqdist.transport import looking
+from zmqdist.transport import port_probe
 from zmqdist.transport.arena import VARIABLE
 from zmqdist.transport.memory import make_memfd
 from zmqdist.wire.hello import PROTOCOL
@@ -40,7 +40,7 @@ def examine(descriptors_wanted: int = DESCRIPTORS_MIN) -> list[Finding]:
     """
     return [
         versions(),
-        transport(looking.build()),
+        transport(port_probe.build()),
         descriptors(descriptors_wanted),
         proc(),
         shared_memory(),
@@ -57,7 +57,7 @@ def versions() -> Finding:
     return ok("zmqdist", f"{told}, NumPy {np.__version__}, msgspec {msgspec.__version__}")
 
 
-def transport(build: looking.Build) -> Finding:
+def transport(build: port_probe.Build) -> Finding:
     """pyzmq and the libzmq in it."""
     libzmq = ".".join(map(str, build.libzmq))
     told = f"pyzmq {build.pyzmq}, libzmq {libzmq}"

@@ -18,10 +18,10 @@ from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, asking
 from zmqdist.rpc.about import ABOUT, About, heard
-from zmqdist.transport import keys, looking
+from zmqdist.transport import keys, port_probe
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.looking import Owner, Seen
+from zmqdist.transport.port_probe import Owner, Seen
 
 LOOKS: Final = 5
 """Questions for the round trip and the clock; the quickest counts."""
@@ -46,9 +46,9 @@ class Address:
 def expected(address: str, credentials: Credentials, timeout_s: float, *, subject: str = "") -> Address:
     """An address at which a server should be running."""
     subject = subject or address
-    seen = looking.look(address, timeout_s)
+    seen = port_probe.look(address, timeout_s)
     if seen.failure is not None:
-        return Address([problem(subject, *looking.explain(address, seen, timeout_s))])
+        return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
     return _introduced(subject, address, seen, credentials, timeout_s)
 
 
@@ -59,12 +59,12 @@ def planned(address: str, credentials: Credentials, timeout_s: float, *, subject
         host, port = split(address)
     except errors.InvalidArgumentError as error:
         return Address([problem(subject, error.message, "correct the address of this task")])
-    seen = looking.look(address, timeout_s)
+    seen = port_probe.look(address, timeout_s)
     if seen.failure is None:
         return _introduced(subject, address, seen, credentials, timeout_s)
     if not seen.number or not isinstance(seen.failure, ConnectionRefusedError):
-        return Address([problem(subject, *looking.explain(address, seen, timeout_s))])
-    if not looking.is_own(seen.number):
+        return Address([problem(subject, *port_probe.explain(address, seen, timeout_s))])
+    if not port_probe.is_own(seen.number):
         advice = f"start it on {host}; if it runs, its address is another one"
         return Address([warning(subject, f"{host} is up, and nobody listens on port {port} yet", advice)])
     try:
@@ -82,7 +82,7 @@ def planned(address: str, credentials: Credentials, timeout_s: float, *, subject
 def _introduced(subject: str, address: str, seen: Seen, credentials: Credentials, timeout_s: float) -> Address:
     """A TCP connection was made: what is it, and does it let us in?"""
     _, port = split(address)
-    owner = looking.owner(seen.number, port) if looking.is_own(seen.number) else None
+    owner = port_probe.owner(seen.number, port) if port_probe.is_own(seen.number) else None
     if seen.mechanism is None:
         return Address([_silent(subject, owner)])
     if not seen.mechanism:

@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zmqdist import errors, limits
 from zmqdist.scheduling.worker import kept
-from zmqdist.scheduling.worker.fetch import CHUNK_TIMEOUT_MS, Fetcher
+from zmqdist.scheduling.worker.fetch import STALLED_S, Fetcher
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference
 from zmqdist.transport.credentials import Credentials
 
@@ -31,8 +32,8 @@ log = logging.getLogger("zmqdist.coordinator")
 THREADS = 2
 AGAIN_S = 0.5
 PATIENCE_S = 3 * limits.LEASE_S
-TRY_S = CHUNK_TIMEOUT_MS / 1000
-"""More than this one try does not take of the patience: the rest of it this process was stopped."""
+TRY_S = STALLED_S
+"""More than this one try does not take of the patience: the rest of it something came, or this process was stopped."""
 
 
 @dataclass(eq=False)
@@ -149,7 +150,9 @@ class Fetching:
             try:
                 if not self._wanted(job.work, job.attempt):
                     continue
-                parts = self._fetcher.fetch(job.reference)
+                parts = self._fetcher.fetch(job.reference, partial(self._wanted, job.work, job.attempt))
+            except errors.CancelledError:  # nobody waits for it any more
+                pass
             except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError) as error:
                 job.spent_s += AGAIN_S + min(TRY_S, time.monotonic() - began)
                 if job.spent_s < PATIENCE_S:

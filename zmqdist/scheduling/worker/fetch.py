@@ -2,9 +2,10 @@
 
 Rules
     A part in shared memory of this host is mapped: no byte moves, and the holder is not asked.
-    Else it is read in chunks by RPC, as many on the way at a time as the link carries soon (transport/pace.py), into memory that was
-    allocated once: straight from the holder, or,
-    where that cannot be reached from here (a laptop behind a router), by the dispatcher over the holder's own connection.
+    Else it is the answer to one call of the holder, received into memory that was allocated once; or,
+    where that cannot be reached from here (a laptop behind a router), it is read piece by piece by the dispatcher over the holder's own
+    connection, as much at a time as the link carries soon (transport/pace.py).
+    What moves is waited for, on any link. A holder from which nothing has come for STALLED_S is taken for gone.
     What comes back is the caller's own: writable, but for the memory of frozen arrays.
 """
 
@@ -15,21 +16,20 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist import errors
-from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES, LANE_WINDOW_BYTES_START
+from zmqdist.limits import BULK_WINDOW_BYTES, CHUNK_BYTES
+from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.result import StatusOrResult
-from zmqdist.rpc.service import METHODS
 from zmqdist.scheduling.worker.references import Held, Reference
 from zmqdist.scheduling.worker.store import READ
-from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials
 from zmqdist.transport.lent import PeerArena, open_peer
 from zmqdist.transport.pace import Pace
@@ -39,10 +39,13 @@ log = logging.getLogger("zmqdist.scheduling")
 RELAY = "zmqdist_bulk_relay"
 """Method of the dispatcher: (store, bulk, offset, length) -> the bytes, read from the holder."""
 
-CHUNK_TIMEOUT_MS = 20_000
-"""A holder that does not send a chunk for so long is taken for gone."""
+STALLED_S = 20.0
+"""A holder that sends nothing for so long is taken for gone."""
 
-REACH_MS = 3_000
+LOOK_S = 1.0
+"""Between two looks whether something has come, and is still wanted."""
+
+REACH_S = 3.0
 """A holder that does not answer a first small question for so long cannot be reached from here."""
 
 UNREACHABLE_S = 60.0
@@ -98,7 +101,7 @@ class Near:
         return arena if arena is not None and arena.nonce == nonce else None
 
 
-class Clients:
+class HolderClients:
     """Connections to holders, one for each address. Any thread may use them.
 
     Those that nobody uses are kept for the next payload, but not many: coordinators and workers come and go.
@@ -177,9 +180,10 @@ class Clients:
     def _reach(self, line: Holder, address: str) -> None:
         if line.reached:
             return
-        self._knock(address)
         try:
-            line.client.call(METHODS, timeout_in_ms=REACH_MS).get_value()
+            asking.reach(line.client, time.monotonic() + REACH_S)
+        except asking.NotListeningError:  # a holder listens before anybody hears of it: this one has ended
+            raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
         except (errors.UnavailableError, errors.DeadlineExceededError) as error:
             raise self._missed(address, error.message) from None
         line.reached = True
@@ -198,17 +202,6 @@ class Clients:
         )
         return Unreachable(f"nobody answers at {address}: {why}")
 
-    def _knock(self, address: str) -> None:
-        """A holder listens before anybody hears of it: where nobody does it has ended, and a client would wait for its successor."""
-        try:
-            socket.create_connection(split(address), REACH_MS / 1000).close()
-        except ConnectionRefusedError:
-            raise Unreachable(f"nobody answers at {address}: the connection was refused") from None
-        except TimeoutError:  # a process that is only busy has its kernel take the connection
-            raise self._missed(address, f"no connection was made within {REACH_MS / 1000:g} s") from None
-        except OSError:
-            pass  # the first question tells
-
 
 class Unreachable(errors.UnavailableError):
     """The holder cannot be reached from here; perhaps from elsewhere."""
@@ -220,26 +213,12 @@ class Holder:
     Attributes:
       users: threads that use it at present.
       reached: it was there once.
-      window_bytes: how much was on the way at the end of the last fetch, which the next one begins with.
     """
 
     def __init__(self, client: ZmqClient) -> None:
         self.client = client
         self.users = 0
         self.reached = False
-        self.window_bytes = LANE_WINDOW_BYTES_START
-
-
-class Asking(NamedTuple):
-    """How to ask for chunks by one connection: the first arguments of the method are `whose`."""
-
-    holder: Holder
-    method: str
-    whose: tuple[int, ...]
-
-    def ask(self, bulk: int, offset: int, length: int) -> StatusOrResult:
-        arguments = (*self.whose, bulk, offset, length)
-        return self.holder.client.call(self.method, arguments, timeout_in_ms=CHUNK_TIMEOUT_MS)
 
 
 class Fetcher:
@@ -252,16 +231,20 @@ class Fetcher:
 
     def __init__(self, credentials: Credentials, role: str, dispatcher: str) -> None:
         self.near = Near()
-        self.clients = Clients(credentials, role)
+        self.clients = HolderClients(credentials, role)
         self._dispatcher = dispatcher
 
     def close(self) -> None:
         self.clients.close()
 
-    def fetch(self, reference: Reference) -> list[Any]:
+    def fetch(self, reference: Reference, wanted: Callable[[], bool] = lambda: True) -> list[Any]:
         """The parts of a payload; they stay with their holder until that frees them.
 
+        Args:
+          wanted: whether somebody still waits for them; called now and then.
+
         Raises:
+          CancelledError: `wanted` has said no.
           NotFoundError: the holder has freed it.
           UnavailableError: the holder has gone, or cannot be reached, not even by the dispatcher.
           DeadlineExceededError: it does not answer any more.
@@ -270,22 +253,28 @@ class Fetcher:
         far = [index for index, part in enumerate(parts) if isinstance(part, Held)]
         if far:
             places = [np.empty(parts[index].size, np.uint8) for index in far]
-            self.read(reference, [parts[index] for index in far], places)
+            self.read(reference, [parts[index] for index in far], places, wanted)
             for index, place in zip(far, places, strict=True):
                 parts[index] = place
         return parts
 
-    def read(self, reference: Reference, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
+    def read(
+        self,
+        reference: Reference,
+        held: Sequence[Held],
+        into: Sequence[NDArray[np.uint8]],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Read these parts into arrays of their sizes. Raises as `fetch`."""
         try:
             with self.clients.use(reference.address, reference.key) as holder:
-                read_chunks(straight(holder), held, into)
+                read_parts(holder.client, held, into, wanted)
                 return
         except Unreachable as error:
             unreachable = error
         try:
             with self.clients.use(self._dispatcher) as holder:
-                read_chunks(Asking(holder, RELAY, (reference.store,)), held, into)
+                _read_by_relay(holder.client, reference.store, held, into)
         except errors.NotFoundError:
             raise
         except errors.OpError as error:
@@ -293,34 +282,63 @@ class Fetcher:
             raise errors.UnavailableError(problem) from None
 
 
-def straight(holder: Holder) -> Asking:
-    """How to read from a holder itself."""
-    return Asking(holder, READ, ())
+def read_parts(
+    client: ZmqClient,
+    held: Sequence[Held],
+    into: Sequence[NDArray[np.uint8]],
+    wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Read parts from their holder, each by one call whose answer is received where it belongs.
+
+    Raises:
+      OpError: what a call ended with.
+      DeadlineExceededError: nothing has come for STALLED_S.
+      CancelledError: `wanted` has said no.
+    """
+    calls = [
+        asking.start(client, READ, part.bulk, out=place, waits_for_server=False)
+        for part, place in zip(held, into, strict=True)
+    ]
+    try:
+        for call in calls:
+            _wait(client, call, wanted)
+            call.get_value()
+    finally:
+        for call in calls:
+            call.cancel()
 
 
-def read_chunks(asking: Asking, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
-    """Read parts in chunks, as many on the way as the window takes. Raises what a chunk ended with."""
-    pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES, window_bytes=asking.holder.window_bytes)
-    on_the_way: deque[tuple[NDArray[np.uint8], StatusOrResult]] = deque()
+def _wait(client: ZmqClient, call: StatusOrResult, wanted: Callable[[], bool]) -> None:
+    """Wait until the call has ended. The time is reckoned in looks: while this process is stopped it does not count."""
+    ended = threading.Event()
+    call.add_done_callback(lambda _: ended.set())
+    received, silent_s = -1, 0.0
+    while not ended.wait(LOOK_S):
+        if not wanted():
+            raise errors.CancelledError("nobody waits for this payload any more")
+        received, before = client.snapshot().messages_received, received
+        silent_s = 0.0 if received != before else silent_s + LOOK_S
+        if silent_s >= STALLED_S:
+            raise errors.DeadlineExceededError(f"nothing has come from {client.address} for {STALLED_S:g} s")
+
+
+def _read_by_relay(client: ZmqClient, store: int, held: Sequence[Held], into: Sequence[NDArray[np.uint8]]) -> None:
+    """Have the dispatcher read parts piece by piece. Raises what a call ended with."""
+    pace = Pace(BULK_WINDOW_BYTES, CHUNK_BYTES)
+    on_the_way: deque[tuple[int, StatusOrResult]] = deque()
     for part, whole in zip(held, into, strict=True):
         offset = 0
         while offset < part.size:
             place = whole[offset : offset + pace.chunk_bytes]
-            if pace.fits(place.nbytes):
-                pace.sent(place.nbytes, time.monotonic())
-                on_the_way.append((place, asking.ask(part.bulk, offset, place.nbytes)))
-                offset += place.nbytes
-            else:
-                pace.acknowledged(_take(*on_the_way.popleft()), time.monotonic())
-    asking.holder.window_bytes = pace.window_bytes
-    while on_the_way:
-        _take(*on_the_way.popleft())
-
-
-def _take(place: NDArray[np.uint8], answer: StatusOrResult) -> int:
-    """Put one chunk where it belongs; its bytes."""
-    (chunk,) = answer.get_value()
-    if chunk.nbytes != place.nbytes:
-        raise errors.WireError("holder", f"a chunk of {chunk.nbytes} bytes where {place.nbytes} were asked for")
-    np.copyto(place, chunk)
-    return place.nbytes
+            if not pace.fits(place.nbytes):
+                nbytes, call = on_the_way.popleft()
+                call.get_value()
+                pace.acknowledged(nbytes, time.monotonic())
+                continue
+            pace.sent(place.nbytes, time.monotonic())
+            due = time.monotonic() + STALLED_S
+            call = asking.start(client, RELAY, store, part.bulk, offset, place.nbytes, due=due, out=place)
+            on_the_way.append((place.nbytes, call))
+            offset += place.nbytes
+    for _, call in on_the_way:
+        call.get_value()

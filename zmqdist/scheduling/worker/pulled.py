@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 import msgspec
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from zmqdist import errors
 from zmqdist.limits import PULLED_BYTES_MAX
-from zmqdist.scheduling.worker.fetch import CHUNK_TIMEOUT_MS, Clients, Fetcher, Near, read_chunks, straight
+from zmqdist.scheduling.worker.fetch import Fetcher, HolderClients, Near, read_parts
 from zmqdist.scheduling.worker.references import Held, Reference, decode_reference, encode_reference
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.arena import this_arena
@@ -106,12 +105,7 @@ class Pulled:
         if mine:
             self._fetch(reference, part, future, key)
             self._trim()
-        try:
-            return future.result(CHUNK_TIMEOUT_MS / 1000 + part.size / 1e6)
-        except FutureTimeoutError:
-            if future.done():
-                raise
-            raise errors.DeadlineExceededError(f"{part.size} bytes from {reference.address} did not come") from None
+        return future.result()  # who fetches it is waited for as long as something comes
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
         arena = this_arena()
@@ -154,7 +148,7 @@ class SlotFetcher:
       worker, key: the address and the public key of its worker.
     """
 
-    def __init__(self, clients: Clients, worker: str, key: bytes = b"") -> None:
+    def __init__(self, clients: HolderClients, worker: str, key: bytes = b"") -> None:
         self._near = Near()
         self._clients = clients
         self._worker = worker, key
@@ -182,5 +176,5 @@ class SlotFetcher:
                 parts[index] = part
                 if isinstance(part, Held):
                     parts[index] = np.empty(part.size, np.uint8)
-                    read_chunks(straight(holder), [part], [parts[index]])
+                    read_parts(holder.client, [part], [parts[index]])
         return parts

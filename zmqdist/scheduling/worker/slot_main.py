@@ -30,7 +30,7 @@ from zmqdist.messages import BULK, KEPT
 from zmqdist.process.pipe import BlockingPipe, Ready, Report, Welcome, Work
 from zmqdist.scheduling.worker import kept, resources
 from zmqdist.scheduling.worker.call import Functions, run
-from zmqdist.scheduling.worker.fetch import Clients
+from zmqdist.scheduling.worker.fetch import HolderClients
 from zmqdist.scheduling.worker.pulled import SlotFetcher
 from zmqdist.scheduling.worker.worker_events import NOT_RUN
 from zmqdist.transport.arena import Arena, Handle, this_arena
@@ -129,7 +129,7 @@ def main(pipe_fd: int, page_fd: int) -> None:
         welcome = pipe.receive()
         if not isinstance(welcome, Welcome):
             return
-        fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
+        fetcher = SlotFetcher(HolderClients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
         kept.fetch_with(fetcher)
         functions = Functions(fetcher)
         resources.build_in(functions.resources)

@@ -6,7 +6,7 @@ Rules
     compared each time, because the caller may have changed them: with what was at that place of the caller's memory when it was handed
     in last, and with the last part that begins and ends alike, because a pickle stands at another place each time. A frozen array is
     known by its place alone.
-    Whoever needs a part maps it (fetch.py), or reads it in chunks by RPC, or has the dispatcher read it.
+    Whoever needs a part maps it (fetch.py), or asks for it by RPC, or has the dispatcher read it piece by piece.
 
 Not here: who needs what for how long; the owner of the store says `free`.
 """
@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from zmqdist.errors import NOT_FOUND, NotFoundError
 from zmqdist.limits import CHUNK_BYTES, INLINE_BYTES_MAX
 from zmqdist.messages import Read, ReadDone
+from zmqdist.rpc import payload
+from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.worker.references import Held, Memory, Reference
 from zmqdist.transport import memory, shortage
@@ -100,7 +102,7 @@ class BulkStore:
         self._recent: OrderedDict[tuple[int | bytes, int], int] = OrderedDict()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        service.register(READ, self._read, inline=True, roles=roles)
+        service.register_later(READ, self._give, roles=roles)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -197,7 +199,8 @@ class BulkStore:
     def answer(self, read: Read) -> tuple[ReadDone, list[memoryview]]:
         """What to send to a dispatcher that reads for somebody else."""
         try:
-            return ReadDone(read.ask, 0, ""), [memoryview(self._read(read.bulk, read.offset, read.length))]  # type: ignore[arg-type]
+            first, length = max(0, read.offset), min(max(0, read.length), CHUNK_BYTES)
+            return ReadDone(read.ask, 0, ""), [memoryview(self.view(read.bulk)[first : first + length])]  # type: ignore[arg-type]
         except NotFoundError as error:
             return ReadDone(read.ask, NOT_FOUND, error.message), []
 
@@ -256,5 +259,7 @@ class BulkStore:
             raise shortage.exhausted(source.nbytes, what) from None
         return copy
 
-    def _read(self, bulk: int, offset: int, length: int) -> NDArray[np.uint8]:
-        return self.view(bulk)[max(0, offset) : max(0, offset) + min(max(0, length), CHUNK_BYTES)]
+    def _give(self, asked: Asked, bulk: int) -> None:
+        """A whole part, as it lies here: nobody writes to it."""
+        body, parts = payload.pack(self.view(bulk))
+        asked.answer_packed(body, parts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from random import Random
 
 from zmqdist.messages import Message
@@ -21,6 +22,7 @@ class SimProcess:
     def __init__(self) -> None:
         self.alive = True
         self.frozen = False
+        self.was_frozen = False
         self._backlog: deque[Callable[[], object]] = deque()
 
     def post(self, fn: Callable[[], object]) -> None:
@@ -31,6 +33,9 @@ class SimProcess:
             self._backlog.append(fn)
         else:
             fn()
+
+    def freeze(self) -> None:
+        self.frozen = self.was_frozen = True
 
     def thaw(self) -> None:
         self.frozen = False
@@ -43,11 +48,12 @@ class SimProcess:
 
 
 class SimConnection:
-    """One connection of a client to the dispatcher; the dispatcher knows it as a Peer.
+    """One connection of a client to a server; the server knows it as a Peer.
 
     Args:
-      up: called with each message that reaches the dispatcher.
+      up: called with each message that reaches the server, and its payload frames.
       down: called with each that reaches the client.
+      bytes_per_s: what the link carries in each direction.
     """
 
     def __init__(
@@ -55,8 +61,9 @@ class SimConnection:
         clock: SimClock,
         random: Random,
         name: str,
-        up: Callable[[SimConnection, Message], object],
-        down: Callable[[Message], object],
+        up: Callable[..., object],
+        down: Callable[..., object],
+        bytes_per_s: float = inf,
     ) -> None:
         self.name = name
         self.open = True
@@ -64,34 +71,38 @@ class SimConnection:
         self._random = random
         self._deliver = (up, down)
         self._last = [0.0, 0.0]
+        self.bytes_per_s = bytes_per_s
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.open else ', ended'}>"
 
-    def send_up(self, message: Message) -> None:
-        """From the client to the dispatcher."""
-        self._send(0, message)
+    def send_up(self, message: Message, *frames: bytes) -> None:
+        """From the client to the server."""
+        self._send(0, message, frames)
 
-    def send_down(self, message: Message) -> None:
-        """From the dispatcher to the client."""
-        self._send(1, message)
+    def send_down(self, message: Message, *frames: bytes) -> None:
+        """From the server to the client."""
+        self._send(1, message, frames)
+
+    def in_order(self, direction: int, nbytes: int, fn: Callable[[], object]) -> None:
+        """Call `fn` when so many bytes, behind what was sent before, are at the server (0) or the client (1), unless they are lost."""
+        at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction]) + nbytes / self.bytes_per_s
+        self._last[direction] = at
+        self._clock.at(at, lambda: fn() if self.open else None)
 
     def end(self) -> None:
         """What is on the way in either direction is lost."""
         self.open = False
 
-    def _send(self, direction: int, message: Message) -> None:
+    def _send(self, direction: int, message: Message, frames: tuple[bytes, ...]) -> None:
         data = encode(message)  # as on a real wire: the receiver has its own copy
-        at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction])
-        self._last[direction] = at
-        self._clock.at(at, lambda: self._arrive(direction, data))
+        nbytes = len(data) + sum(map(len, frames))
+        self.in_order(direction, nbytes, lambda: self._arrive(direction, data, frames))
 
-    def _arrive(self, direction: int, data: bytes) -> None:
-        if not self.open:
-            return
+    def _arrive(self, direction: int, data: bytes, frames: tuple[bytes, ...]) -> None:
         message = decode(data, self.name)
         up, down = self._deliver
         if direction == 0:
-            up(self, message)
+            up(self, message, *frames)
         else:
-            down(message)
+            down(message, *frames)

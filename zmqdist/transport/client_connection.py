@@ -7,7 +7,7 @@ Rules
     What has arrived is read before a connection that has gone is let go.
     Calls leave together (calls_machine.py says when); whatever reads an answer also sends what has gathered meanwhile.
 
-Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (link.py).
+Not here: who may use it when, and who waits (channel.py); when to connect and what a failure means (connector.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from zmqdist.limits import WAIT_LOG_S
 from zmqdist.messages import Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Refused, Replies, Reply, Shares
 from zmqdist.transport.arena import this_arena
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls
+from zmqdist.transport.connector import Connector
 from zmqdist.transport.dealer import receive_payload
 from zmqdist.transport.figures import ClientSnapshot
-from zmqdist.transport.link import Link
 from zmqdist.transport.loop import input_of
 from zmqdist.transport.monitor import Down, Up
 from zmqdist.transport.security import ClientSecurity
@@ -68,7 +68,7 @@ class Process:
 
 
 process = Process()
-"""The one of the running process: another one after a fork, so ask for it by `line.process`."""
+"""The one of the running process: another one after a fork, so ask for it by `client_connection.process`."""
 
 
 def _forked() -> None:
@@ -79,7 +79,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Line:
+class ClientConnection:
     """See the module's docstring.
 
     Attributes:
@@ -105,7 +105,7 @@ class Line:
         self._wake_fd = wake_fd
         self._turned_away = False
         self._log_at = monotonic() + WAIT_LOG_S
-        self._link = Link(process.context(), address, security, opened=self._opened, closing=self._closing)
+        self._link = Connector(process.context(), address, security, opened=self._opened, closing=self._closing)
         self.lanes = Lanes(address, self._put_message)
         self._chunks = 0
         self._closing()

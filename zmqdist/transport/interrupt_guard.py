@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Final
 
 from zmqdist.errors import FailedPreconditionError
-from zmqdist.transport import line
+from zmqdist.transport import client_connection
 
 _SIGINT: Final = int(_signal.SIGINT)
 
 
-class Gate:
+class InterruptGuard:
     """`with gate as shielded:` around everything that takes the channel's lock; not to be nested.
 
     Attributes:
@@ -35,17 +35,17 @@ class Gate:
         self.wake: Callable[[], None] | None = None
         self._address = address
         self._wake_fd = wake_fd
-        self._process = line.process
+        self._process = client_connection.process
         self._shields = False
 
     @property
     def forked(self) -> bool:
         """Whether this is another process than the one that made it."""
-        return self._process is not line.process
+        return self._process is not client_connection.process
 
     def check(self) -> None:
         """Raises FailedPreconditionError after a fork."""
-        if self._process is not line.process:
+        if self._process is not client_connection.process:
             raise FailedPreconditionError(
                 f"the client of {self._address} was made before a fork: make a new one in this process"
             )

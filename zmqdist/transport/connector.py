@@ -25,18 +25,18 @@ from zmqdist.errors import OpError
 from zmqdist.limits import FRAME_BYTES_MAX, HANDSHAKE_S, HEARTBEAT_IVL_S, HEARTBEAT_TIMEOUT_S
 from zmqdist.random import chance
 from zmqdist.transport.address import endpoint
-from zmqdist.transport.greeting import GreetingProbe
 from zmqdist.transport.monitor import (
     CLIENT_EVENTS,
+    AttemptFailed,
     ConnectionWatch,
     Doubt,
     Down,
-    Failed,
-    Refused,
+    Rejected,
     Up,
     decode_event,
     open_monitor,
 )
+from zmqdist.transport.port_probe import PortProbe
 from zmqdist.transport.security import ClientSecurity
 
 log = logging.getLogger("zmqdist.transport")
@@ -52,7 +52,7 @@ _open: Final[set[zmq.Socket[bytes]]] = set()
 close them while the client's own finalizer still sends what waits."""
 
 
-class Link:
+class Connector:
     """See the module's docstring.
 
     Attributes:
@@ -85,7 +85,7 @@ class Link:
         self._closing = closing
         self._watch = ConnectionWatch(address, security)
         self._failures = 0
-        self._probe: GreetingProbe | None = None
+        self._probe: PortProbe | None = None
         self._waiting = True
 
     @property
@@ -93,7 +93,7 @@ class Link:
         """Whether the handshake succeeded and the connection has not gone since."""
         return self._watch.up
 
-    def tick(self, now: float) -> Refused | None:
+    def tick(self, now: float) -> Rejected | None:
         """Do what is due: begin an attempt, or go on with a look at the server."""
         if self.due is None or now < self.due:
             return None
@@ -104,18 +104,18 @@ class Link:
         self._fail("no connection was made", now)
         return None
 
-    def read(self, now: float) -> list[Up | Down | Refused]:
+    def read(self, now: float) -> list[Up | Down | Rejected]:
         """Take what the monitor has to say. Call again while its EVENTS show input."""
-        changes: list[Up | Down | Refused] = []
+        changes: list[Up | Down | Rejected] = []
         while self.monitor is not None and int(self.monitor.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN):
             event, value = decode_event(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
             verdict = self._watch.feed(event, value)
-            if isinstance(verdict, Failed):
+            if isinstance(verdict, AttemptFailed):
                 self._fail(verdict.why, now)
             elif isinstance(verdict, Doubt):
                 self._drop()
                 self._start_probe(now)
-            elif isinstance(verdict, Refused):
+            elif isinstance(verdict, Rejected):
                 changes.append(self._refuse(verdict))
             elif verdict is not None:
                 self._settled(isinstance(verdict, Up))
@@ -137,14 +137,14 @@ class Link:
 
     # -- one attempt --------------------------------------------------------------------------------------------------
 
-    def _begin(self, now: float) -> Refused | None:
+    def _begin(self, now: float) -> Rejected | None:
         try:
             if not self._security.may_connect(self.address):
                 self._fail("nobody listens there", now)
                 return None
             self._open()
         except OpError as error:
-            return self._refuse(Refused(error))
+            return self._refuse(Rejected(error))
         self._waiting = False
         self.due = now + CONNECT_S
         return None
@@ -177,7 +177,7 @@ class Link:
         self._drop()
         self._wait(now)
 
-    def _refuse(self, refusal: Refused) -> Refused:
+    def _refuse(self, refusal: Rejected) -> Rejected:
         self.trouble = str(refusal.error)
         self._drop()
         return refusal
@@ -209,10 +209,10 @@ class Link:
     # -- the look at the server -----------------------------------------------------------------------------------------
 
     def _start_probe(self, now: float) -> None:
-        self._probe = GreetingProbe(self.address, now)
+        self._probe = PortProbe(self.address, now)
         self.due = now
 
-    def _step_probe(self, probe: GreetingProbe, now: float) -> Refused | None:
+    def _step_probe(self, probe: PortProbe, now: float) -> Rejected | None:
         if not probe.step(now):
             self.due = now + PROBE_STEP_S
             return None

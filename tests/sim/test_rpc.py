@@ -1,0 +1,55 @@
+"""The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk lanes and paces.
+
+Which faults there are, and what is checked, is in zmqdist/testing/simulation/rpc.py.
+
+pytest tests/sim --seed 1234      replays one seed exactly
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+from zmqdist.rpc.turns import Turns
+from zmqdist.testing.simulation.rpc import FAULTS, simulate_rpc
+
+
+def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:
+    simulate_rpc(seed)
+
+
+def test_without_faults_each_call_that_was_taken_and_had_time_has_its_value(seed: int) -> None:
+    sim = simulate_rpc(seed, faults=0)
+    codes = Counter(question.code for question in sim.questions)
+    assert set(codes) <= {OK, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED}
+    assert all(question.code != DEADLINE_EXCEEDED or question.due < 20.0 for question in sim.questions)
+    assert codes[OK] > 0
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, second = simulate_rpc(7), simulate_rpc(7)
+    assert first.trace == second.trace
+    assert [question.code for question in first.questions] == [question.code for question in second.questions]
+
+
+def test_the_simulation_meets_what_it_is_about() -> None:
+    """A mild simulation would find nothing."""
+    sims = [simulate_rpc(seed) for seed in range(40)]
+    told = " ".join(line for sim in sims for line in sim.trace)
+    assert not [kind for kind in FAULTS if f"fault: {kind}" not in told]
+    questions = [question for sim in sims for question in sim.questions]
+    codes = Counter(question.code for question in questions)
+    assert min(codes[code] for code in (OK, CANCELLED, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE)) > 100
+    values = [question for question in questions if question.code == OK]
+    assert sum(sum(question.sizes) > 512 * 1024 for question in values) > 50, "large arguments"
+    assert sum(sum(question.result_sizes) > 512 * 1024 for question in values) > 50, "large results"
+    assert sum(question.begun and question.code != OK for question in questions) > 100, "answers that nobody gets"
+    assert sum(sim.held for sim in sims) > 50, "arguments that are let in"
+
+
+def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turns, "next", lambda self: None)
+    with pytest.raises(AssertionError, match=r"(?s)calls P1: .* never end.*pytest tests/sim --seed 5.*server 1 starts"):
+        simulate_rpc(5)

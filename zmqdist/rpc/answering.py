@@ -1,0 +1,32 @@
+"""What the parts of a service that answer calls later ask of it: streams, batches, and calls of methods that take their time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+from zmqdist.messages import Reply
+from zmqdist.rpc.methods import Method
+from zmqdist.transport.calls_machine import ServedCall
+from zmqdist.transport.router import Peer
+from zmqdist.transport.transfers import Source
+
+
+class AnsweringService(Protocol):
+    """RpcService (service.py), which says what each of these does."""
+
+    def register_later(self, name: str, fn: Callable[..., None], *, roles: frozenset[str] | None = None) -> None: ...
+
+    def allowed(self, peer: Peer, name: str) -> Method: ...
+
+    def submit(self, fn: Callable[..., None], *args: Any) -> None: ...
+
+    def soon(self, fn: Callable[..., object], *args: Any) -> None: ...
+
+    def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None: ...
+
+    def begun(self, served: ServedCall) -> None: ...
+
+    def drop(self, served: ServedCall) -> None: ...
+
+    def answer_later(self, served: ServedCall, peer: Peer, reply: Reply | None, sources: Sequence[Source]) -> None: ...

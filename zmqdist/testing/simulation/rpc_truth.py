@@ -1,0 +1,329 @@
+"""What really happened in the simulation of RPC, kept apart from the machines and held against their promises."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+from zmqdist.limits import CHUNK_BYTES, HEARTBEAT_TIMEOUT_S, LANE_WINDOW_BYTES
+from zmqdist.messages import Call, Chunk, Message, Reply
+from zmqdist.testing.simulation.clock import SimClock
+from zmqdist.wire.hello import our_hello
+
+if TYPE_CHECKING:
+    from zmqdist.testing.simulation.network import SimConnection, SimProcess
+    from zmqdist.transport.calls_machine import ClientCall, ServedCall
+
+LATE_S = 0.001
+KIB = 1024
+
+
+class RpcWorld:
+    """What both ends and their accounts know of a run: time, chance, bounds and questions.
+
+    Attributes:
+      turn_bounds: the arguments of Turns.
+      bytes_per_s: what the link of each client carries.
+      server_was_late: the server has been frozen.
+      held: calls whose large arguments their client has kept until they were let in.
+    """
+
+    def __init__(self, seed: int, clients: int) -> None:
+        self.seed = seed
+        random = self.random = Random(seed)
+        self.clock = SimClock()
+        self.hello = our_hello("server", 1, "simulated")
+        self.by_key: dict[int, Question] = {}
+        self.pending_max = random.choice((4, 20, 1000))
+        self.unasked_max = random.choice((32, 256)) * KIB
+        all_max, client_max = random.choice(((4096, 2048), (1024, 1024), (600, 256)))
+        self.turn_bounds = (all_max * KIB, all_max * KIB, client_max * KIB, client_max * KIB)
+        self.threads_max = random.choice((1, 2, 5))
+        self.rows_max = random.choice((1, 4, 12))
+        self.delay_s = random.choice((0.0, 0.002, 0.05))
+        self.bytes_per_s = [random.choice((inf, inf, 12_500_000, 250_000, 62_500)) for _ in range(clients)]
+        self.server_was_late = False
+        self.held = 0
+
+    def question(self, body: bytes) -> Question:
+        """The one with these arguments."""
+        return self.by_key[int(body.partition(b"|")[0])]
+
+    def connect(self, client: Any) -> SimConnection | None:
+        """A connection of a client to the present server, if its port is open."""
+        raise NotImplementedError
+
+
+class Question:
+    """One call, from its client's program to its outcome.
+
+    Attributes:
+      asker: the process of its client.
+      sizes, result_sizes: bytes of the large parts of its arguments and of its result; each is filled with bytes of its own.
+      sent, taken, begun: how often it left its client, was taken by a life of the server, was run.
+      code: of its outcome; -1 before.
+      losses: connections that its client had lost when it was asked.
+    """
+
+    def __init__(
+        self,
+        key: int,
+        asker: SimProcess,
+        method: str,
+        sizes: Sequence[int],
+        result_sizes: Sequence[int],
+        padding: int,
+    ) -> None:
+        self.key = key
+        self.asker = asker
+        self.method = method
+        self.sizes = sizes
+        self.result_sizes = result_sizes
+        self.body = b"%d|" % key + bytes(padding)
+        self.due = inf
+        self.waits_for_server = True
+        self.kind = key % 2
+        self.rows = 1 + key % 3
+        self.sent = self.taken = self.begun = self.losses = 0
+        self.code = -1
+        self.cancelled = False
+
+    @property
+    def frames(self) -> list[bytes]:
+        """The large parts of its arguments."""
+        return [bytes([(self.key + part) % 251]) * size for part, size in enumerate(self.sizes)]
+
+    def result(self) -> list[bytes]:
+        """The large parts of its result."""
+        return [bytes([(self.key + part + 7) % 251]) * size for part, size in enumerate(self.result_sizes)]
+
+    def begin(self, served: ServedCall | None, frames: Sequence[Any], now: float) -> None:
+        """The server runs it."""
+        self.begun += 1
+        assert self.begun == 1, f"turns P1: question {self.key} was begun twice"
+        if served is not None:
+            assert not served.dropped, f"turns P1: question {self.key} was begun after it was dropped"
+            in_time = now < served.due or self.method == "later"
+            assert in_time, f"turns P1: question {self.key} was begun after its time"
+        assert list(map(bytes, frames)) == self.frames, (
+            f"bulk P1: the arguments of question {self.key} are not what was sent"
+        )
+
+    def ended(self, call: ClientCall, now: float, losses: int) -> None:
+        """Its client has an outcome."""
+        assert self.code == -1, f"calls P1: question {self.key} ended twice"
+        assert call.ended, f"calls P1: question {self.key} is over without an outcome"
+        code = self.code = call.code
+        if code == OK:
+            assert self.begun, f"calls P1: question {self.key} has a value, and was never run"
+            assert call.body == self.body, f"calls P1: question {self.key} has the value of another"
+            assert list(map(bytes, call.frames)) == self.result(), (
+                f"bulk P1: the result of question {self.key} is not what was sent"
+            )
+        elif code == CANCELLED:
+            assert self.cancelled, f"calls P1: question {self.key} was cancelled by nobody"
+        elif code == DEADLINE_EXCEEDED:
+            assert now >= self.due, f"calls P1: question {self.key} ended before its time"
+        elif code == UNAVAILABLE:
+            told = f"calls P1: question {self.key} is UNAVAILABLE, and its connection was never lost"
+            assert losses > self.losses or not self.waits_for_server, told
+        else:
+            assert code == RESOURCE_EXHAUSTED, f"calls P1: question {self.key} ended with {code}: {call.message}"
+        assert now <= self.due + LATE_S or self.asker.was_frozen, f"calls P1: question {self.key} ended after its time"
+
+
+class LaneAccount:
+    """The chunks that leave by one end of one connection."""
+
+    def __init__(self, name: str, clock: SimClock, bytes_per_s: float) -> None:
+        self._name = name
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._on_the_way: deque[int] = deque()
+        self._since: dict[int, dict[int, int]] = {}
+        """Of each transfer that has begun: the chunks of the others since its own last one."""
+
+    def put(self, message: Message, frames: Sequence[Any]) -> None:
+        """Something leaves."""
+        if isinstance(message, (Call, Reply)) and message.parts and not (isinstance(message, Call) and message.held):
+            self.begun(message.id)
+        if not isinstance(message, Chunk):
+            return
+        nbytes = len(frames[0])
+        self._on_the_way.append(nbytes)
+        total = sum(self._on_the_way)
+        assert nbytes <= CHUNK_BYTES, f"bulk P1: {self._name} sends a chunk of {nbytes} bytes"
+        assert total <= LANE_WINDOW_BYTES, f"bulk P2: {self._name} has {total} bytes on the way"
+        wait_s = total / self._bytes_per_s
+        assert wait_s <= HEARTBEAT_TIMEOUT_S, f"pace P3: {self._name} has chunks of {wait_s:.1f} s on the way"
+        others = self._since.pop(message.id, {})
+        twice = [id for id, count in others.items() if count > 1]
+        assert not twice, f"bulk P3: {self._name} sends transfer {twice[0]} twice while {message.id} waits"
+        for counts in self._since.values():
+            counts[message.id] = counts.get(message.id, 0) + 1
+        self._since[message.id] = {}
+
+    def begun(self, id: int) -> None:
+        """The chunks of a transfer may leave from now on."""
+        self._since[id] = {}
+
+    def credited(self, nbytes: int) -> None:
+        """The other side has taken so many bytes."""
+        while nbytes and self._on_the_way:
+            oldest = self._on_the_way.popleft()
+            if oldest > nbytes:
+                self._on_the_way.appendleft(oldest - nbytes)
+            nbytes -= min(oldest, nbytes)
+
+
+class _Waiting:
+    """What of one client has not begun, as the server was told of it."""
+
+    def __init__(self) -> None:
+        self.outside: list[Hashable] = []
+        self.unasked: dict[Hashable, int] = {}
+        self.pulled: dict[Hashable, int] = {}
+        self.ready: list[Hashable] = []
+        self.ready_since = 0
+        self.last_turn = 0
+
+
+class ServerAccount:
+    """The calls of one life of the server that it has taken and not answered, and whose turn it is."""
+
+    def __init__(self, sim: RpcWorld) -> None:
+        self.batches = BatchAccount(sim)
+        self._sim = sim
+        self._held: dict[Hashable, set[ServedCall]] = {}
+        self._waiting: dict[Hashable, _Waiting] = {}
+        self._sizes: dict[Hashable, int] = {}
+        self._turn = 0
+
+    def _of(self, peer: Hashable) -> _Waiting:
+        return self._waiting.setdefault(peer, _Waiting())
+
+    def taken(self, peer: Hashable, served: ServedCall) -> None:
+        """The table has taken a call."""
+        calls = self._held.setdefault(peer, set())
+        calls.add(served)
+        assert len(calls) <= self._sim.pending_max, f"calls P6: {len(calls)} calls of one client are unanswered"
+
+    def finished(self, peer: Hashable, served: ServedCall) -> None:
+        """It is answered, or nobody wants an answer."""
+        self._held.get(peer, set()).discard(served)
+
+    def arrived(self, peer: Hashable, key: Hashable, nbytes: int, refused: str) -> None:
+        """A call has come unasked."""
+        _, all_max, _, client_max = self._sim.turn_bounds
+        its = self._of(peer).unasked
+        total = sum(sum(each.unasked.values()) for each in self._waiting.values())
+        fits = (sum(its.values()) + nbytes <= client_max or not its) and (total + nbytes <= all_max or not total)
+        assert fits != bool(refused), (
+            f"turns P5: {nbytes} bytes beside {sum(its.values())} and {total}: {refused or 'taken'}"
+        )
+        if not refused:
+            its[key] = nbytes
+
+    def announced(self, peer: Hashable, key: Hashable, nbytes: int) -> None:
+        """A call has come whose client keeps its arguments."""
+        self._of(peer).outside.append(key)
+        self._sizes[key] = nbytes
+
+    def let_in(self, peer: Hashable, key: Hashable) -> None:
+        """Its arguments may come."""
+        all_max, _, client_max, _ = self._sim.turn_bounds
+        its = self._of(peer)
+        assert its.outside[:1] == [key], "turns P4: a call was let in before an earlier one of its client"
+        its.outside.remove(key)
+        its.pulled[key] = self._sizes.pop(key)
+        own = sum(its.pulled.values())
+        every = [nbytes for each in self._waiting.values() for nbytes in each.pulled.values()]
+        assert own <= client_max or len(its.pulled) == 1, f"turns P3: {own} pulled bytes of a client"
+        assert sum(every) <= all_max or len(every) == 1, f"turns P3: {sum(every)} pulled bytes of all clients"
+
+    def ready(self, peer: Hashable, key: Any) -> None:
+        """Everything is here, it waits for a thread."""
+        its = self._of(peer)
+        if not its.ready:
+            its.ready_since = self._turn
+        its.ready.append(id(key))
+
+    def begun(self, peer: Hashable, key: Any) -> None:
+        """It has its turn."""
+        its = self._of(peer)
+        assert its.ready[:1] == [id(key)], "turns P2: the calls of a client begin out of their order"
+        before = its.last_turn
+        for other in self._waiting.values():
+            passed = other is not its and other.ready and max(other.ready_since, other.last_turn) < before
+            assert not passed, "turns P2: a client has two turns while another one waits"
+        self._turn += 1
+        its.last_turn = self._turn
+        del its.ready[0]
+        self._forget(its, key)
+
+    def dropped(self, peer: Hashable, key: Any) -> None:
+        """It will not begin."""
+        its = self._of(peer)
+        if key in its.outside:
+            its.outside.remove(key)
+        if id(key) in its.ready:
+            its.ready.remove(id(key))
+        self._forget(its, key)
+
+    def _forget(self, its: _Waiting, key: Any) -> None:
+        if isinstance(key, Hashable):
+            its.unasked.pop(key, None)
+            its.pulled.pop(key, None)
+
+    def gone(self, peer: Hashable) -> None:
+        """The connection of a client has ended."""
+        self._waiting.pop(peer, None)
+        self._held.pop(peer, None)
+
+
+class BatchAccount:
+    """The calls that wait for company.
+
+    Attributes:
+      free_since: when a batch ended last.
+    """
+
+    def __init__(self, sim: RpcWorld) -> None:
+        self.free_since = 0.0
+        self._sim = sim
+        self._came: dict[Question, float] = {}
+        self._dropped: dict[int, float] = {}
+        """When the first call came that was dropped since the last batch of a kind: a batch keeps the time when it was opened."""
+
+    def arrived(self, question: Question, now: float) -> None:
+        """A call waits."""
+        self._came[question] = now
+
+    def dropped(self, question: Question) -> None:
+        """Nobody waits for it any more."""
+        if question in self._came:
+            self._dropped[question.kind] = min(self._dropped.get(question.kind, inf), self._came.pop(question))
+
+    def closed(self, batch: list[Question]) -> None:
+        """Check what a batch has in it, and forget it."""
+        waiting = [question for question in self._came if question.kind == batch[0].kind]
+        assert batch == waiting[: len(batch)], "batching P1: a batch is not the first calls of one kind"
+        rows = sum(question.rows for question in batch)
+        assert rows <= self._sim.rows_max or len(batch) == 1, f"batching P2: a batch of {rows} rows"
+        for question in batch:
+            del self._came[question]
+        self._dropped.pop(batch[0].kind, None)
+
+    def begun(self, batch: list[Question], sim: RpcWorld) -> None:
+        """A batch runs."""
+        now, first = sim.clock.now, self._came[batch[0]]
+        ripe = [came for came in self._came.values() if came + sim.delay_s <= now]
+        opened = min(first, self._dropped.get(batch[0].kind, inf))
+        assert opened <= min(ripe, default=inf), "batching P4: an older batch that may run is passed over"
+        may_wait = max(first + sim.delay_s, self.free_since) + LATE_S
+        assert now <= may_wait or sim.server_was_late, f"batching P3: a batch has waited {now - first:.3f} s"
+        self.closed(batch)
