@@ -26,11 +26,11 @@ from zmqdist.data import (
     TFRecordDataset,
 )
 from zmqdist.data.checksums import masked_crc32c
+from zmqdist.data.interfaces import make
 from zmqdist.data.ops.filtering import Shard
 from zmqdist.data.ops.snapshots import ChunkFiles, Chunks
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
-from zmqdist.data.tree import make
 from zmqdist.specs import TensorSpec
 
 

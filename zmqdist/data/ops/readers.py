@@ -20,23 +20,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from zmqdist.data import storage
 from zmqdist.data.checksums import masked_crc32c
 from zmqdist.data.constants import AUTOTUNE, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import InterleaveNode, default_cycle_length
 from zmqdist.data.ops.sources import Tensors
 from zmqdist.data.structure import invalid
 from zmqdist.errors import DataLossError, NotFoundError
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 
@@ -60,7 +58,7 @@ def open_file(path: str, compression: str) -> IO[bytes]:
 class ReaderNode(Node):
     """`path` is the file that is being read, "" between two; `done` the records of it that were given."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.path = ""
         self.done = 0
@@ -104,7 +102,7 @@ class Reader(Op):
     parallel: int = field(default=0, kw_only=True)
     """Files that are read at once, a record of each in turn; 0: one after the other."""
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)
 
     @property
@@ -112,10 +110,8 @@ class Reader(Op):
         """For the node of interleave."""
         return default_cycle_length(self.parallel) if self.parallel == AUTOTUNE else self.parallel
 
-    def made(self, name: Any) -> Tree:
+    def made(self, name: Any) -> DatasetLike:
         """The dataset of one file."""
-        from zmqdist.data.tree import make
-
         return make(replace(self, parallel=0), [make(Tensors.build(name))])
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
