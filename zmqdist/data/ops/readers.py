@@ -16,7 +16,7 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
@@ -25,7 +25,6 @@ from typing import IO, Any, ClassVar
 import numpy as np
 
 from zmqdist.data import storage
-from zmqdist.data.checksums import masked_crc32c
 from zmqdist.data.constants import AUTOTUNE, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, Node
@@ -164,6 +163,20 @@ class FixedLengthRecords(Reader):
         raise invalid(f"{path}: what is between header and footer is no multiple of {size} bytes")
 
 
+def crc32c() -> Callable[[bytes], int]:
+    """What computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ImportError("TFRecordDataset needs google-crc32c: pip install zmqdist[tfrecord]") from error
+    return google_crc32c.value  # type: ignore[no-any-return]
+
+
+def masked(crc: int) -> int:
+    """A checksum in the form that TFRecord files hold."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 
@@ -174,15 +187,16 @@ class TFRecords(Reader):
     """Records of TFRecord files; both checksums of each are checked."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        checksum_of = crc32c()
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
                 raise DataLossError(f"{path}: truncated record")
             length, checksum = _HEAD.unpack(head)
-            if masked_crc32c(head[:8]) != checksum:
+            if masked(checksum_of(head[:8])) != checksum:
                 raise DataLossError(f"{path}: corrupted record")
             data, tail = file.read(length), file.read(_TAIL.size)
             if len(tail) < _TAIL.size:
                 raise DataLossError(f"{path}: truncated record")
-            if masked_crc32c(data) != _TAIL.unpack(tail)[0]:
+            if masked(checksum_of(data)) != _TAIL.unpack(tail)[0]:
                 raise DataLossError(f"{path}: corrupted record")
             yield data
