@@ -25,12 +25,11 @@ from zmqdist.data import (
     TextLineDataset,
     TFRecordDataset,
 )
-from zmqdist.data.checksums import masked_crc32c
+from zmqdist.data.interfaces import make
 from zmqdist.data.ops.filtering import Shard
 from zmqdist.data.ops.snapshots import ChunkFiles, Chunks
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
-from zmqdist.data.tree import make
 from zmqdist.specs import TensorSpec
 
 
@@ -100,6 +99,17 @@ def files(folder: Path, *contents: bytes) -> list[str]:
     for number, content in enumerate(contents):
         (folder / f"file-{number}").write_bytes(content)
     return [str(folder / f"file-{number}") for number in range(len(contents))]
+
+
+def masked_crc32c(data: bytes) -> int:
+    """The checksum of a TFRecord, bit by bit as its definition has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def record(data: bytes) -> bytes:

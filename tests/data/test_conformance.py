@@ -17,11 +17,10 @@ from tests.data.examples import EXAMPLES, Example
 from tests.data.reading import SOME, read
 from tests.scheduling.work import until
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.dataset import deserialize
+from zmqdist.data.interfaces import ELSEWHERE, OPERATORS
 from zmqdist.data.iterators import save_elements
-from zmqdist.data.ops import OPERATORS
-from zmqdist.data.ops.base import ELSEWHERE
 from zmqdist.data.structure import is_dataset, problem_of
-from zmqdist.data.tree import deserialize
 
 Rule = Callable[[str, Example, Path], None]
 RULES: list[Rule] = []

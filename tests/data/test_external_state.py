@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from zmqdist.data import Dataset, Options
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.external_state import check_external_state, stateful, stateful_operators
-from zmqdist.data.tree import deserialize
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 
 

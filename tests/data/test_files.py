@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from tests.data.examples import files, record
 from tests.data.reading import plain
 from zmqdist import TensorSpec
-from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, checksums
+from zmqdist.data import AUTOTUNE, Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from zmqdist.data.ops import saving
 from zmqdist.data.splits import split_providers
 from zmqdist.errors import (
@@ -53,18 +54,10 @@ def test_records_of_one_length(tmp_path: Path) -> None:
         FixedLengthRecordDataset(names, 0)
 
 
-def test_the_checksum_is_that_of_the_standard() -> None:
-    crc = 0xE3069283  # of "123456789", as the standard for CRC-32C has it
-    assert checksums.crc32c(b"123456789") == crc
-    assert checksums.masked_crc32c(b"123456789") == (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@pytest.mark.parametrize("size", [8, 8191, 8192, 8193, 100_001])
-def test_the_checksum_of_long_data_is_the_same_by_rows(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = np.random.default_rng(size).bytes(size)
-    by_bytes = checksums.crc32c(data)
-    monkeypatch.setattr(checksums, "ROWS_BYTES_MIN", size)
-    assert checksums.crc32c(data) == by_bytes
+def test_without_google_crc32c_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(ImportError, match=r"TFRecordDataset needs google-crc32c: pip install zmqdist\[tfrecord\]"):
+        TFRecordDataset("x")
 
 
 @pytest.mark.parametrize("parallel", [1, 2, AUTOTUNE])

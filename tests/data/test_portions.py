@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.data.examples import EXAMPLES, choices
 from tests.data.reading import plain, read
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, Options, TextLineDataset
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.splits import open_split, portion_pipeline, portion_rules
-from zmqdist.data.tree import Tree, deserialize
+from zmqdist.data.tree import Tree
 from zmqdist.errors import UnimplementedError
 from zmqdist.specs import TensorSpec
 

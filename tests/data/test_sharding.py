@@ -19,9 +19,11 @@ from zmqdist.data import (
     TextLineDataset,
 )
 from zmqdist.data.constants import SHARD_HINT
+from zmqdist.data.dataset import deserialize
+from zmqdist.data.interfaces import make
 from zmqdist.data.ops.filtering import Shard
 from zmqdist.data.sharding import distributed_cardinality, shard_for_worker
-from zmqdist.data.tree import Tree, deserialize, make
+from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
 
 WORKERS = 5

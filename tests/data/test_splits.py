@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, TextLineDataset
+from zmqdist.data.dataset import deserialize
+from zmqdist.data.interfaces import OPERATORS, make, operator
 from zmqdist.data.iterators import Node
-from zmqdist.data.ops.base import OPERATORS, Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.splits import SplitProvider, open_split, split_cardinalities, split_providers
-from zmqdist.data.tree import deserialize, make
 from zmqdist.errors import FailedPreconditionError, UnavailableError, UnimplementedError
 
 

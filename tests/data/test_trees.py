@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from zmqdist.data import Dataset, Options
-from zmqdist.data.tree import deserialize
+from zmqdist.data.dataset import deserialize
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 
 

@@ -17,10 +17,10 @@ from tests.data_service.snapshots import always, begin, numbers, save, write, wr
 from tests.data_service.test_snapshots_writer import fails_at_five
 from zmqdist import TensorSpec
 from zmqdist.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, layout
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.ops import saving, snapshots
 from zmqdist.data.service.snapshots import writer
 from zmqdist.data.splits import open_split, split_providers
-from zmqdist.data.tree import deserialize
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 
 

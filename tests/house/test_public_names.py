@@ -92,7 +92,6 @@ PINNED: dict[str, frozenset[str]] = {
             "TextLineDataset",
             "UNKNOWN_CARDINALITY",
             "experimental",
-            "progress",
             "service",
         }
     ),

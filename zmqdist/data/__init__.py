@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from zmqdist.data.dataset import Dataset
     from zmqdist.data.options import Options
     from zmqdist.data.readers import FixedLengthRecordDataset, ParquetDataset, TextLineDataset, TFRecordDataset
-    from zmqdist.data.showing import progress
 
 _WHERE = {
     "Dataset": "zmqdist.data.dataset",
@@ -27,7 +26,6 @@ _WHERE = {
     "Sparse": "zmqdist.data.composites",
     "TFRecordDataset": "zmqdist.data.readers",
     "TextLineDataset": "zmqdist.data.readers",
-    "progress": "zmqdist.data.showing",
 }
 
 
@@ -59,6 +57,5 @@ __all__ = [
     "TextLineDataset",
     "UNKNOWN_CARDINALITY",
     "experimental",
-    "progress",
     "service",
 ]

@@ -1,23 +1,21 @@
-"""Where pipelines begin: the static methods of `Dataset` that make one of something else."""
+"""Where pipelines begin: the methods of the class `Dataset` that make one of something else."""
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from zmqdist.data.ops import saving, sources
+from zmqdist.data.ops import sources
 from zmqdist.data.ops.base import Function
 from zmqdist.data.structure import without_attrs
-from zmqdist.data.tree import make
+from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
 
-if TYPE_CHECKING:
-    from zmqdist.data.dataset import Dataset
+D = TypeVar("D", bound="Creation")
 
 
 def user_function(value: Any, what: str) -> Function:
@@ -41,13 +39,13 @@ def _is_iterable_of_torch(source: Any) -> bool:
     return torch is not None and isinstance(source, torch.IterableDataset)
 
 
-class Creation:
+class Creation(Tree):
     """The part of `Dataset` that makes datasets of arrays, files and functions."""
 
     __slots__ = ()
 
-    @staticmethod
-    def range(*args: Any, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+    @classmethod
+    def range(cls: type[D], *args: Any, output_type: Any = np.int64, name: str | None = None) -> D:
         """Numbers as Python's `range(stop)`, `range(start, stop)`, `range(start, stop, step)` gives them, as `output_type`.
 
         Raises:
@@ -60,31 +58,32 @@ class Creation:
         start, stop, step = (
             numbers * 2 if len(numbers) == 3 else [0, *numbers, 1] if len(numbers) == 1 else [*numbers, 1]
         )[:3]
-        return make(sources.Range.build(start, stop, step, output_type))
+        return cls(sources.Range.build(start, stop, step, output_type))
 
-    @staticmethod
-    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_tensors(cls: type[D], tensors: Any, name: str | None = None) -> D:
         """One element. Arrays are not copied."""
-        return make(sources.Tensors.build(tensors))
+        return cls(sources.Tensors.build(tensors))
 
-    @staticmethod
-    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_tensor_slices(cls: type[D], tensors: Any, name: str | None = None) -> D:
         """What lies along axis 0 of each leaf. Arrays are not copied: the elements are read-only views of them.
 
         Raises:
           ValueError: a leaf is a scalar, or they differ in length.
         """
-        return make(sources.Slices.build(tensors))
+        return cls(sources.Slices.build(tensors))
 
-    @staticmethod
+    @classmethod
     def from_generator(
+        cls: type[D],
         generator: Callable[..., Any],
         output_types: Any = None,
         output_shapes: Any = None,
         args: Any = (),
         output_signature: Any = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> D:
         """What `generator(*args)` yields; it is called for each iterator.
 
         Without `output_signature` (or `output_types`, with `output_shapes`) the spec is that of the first item, and nothing is
@@ -96,10 +95,10 @@ class Creation:
         spec = without_attrs(output_signature)
         if spec is None and output_types is not None:
             spec = sources.spec_from(output_types, output_shapes)
-        return make(sources.Generator(user_function(generator, "from_generator"), tuple(args or ()), spec))
+        return cls(sources.Generator(user_function(generator, "from_generator"), tuple(args or ()), spec))
 
-    @staticmethod
-    def from_source(source: Any, output_signature: Any = None, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_source(cls: type[D], source: Any, output_signature: Any = None, name: str | None = None) -> D:
         """The items of any iterable, or of anything with items by position: lists, torch and Hugging Face datasets, Grain sources.
 
         An object with `len(source)` and `source[position]` is read by position: it can be dealt out, and a state of an iterator is a
@@ -117,57 +116,21 @@ class Creation:
                 f"{type(source).__name__} can be read once only: give from_generator a function that makes it"
             )
         if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not _is_iterable_of_torch(source):
-            return make(sources.Source(Function(source), len(source), spec))
+            return cls(sources.Source(Function(source), len(source), spec))
         if not hasattr(source, "__iter__"):
             raise TypeError(
                 f"a source is iterable, or has a length and items by position; {type(source).__name__} is neither"
             )
-        return make(sources.Generator(Function(functools.partial(iter, source)), (), spec, kept=True))
+        return cls(sources.Generator(Function(functools.partial(iter, source)), (), spec, kept=True))
 
-    @staticmethod
+    @classmethod
     def random(
-        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
-    ) -> Dataset:
+        cls: type[D], seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> D:
         """int64 in [0, 2**32) without end; the same for each iterator unless `rerandomize_each_iteration`."""
-        return make(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
+        return cls(sources.Random(operation_seed(seed), bool(rerandomize_each_iteration)))
 
-    @staticmethod
-    def counter(start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+    @classmethod
+    def counter(cls: type[D], start: Any = 0, step: Any = 1, dtype: Any = np.int64, name: str | None = None) -> D:
         """start, start + step, ... without end."""
-        return make(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))
-
-    @staticmethod
-    def list_files(
-        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
-    ) -> Dataset:
-        """The names of the files that match, sorted; shuffled, anew for each iterator, unless `shuffle=False`.
-
-        Raises:
-          InvalidArgumentError: no file matches.
-        """
-        files = sources.files_matching(file_pattern)
-        dataset = make(sources.Slices.build(files))
-        return dataset if shuffle is False else dataset.shuffle(len(files), seed)
-
-    @staticmethod
-    def load(
-        path: str,
-        element_spec: Any = None,
-        compression: str | None = None,
-        reader_func: Callable[[Dataset], Dataset] | None = None,
-        wait: bool = False,
-        name: str | None = None,
-    ) -> Dataset:
-        """What `save` wrote, or `distributed_save`; the latter also while it is being written: elements come as they are committed.
-
-        Args:
-          path: a folder, or for what `distributed_save` wrote a URL of a folder (extra `zmqdist[fsspec]`).
-          reader_func: makes the dataset from the datasets of the files.
-          wait: look again, at least every 5 seconds, until something was saved.
-
-        Raises:
-          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`; `distributed_save` failed, or used another
-            compression. DataLossError: `save` used another compression. Reading raises the error of a `distributed_save` that
-            fails meanwhile.
-        """
-        return saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
+        return cls(sources.Counter(_plain(start), _plain(step), np.dtype(dtype).str))

@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.data import interfaces
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.creation import Creation, user_function
+from zmqdist.data.interfaces import dataset_class
 from zmqdist.data.ops import (
     background,
     batching,
@@ -33,6 +35,7 @@ from zmqdist.data.ops import (
     resampling,
     saving,
     shuffling,
+    sources,
     windows,
 )
 from zmqdist.data.ops.base import Op
@@ -57,6 +60,7 @@ def _several(datasets: Any) -> tuple[Dataset, ...]:
     return inputs
 
 
+@dataset_class
 class Dataset(Creation, Results):
     """Elements that are computed when somebody reads them: `for element in dataset`.
 
@@ -67,6 +71,48 @@ class Dataset(Creation, Results):
 
     def _then(self, op: Op, *others: Tree) -> Dataset:
         return Dataset(op, (self, *others))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return deserialize, (self.serialize(),)
+
+    # -- from files --
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of the files that match, sorted; shuffled, anew for each iterator, unless `shuffle=False`.
+
+        Raises:
+          InvalidArgumentError: no file matches.
+        """
+        files = sources.files_matching(file_pattern)
+        dataset = Dataset(sources.Slices.build(files))
+        return dataset if shuffle is False else dataset.shuffle(len(files), seed)
+
+    @staticmethod
+    def load(
+        path: str,
+        element_spec: Any = None,
+        compression: str | None = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+        wait: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """What `save` wrote, or `distributed_save`; the latter also while it is being written: elements come as they are committed.
+
+        Args:
+          path: a folder, or for what `distributed_save` wrote a URL of a folder (extra `zmqdist[fsspec]`).
+          reader_func: makes the dataset from the datasets of the files.
+          wait: look again, at least every 5 seconds, until something was saved.
+
+        Raises:
+          NotFoundError: nothing was saved there. ValueError: it has another `element_spec`; `distributed_save` failed, or used another
+            compression. DataLossError: `save` used another compression. Reading raises the error of a `distributed_save` that
+            fails meanwhile.
+        """
+        made: Dataset = saving.load(os.fspath(path), without_attrs(element_spec), compression, reader_func, wait)
+        return made
 
     # -- one by one --
 
@@ -456,3 +502,13 @@ class Dataset(Creation, Results):
         if not is_dataset(made):
             raise TypeError(f"apply takes a function that returns a Dataset, not {type(made).__name__}")
         return made
+
+
+def deserialize(text: str) -> Dataset:
+    """The dataset that `serialize` described. Unpickles nothing: a function is unpickled where it is first called.
+
+    Raises:
+      InvalidArgumentError: not such a description, or of another version, or with an operator that is not known here.
+    """
+    made: Dataset = interfaces.deserialize(text)
+    return made

@@ -24,11 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import fields
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zmqdist.background import in_background
+from zmqdist.data.interfaces import DatasetLike, deserialize
+from zmqdist.data.options import Options
 from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
 from zmqdist.errors import (
     CancelledError,
@@ -40,10 +42,6 @@ from zmqdist.errors import (
     from_code,
 )
 from zmqdist.limits import STATE_BYTES_MAX
-
-if TYPE_CHECKING:
-    from zmqdist.data.options import Options
-    from zmqdist.data.tree import Tree
 
 STATE_VERSION = 1
 
@@ -155,11 +153,12 @@ class Context:
         """Whether sources give what somebody deals out."""
         return self._splits is not None
 
-    def open(self, dataset: Tree) -> Node:
+    def open(self, dataset: DatasetLike) -> Node:
         """The node of a dataset, with those below it."""
-        return dataset.op.open(dataset, self)
+        node: Node = dataset.op.open(dataset, self)
+        return node
 
-    def open_inputs(self, dataset: Tree) -> list[Node]:
+    def open_inputs(self, dataset: DatasetLike) -> list[Node]:
         """The nodes of a dataset's inputs; those that are not split have their sources whole."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
         nodes: list[Node] = []
@@ -177,7 +176,7 @@ class Context:
         """The number of the source that is opened next."""
         return self._sources
 
-    def reopen(self, dataset: Tree, place: int) -> Node:
+    def reopen(self, dataset: DatasetLike, place: int) -> Node:
         """Open a dataset once more, as a repetition, whose first source has number `place`."""
         before, self._sources = self._sources, place
         try:
@@ -243,7 +242,7 @@ class Node:
       children: the nodes of the inputs.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         self.dataset = dataset
         self.op: Any = dataset.op
         self.context = context
@@ -370,11 +369,11 @@ class DatasetIterator(chain[Any]):
     """
 
     _reading: _Reading
-    _dataset: Tree
+    _dataset: DatasetLike
     _names: list[str]
 
     @classmethod
-    def over(cls, dataset: Tree, context: Context) -> DatasetIterator:
+    def over(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
         """Open a dataset."""
         reading = _Reading(context.open(dataset))
         made: Any = cls.from_iterable(reading.streams())
@@ -560,8 +559,6 @@ def _packed(value: Any) -> Any:
 def _unpacked(value: Any) -> Any:
     if isinstance(value, dict):
         if _DATASET in value:
-            from zmqdist.data.tree import deserialize
-
             return deserialize(value[_DATASET])
         return {key: _unpacked(item) for key, item in value.items()}
     if isinstance(value, tuple):

@@ -78,8 +78,9 @@ def TFRecordDataset(
 ) -> Dataset:
     """The records of TFRecord files, as bytes. Reading raises DataLossError for a file that is cut off or damaged.
 
-    Checksums of large records are quick with the package `crc32c`: pip install zmqdist[tfrecord].
+    Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
     """
+    readers.crc32c()  # an ImportError here is better than one at a worker
     compression, parallel = (
         readers.checked_compression(compression_type),
         checked_parallel(num_parallel_reads, "num_parallel_reads"),

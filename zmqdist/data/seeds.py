@@ -14,12 +14,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
+from zmqdist.data.interfaces import DatasetLike
 
 _DRAWS = 1024
 _BITS = 2**64 - 1
@@ -32,7 +31,7 @@ def iterator_seed(seed: tuple[int, int] | None, number: int) -> list[int]:
     return [seed[0] & _BITS, seed[1] & _BITS, number]
 
 
-def epoch_seed(dataset: Tree, number: int, seed: tuple[int, int] | None, fresh: bool) -> list[int]:
+def epoch_seed(dataset: DatasetLike, number: int, seed: tuple[int, int] | None, fresh: bool) -> list[int]:
     """The seed of iterator `number` over a dataset: each its own where `fresh`, else the same for all of this object."""
     if fresh:
         return iterator_seed(seed, number)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.ops.base import Op
@@ -151,13 +152,13 @@ def _without_shuffles(dataset: Tree) -> Tree:
     return dataset.rewrite(lambda one: one.inputs[0] if one.op.name == "shuffle" else one)
 
 
-def _reads_files(dataset: Tree) -> bool:
+def _reads_files(dataset: Any) -> bool:
     """Whether its input names files: it is a reader, or its function returns datasets that are made by one."""
     op = dataset.op
     if isinstance(op, Interleave):
         names = _then(IgnoreErrors(), _without_shuffles(dataset.inputs[0]))  # any will do: no reason to fill a buffer
         return any(_reads_files(each) for x in islice(names.probe(), 1) for each in op.made(x).walk())
-    return op.is_reader
+    return bool(op.is_reader)
 
 
 __all__ = ["Unshardable", "distributed_cardinality", "shard_for_worker"]

@@ -25,17 +25,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from math import lcm
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.iterators import Context, DatasetIterator
 from zmqdist.data.ops.base import finite
+from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
-
-T = TypeVar("T", bound="Tree")
+T = TypeVar("T", bound=Tree)
 
 
 @dataclass

@@ -13,22 +13,17 @@ Not here: the operators (ops/), the methods that users chain (dataset.py).
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import FORMAT_VERSION, Memory
 from zmqdist.data.iterators import Context, DatasetIterator
-from zmqdist.data.ops.base import Function, Op, operator_of
+from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
-from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, invalid, read_only
-from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError
-
-if TYPE_CHECKING:
-    from zmqdist.data.dataset import Dataset
-
-FORMAT_VERSION = 1
+from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, read_only
+from zmqdist.errors import FailedPreconditionError, InvalidArgumentError
 
 T = TypeVar("T", bound="Tree")
 
@@ -49,9 +44,6 @@ class Tree:
         self.inputs = tuple(inputs)
         self.memory = Memory()
         self._spec: Any = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return deserialize, (self.serialize(),)
 
     def __repr__(self) -> str:
         known = self.known_spec
@@ -194,55 +186,8 @@ class Tree:
         return "\n".join(lines)
 
 
-class Memory:
-    """What the iterators of one dataset object share: how many there were, and what an operator keeps from one to the next."""
-
-    __slots__ = ("_numbers", "kept")
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self.kept: dict[str, Any] = {}
-
-    def number(self) -> int:
-        """The number of the iterator that is being opened."""
-        return next(self._numbers)
-
-
-def make(op: Op, inputs: Sequence[Tree] = ()) -> Dataset:
-    """The dataset of an operator, of the class that users know; for operators whose elements are datasets."""
-    from zmqdist.data.dataset import Dataset
-
-    return Dataset(op, inputs)
-
-
-def deserialize(text: str) -> Dataset:
-    """The dataset that `serialize` described. Unpickles nothing: a function is unpickled where it is first called.
-
-    Raises:
-      InvalidArgumentError: not such a description, or of another version, or with an operator that is not known here.
-    """
-    try:
-        told = json.loads(text)
-        if told["version"] != FORMAT_VERSION:
-            raise invalid(f"a dataset of format {told['version']}, this is format {FORMAT_VERSION}")
-        made: list[Dataset] = []
-        for node in told["nodes"]:
-            op = operator_of(node["op"])
-            if op is None:
-                raise invalid(f"a dataset with the operator {node['op']!r}, which this version does not have")
-            made.append(make(op.of(node["args"]), [made[number] for number in node["inputs"]]))
-        return made[-1]
-    except OpError:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise invalid(f"not the description of a dataset: {error}") from error
-
-
 def _fold(dataset: Tree, combine: Callable[[Tree, tuple[Any, ...]], Any]) -> Any:
     done: dict[int, Any] = {}
     for each in dataset.walk():
         done[id(each)] = combine(each, tuple(done[id(one)] for one in each.inputs))
     return done[id(dataset)]
-
-
-__all__ = ["Function", "Memory", "Tree", "deserialize", "make"]

@@ -1,4 +1,4 @@
-"""The operators, a module for each family; all of them are in `OPERATORS`."""
+"""The operators, a module for each family; importing it enters all of them into the registry of interfaces.py."""
 
 from zmqdist.data.ops import (
     background,
@@ -17,10 +17,8 @@ from zmqdist.data.ops import (
     sources,
     windows,
 )
-from zmqdist.data.ops.base import OPERATORS
 
 __all__ = [
-    "OPERATORS",
     "background",
     "batching",
     "caching",

@@ -21,16 +21,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from zmqdist.data.constants import AUTOTUNE
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import invalid, whole
 from zmqdist.errors import FailedPreconditionError
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 PREFETCH_AUTOTUNE = 8
 """Elements: what prefetch(AUTOTUNE) keeps at least."""
@@ -243,7 +241,7 @@ class Ahead:
 
 
 class _PrefetchNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)
         if size and not context.probing:

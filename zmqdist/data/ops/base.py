@@ -1,4 +1,4 @@
-"""What an operator is, and the one table of them.
+"""What an operator is.
 
 Rules
     An operator is a frozen dataclass of plain arguments, values and functions; its inputs are those of the Dataset that holds it. It
@@ -16,28 +16,17 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import importlib
 from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, spec_of, to_json
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
-
-OPERATORS: dict[str, type[Op]] = {}
-"""Every operator by its name."""
-
-ELSEWHERE = {"distribute": "zmqdist.data.service.source"}
-"""Operators that stand above this package, with the module that enters them."""
-
 _PLAIN = frozenset({type(None), bool, int, float, str})
-
-OpClass = TypeVar("OpClass", bound="type[Op]")
 
 
 class Function:
@@ -88,7 +77,7 @@ class Function:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One operator. Subclasses are registered by `operator`.
+    """One operator. Subclasses are registered by `interfaces.operator`.
 
     Attributes:
       name: in the table, in descriptions and in `explain`.
@@ -109,7 +98,7 @@ class Op:
         """Whether other programs take elements of it, so that a pass may be empty and the next one not."""
         return False
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         """Put it to work."""
         return self.node(dataset, context)
 
@@ -121,7 +110,7 @@ class Op:
         """The spec of its elements, or UNKNOWN_SPEC where only running tells; this one keeps the input's."""
         return inputs[0]
 
-    def infer(self, dataset: Tree) -> Any:
+    def infer(self, dataset: DatasetLike) -> Any:
         """The spec of `dataset`, whose operator this is, by computing its first element; UNKNOWN_SPEC where there is none."""
         for first in dataset.probe():
             return spec_of(first)
@@ -174,26 +163,6 @@ class Op:
                 text = repr(value)
                 parts.append(f"{field.name}={text if len(text) <= 60 else type(value).__name__}")
         return f"{self.name}({', '.join(parts)})"
-
-
-def operator(name: str, node: type[Node]) -> Callable[[OpClass], OpClass]:
-    """Enter an operator's class into the table."""
-
-    def enter(cls: OpClass) -> OpClass:
-        assert name not in OPERATORS
-        cls.name = name
-        cls.node = node
-        OPERATORS[name] = cls
-        return cls
-
-    return enter
-
-
-def operator_of(name: str) -> type[Op] | None:
-    """The operator with this name; None where there is none."""
-    if name in ELSEWHERE and name not in OPERATORS:
-        importlib.import_module(ELSEWHERE[name])
-    return OPERATORS.get(name)
 
 
 def _described(value: Any) -> Any:

@@ -6,18 +6,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Op, finite, operator
+from zmqdist.data.ops.base import Op, finite
 from zmqdist.data.ops.parallel import ParallelNode
 from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched, whole
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 class GatheringNode(Node):
@@ -26,7 +24,7 @@ class GatheringNode(Node):
     An error of the input leaves `held` as it is: only the element that failed is lost.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.held: list[Any] = []
 
@@ -85,7 +83,7 @@ class Gathering(Op):
 class _ParallelBatchNode(ParallelNode):
     """Gathers elements into `held`, and has full batches stacked by threads."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.held: list[Any] = []
 
@@ -118,13 +116,13 @@ class Batch(Gathering):
     parallel: int = 0
     deterministic: bool | None = None
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         parallel = self.parallel and not context.probing
         return _ParallelBatchNode(dataset, context) if parallel else GatheringNode(dataset, context)
 
 
 class _UnbatchNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.batch: Any = None
         self.position = 0
@@ -193,7 +191,7 @@ def rows_in(spec: Any) -> int | None:
 class _RebatchNode(_UnbatchNode):
     """Rows of batches, gathered anew; `held` are rows, `turn` says which size is next."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.held: list[Any] = []
         self.turn = 0

@@ -19,17 +19,15 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import READY, own_dicts, read_only
 from zmqdist.errors import AlreadyExistsError, DataLossError
 from zmqdist.files import open_regular
 from zmqdist.wire import safe
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 _MAGIC = b"zmqdist elements 1\n"
 _LENGTH = struct.Struct("<Q")
@@ -75,7 +73,7 @@ def _exactly(file: IO[bytes], count: int, path: str) -> bytes:
 class _CacheNode(Node):
     """`position` elements are given; `recorded` are those of this pass, None when it reads a record; `dicts`: there are some in them."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
         self.reading: list[Any] | None = dataset.memory.kept.get("cache")
@@ -127,7 +125,7 @@ class Cache(Op):
 class _FileCacheNode(Node):
     """`position` elements are given, of the file where `reading`."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
         self.path = self.op.filename + ".data"

@@ -9,28 +9,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
-from zmqdist.data.ops.base import Function, Op, all_of, finite, operator
+from zmqdist.data.ops.base import Function, Op, all_of, finite
 from zmqdist.data.ops.opening import Opening
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, common_spec, invalid, is_dataset, read_only, whole
 from zmqdist.random import is_seeded
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 class _ZipNode(Node):
     """`ended`: an input has no more, and the others have been read as far as it."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.ended = False
 
@@ -96,7 +94,7 @@ class Zip(Op):
 
 
 class _ConcatenateNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.turn = 0
 
@@ -129,7 +127,7 @@ class Concatenate(Op):
 class _RepeatNode(Node):
     """`epoch` passes are done; `empty`: nothing came in this one yet."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         self.place = context.place()
         super().__init__(dataset, context)
         self.epoch = 0
@@ -192,7 +190,7 @@ class Repeat(Op):
 # -- datasets of a function ---------------------------------------------------------------------------------------
 
 
-def returned_dataset(value: Any, what: str) -> Tree:
+def returned_dataset(value: Any, what: str) -> DatasetLike:
     """Raises TypeError for anything but a dataset."""
     if not is_dataset(value):
         raise TypeError(f"the function of {what} returns a Dataset, not {type(value).__name__}")
@@ -207,7 +205,7 @@ class InterleaveNode(Node):
     from its beginning. An input that failed waits in its slot, as (Failure, None), for its turn.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.slots: list[tuple[Any, Any] | None] = [None] * self.op.cycle_length
         self.turn = 0
@@ -367,7 +365,7 @@ class InterleaveNode(Node):
                 self.slots[number] = (x, None if type(x) is Failure else self._open_inner(number, x, kept[1]))
 
 
-def _itself(dataset: Tree) -> Tree:
+def _itself(dataset: DatasetLike) -> DatasetLike:
     return dataset
 
 
@@ -400,13 +398,13 @@ class Interleave(Op):
     def per_split(self) -> Fraction | None:
         return None if self.cycle_length == 1 else super().per_split()
 
-    def infer(self, dataset: Tree) -> Any:
+    def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
             with contextlib.suppress(NoElements):  # another may have some
                 return self.made(read_only(x)).element_spec
         return UNKNOWN_SPEC
 
-    def made(self, x: Any) -> Tree:
+    def made(self, x: Any) -> DatasetLike:
         """The dataset of an element. Raises TypeError where the function gives none."""
         fn = self.function.value
         return returned_dataset(fn(*x) if type(x) is tuple else fn(x), self.name)
@@ -418,7 +416,7 @@ class Interleave(Op):
 class _ChooseNode(Node):
     """The first child selects, the others are selected from; `ended` are those that have no more."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.ended: list[int] = []
         self.stopped = False
@@ -483,7 +481,7 @@ class Choose(_Selecting):
 class _SelectorNode(Node):
     """Numbers of inputs, by weight. Weights come from the input where there is one."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         number = 0 if context.probing else dataset.memory.number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.base import Function, Op
 from zmqdist.data.ops.parallel import ParallelMapNode
 from zmqdist.data.signatures import Fitting
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 class _MapNode(Node):
@@ -43,7 +41,7 @@ class Map(Op):
         spec = self.output_signature
         return self.function if spec is None else Function(Fitting(self.function.value, spec, "map"))
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
 
@@ -57,7 +55,7 @@ class Map(Op):
 class _ScanNode(Node):
     """The state is read-only for the function and what it gives for the reader: the two may be the same array."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.carried = element(self.op.initial)
         self.spec = spec_of(self.carried)
@@ -101,7 +99,7 @@ class Scan(Op):
 
 
 class _EnumerateNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = self.op.start
 
@@ -137,7 +135,7 @@ class _PassNode(Node):
 @operator("options", _PassNode)
 @dataclass(frozen=True)
 class WithOptions(Op):
-    """Nothing happens to the elements; `Tree.options` reads it."""
+    """Nothing happens to the elements; `DatasetLike.options` reads it."""
 
     options: Any
 

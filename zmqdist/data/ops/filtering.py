@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist.data.constants import SHARD_HINT, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Function, Op, finite, operator
+from zmqdist.data.ops.base import Function, Op, finite
 from zmqdist.data.ops.elementwise import truth
 from zmqdist.data.structure import invalid
 from zmqdist.errors import FailedPreconditionError
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class Filter(_Unknown):
 class _CountingNode(Node):
     """Counts what has passed."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
 
@@ -127,7 +125,7 @@ class Skip(Op):
 
 
 class _ShardNode(_CountingNode):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         if self.op.count == SHARD_HINT:
             raise FailedPreconditionError(
@@ -150,7 +148,7 @@ class _FullShardNode(_ShardNode):
     `first` holds its own of that round, once it has come; `round` says what it is at: 0 the first, 1 the others, 2 an error was told.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.first: list[Any] = []
         self.round = 0
@@ -192,7 +190,7 @@ class Shard(Op):
     index: int
     full: bool = False
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         return _FullShardNode(dataset, context) if self.full else _ShardNode(dataset, context)
 
     @classmethod
@@ -234,7 +232,7 @@ class TakeWhile(_Unknown):
 
 
 class _UniqueNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.seen: dict[Any, None] = {}
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zmqdist.data.interfaces import DatasetLike
 from zmqdist.data.iterators import Context, Node
 from zmqdist.errors import CancelledError
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 class Opening:
@@ -27,7 +25,7 @@ class Opening:
       opened: set when it has been opened, or never will be.
     """
 
-    def __init__(self, made: Callable[[], Tree], context: Context, before: threading.Event | None) -> None:
+    def __init__(self, made: Callable[[], DatasetLike], context: Context, before: threading.Event | None) -> None:
         """
         Args:
           made: makes the dataset.

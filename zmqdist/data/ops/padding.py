@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.data.composites import COMPOSITES, Ragged, batched_spec
-from zmqdist.data.ops.base import operator
+from zmqdist.data.interfaces import operator
 from zmqdist.data.ops.batching import Gathering, GatheringNode
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import (

@@ -16,14 +16,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zmqdist.data.interfaces import DatasetLike
 from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
 from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
 from zmqdist.data.structure import READY, element
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 _END = object()
 _ANY = object()
@@ -128,7 +126,7 @@ class Crew:
 class ParallelNode(Node):
     """Calls of a function at once. Subclasses say of what (`feed`) and which (`call`)."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.threads = threads_for(self.op.parallel, context)
         self.ordered = in_order(self.op.deterministic, context)

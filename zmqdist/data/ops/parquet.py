@@ -14,19 +14,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import UNKNOWN_SPEC, batched, element, invalid, map_specs, stack
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 def _pyarrow() -> Any:
@@ -51,7 +49,7 @@ def opened(path: str) -> Any:
 class _ParquetNode(Node):
     """`place` is the (path, row group) that is being read, None between two; `done` the elements of it that were given."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.place: tuple[str, int] | None = None
         self.done = 0
@@ -109,7 +107,7 @@ class Parquet(Op):
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
-    def infer(self, dataset: Tree) -> Any:
+    def infer(self, dataset: DatasetLike) -> Any:
         spec = super().infer(dataset)
         if not self.batch or spec is UNKNOWN_SPEC:
             return spec

@@ -16,27 +16,24 @@ from __future__ import annotations
 import gzip
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from zmqdist.data import storage
-from zmqdist.data.checksums import masked_crc32c
 from zmqdist.data.constants import AUTOTUNE, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import InterleaveNode, default_cycle_length
 from zmqdist.data.ops.sources import Tensors
 from zmqdist.data.structure import invalid
 from zmqdist.errors import DataLossError, NotFoundError
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 
@@ -60,7 +57,7 @@ def open_file(path: str, compression: str) -> IO[bytes]:
 class ReaderNode(Node):
     """`path` is the file that is being read, "" between two; `done` the records of it that were given."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.path = ""
         self.done = 0
@@ -104,7 +101,7 @@ class Reader(Op):
     parallel: int = field(default=0, kw_only=True)
     """Files that are read at once, a record of each in turn; 0: one after the other."""
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)
 
     @property
@@ -112,10 +109,8 @@ class Reader(Op):
         """For the node of interleave."""
         return default_cycle_length(self.parallel) if self.parallel == AUTOTUNE else self.parallel
 
-    def made(self, name: Any) -> Tree:
+    def made(self, name: Any) -> DatasetLike:
         """The dataset of one file."""
-        from zmqdist.data.tree import make
-
         return make(replace(self, parallel=0), [make(Tensors.build(name))])
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
@@ -168,6 +163,20 @@ class FixedLengthRecords(Reader):
         raise invalid(f"{path}: what is between header and footer is no multiple of {size} bytes")
 
 
+def crc32c() -> Callable[[bytes], int]:
+    """What computes CRC-32C, the checksum of TFRecord files. Raises ImportError, which names the extra."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ImportError("TFRecordDataset needs google-crc32c: pip install zmqdist[tfrecord]") from error
+    return google_crc32c.value  # type: ignore[no-any-return]
+
+
+def masked(crc: int) -> int:
+    """A checksum in the form that TFRecord files hold."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
 _HEAD = struct.Struct("<QI")
 _TAIL = struct.Struct("<I")
 
@@ -178,15 +187,16 @@ class TFRecords(Reader):
     """Records of TFRecord files; both checksums of each are checked."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
+        checksum_of = crc32c()
         while head := file.read(_HEAD.size):
             if len(head) < _HEAD.size:
                 raise DataLossError(f"{path}: truncated record")
             length, checksum = _HEAD.unpack(head)
-            if masked_crc32c(head[:8]) != checksum:
+            if masked(checksum_of(head[:8])) != checksum:
                 raise DataLossError(f"{path}: corrupted record")
             data, tail = file.read(length), file.read(_TAIL.size)
             if len(tail) < _TAIL.size:
                 raise DataLossError(f"{path}: truncated record")
-            if masked_crc32c(data) != _TAIL.unpack(tail)[0]:
+            if masked(checksum_of(data)) != _TAIL.unpack(tail)[0]:
                 raise DataLossError(f"{path}: corrupted record")
             yield data

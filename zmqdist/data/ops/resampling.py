@@ -8,26 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.base import Function, Op
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import invalid
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 class _ResampleNode(Node):
     """`seen` counts the classes."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         number = 0 if context.probing else dataset.memory.number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, True))

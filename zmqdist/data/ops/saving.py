@@ -19,24 +19,21 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist.data import layout, storage
 from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, Node
 from zmqdist.data.ops import snapshots
-from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.base import Function, Op
 from zmqdist.data.ops.snapshots import OpenFile, Saved
 from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import invalid, read_only, whole
 from zmqdist.errors import DataLossError, FailedPreconditionError, NotFoundError, UnimplementedError
 from zmqdist.files import open_regular
-
-if TYPE_CHECKING:
-    from zmqdist.data.dataset import Dataset
-    from zmqdist.data.tree import Tree
 
 WAIT_S = 5.0
 """Seconds: the longest between two looks of `load(wait=True)`."""
@@ -145,7 +142,7 @@ def _run_name(told: Any) -> str:
 
 
 def save(
-    dataset: Tree,
+    dataset: DatasetLike,
     path: str,
     compression: str,
     shard_func: Callable[..., Any] | None,
@@ -210,7 +207,7 @@ class Checkpoints:
 
 
 def _save_with(
-    checkpoints: Checkpoints, dataset: Tree, path: str, compression: str, shard_func: Callable[..., Any] | None
+    checkpoints: Checkpoints, dataset: DatasetLike, path: str, compression: str, shard_func: Callable[..., Any] | None
 ) -> None:
     """Write a run, or the rest of one; what is there stays there when it fails.
 
@@ -243,7 +240,7 @@ def _save_with(
 
 def load(
     path: str, element_spec: Any, compression: str | None, reader_func: Callable[..., Any] | None, wait: bool
-) -> Dataset:
+) -> Any:
     """The newest run in a folder, or the distributed snapshot there, whole or still being written.
 
     Raises:
@@ -264,9 +261,7 @@ def load(
     return _load_run(path, told, spec, actual, reader_func)
 
 
-def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Dataset:
-    from zmqdist.data.tree import make
-
+def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Callable[..., Any] | None) -> Any:
     try:
         run = _run_name(told["run"])
         if strange := [name for name in told["files"] if not _FILE_NAME.fullmatch(name)]:
@@ -274,9 +269,11 @@ def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Ca
     except (ValueError, TypeError, KeyError) as error:
         raise DataLossError(f"{path}/{_METADATA}: corrupted record: {error}") from None
     names = [os.path.join(path, run, name) for name in told["files"]]
-    files = make(Slices.build(names)) if names else make(Slices.build([""])).take(0)
+    files: Any = make(Slices.build(names or [""]))
+    if not names:
+        files = files.take(0)
     if reader_func is not None:
-        return reader_func(files.map(OpenFile(spec, compression)))  # type: ignore[no-any-return]
+        return reader_func(files.map(OpenFile(spec, compression)))
     return make(Saved(compression, spec, len(names), told["count"]), [files])
 
 
@@ -306,8 +303,8 @@ class _SnapshotNode(Node):
     Who goes on with a state of a pass that was writing writes nothing: the first part of the run is gone.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
-        self.folder = dataset.op.folder  # type: ignore[attr-defined]
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
+        self.folder = dataset.op.folder
         super().__init__(dataset, context)
         self.reading = os.path.exists(os.path.join(self.folder, _METADATA))
         self.writes = not context.probing

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import invalid, whole
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 
 class _ShuffleNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         number = 0 if context.probing else dataset.memory.number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.reshuffle))

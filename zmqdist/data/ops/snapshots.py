@@ -19,25 +19,22 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
 from zmqdist.data import layout, storage
 from zmqdist.data.chunks import read_elements
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import InterleaveNode
 from zmqdist.data.ops.readers import Reader, ReaderNode
 from zmqdist.data.ops.sources import Tensors
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError, DataLossError, UnimplementedError
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.dataset import Dataset
-    from zmqdist.data.tree import Tree
 
 POLL_S = (0.02, 1.0)
 """Seconds between two looks for new chunks: at first, and at most."""
@@ -83,16 +80,14 @@ class OpenFile:
     def __init__(self, spec: Any, compression: str) -> None:
         self.spec, self.compression = spec, compression
 
-    def __call__(self, path: Any) -> Dataset:
-        from zmqdist.data.tree import make
-
+    def __call__(self, path: Any) -> DatasetLike:
         return make(Saved(self.compression, self.spec), [make(Tensors.build(str(path)))])
 
 
 class _ChunkFilesNode(Node):
     """`given` is how many chunks of each stream were given."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.given: dict[int, int] = {}
         self.splits = context.next_splits()
@@ -213,14 +208,12 @@ class Chunks(Op):
     def per_split(self) -> Fraction | None:
         return None if self.cycle_length == 1 else super().per_split()
 
-    def made(self, x: Any) -> Tree:
+    def made(self, x: Any) -> DatasetLike:
         """The dataset of a file."""
         return OpenFile(self.spec, self.compression)(x)
 
 
-def load(
-    path: str, spec: Any, compression: str, wanted: str | None, reader_func: Callable[[Dataset], Dataset] | None
-) -> Dataset:
+def load(path: str, spec: Any, compression: str, wanted: str | None, reader_func: Callable[..., Any] | None) -> Any:
     """The elements of a distributed snapshot.
 
     By default as many chunks are open at once as there are processors, and give an element each in turn; of one that is being
@@ -229,15 +222,13 @@ def load(
     Raises:
       InvalidArgumentError: whoever wrote it failed; it has another compression than `wanted`.
     """
-    from zmqdist.data.tree import make
-
     path = storage.absolute(path)
     error = layout.read_error(path)
     if error is not None:
         raise invalid(f"{path}: {type(error).__name__}: {error}: The save job failed to write it.")
     if wanted is not None and checked_compression(wanted) != compression:
         raise invalid(f"User specified compression {wanted}, but the actual compression is {compression or None}.")
-    files = make(ChunkFiles(path))
+    files: Any = make(ChunkFiles(path))
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
     whole = storage.exists(layout.snapshot_done_path(path))

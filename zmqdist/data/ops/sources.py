@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count as counting
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,15 +27,13 @@ from zmqdist import nest
 from zmqdist.data import seeds, structure
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Function, Op, operator
+from zmqdist.data.ops.base import Function, Op
 from zmqdist.data.signatures import as_spec
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, read_only, spec_of
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.specs import TensorSpec
-
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
 _CHUNK = 1024
 """Elements: numbers and views that a source makes at once."""
@@ -70,7 +68,7 @@ class Indexed(Op):
 class _IndexedNode(Node):
     """`position` is that of the next chunk; what was given of the present one, its iterator knows."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = 0
         self.chunk: Iterator[Any] = iter(())
@@ -289,7 +287,7 @@ class _GeneratorNode(Node):
     A place of other types than the safe codec takes does not help: then items are skipped.
     """
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.read = 0
         self.place: Any = None
@@ -368,7 +366,7 @@ class Generator(Op):
 
 
 class _RandomNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         number = 0 if context.probing else dataset.memory.number()
         self.draws = seeds.Draws(seeds.epoch_seed(dataset, number, self.op.seed, self.op.rerandomize))

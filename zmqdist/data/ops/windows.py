@@ -7,26 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from zmqdist import nest
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from zmqdist.data.interfaces import DatasetLike, make, operator
 from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Function, Op, finite, operator
+from zmqdist.data.ops.base import Function, Op, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, invalid, spec_of, whole
 
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
 
-
-def gathered(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> Tree:
+def gathered(elements: list[Any], spec: Any = UNKNOWN_SPEC) -> DatasetLike:
     """Elements as a dataset; its spec is that of the first where it is not given."""
-    from zmqdist.data.tree import make
-
     return make(Elements(tuple(elements), spec_of(elements[0]) if spec is UNKNOWN_SPEC else spec))
 
 
@@ -42,7 +38,7 @@ def _columns(elements: list[Any]) -> Any:
 class _WindowNode(Node):
     """`held` are elements from position `start` of the next window on; `gap` are to be thrown away before."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.held: list[Any] = []
         self.gap = 0
@@ -113,7 +109,7 @@ class Window(Op):
 class _GroupNode(Node):
     """`groups` by key, in the order in which they began; `inner` is the dataset that is being read, made of `source` elements."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.groups: dict[int, list[Any]] = {}
         self.inner: Node | None = None
@@ -205,7 +201,7 @@ class GroupByWindow(Op):
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC
 
-    def infer(self, dataset: Tree) -> Any:
+    def infer(self, dataset: DatasetLike) -> Any:
         for x in dataset.inputs[0].probe():
             key = self.key_function.value(*x) if type(x) is tuple else self.key_function.value(x)
             try:
@@ -214,7 +210,7 @@ class GroupByWindow(Op):
                 return super().infer(dataset)
         return UNKNOWN_SPEC
 
-    def reduced(self, key: int, elements: list[Any], dataset: Tree) -> Tree:
+    def reduced(self, key: int, elements: list[Any], dataset: DatasetLike) -> DatasetLike:
         """What the function makes of a window of `dataset`'s input. Raises TypeError where that is no dataset."""
         window = gathered(elements, dataset.inputs[0].known_spec)
         return returned_dataset(self.reduce_function.value(np.int64(key), window), "reduce_func")

@@ -24,7 +24,7 @@ from zmqdist.data.service.source import Distributed
 from zmqdist.data.sharding import distributed_cardinality
 from zmqdist.data.splits import portion_rules
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, invalid, to_json
-from zmqdist.data.tree import Tree, make
+from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, NotFoundError
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -296,7 +296,7 @@ def _metadata_of(dataset: Tree, compression: str | None) -> dict[str, Any]:
 def _reading(service: Service, id: str, metadata: dict[str, Any], read: dict[str, Any]) -> Dataset:
     spec = metadata["element_spec"]
     policy = ShardingPolicy(read["mode"]).name
-    return make(
+    return Dataset(
         Distributed(
             service=service.address,
             token_file=service.token_file,
@@ -336,6 +336,6 @@ _register_dataset = register_dataset
 def _refreshed(dataset: Dataset, hint_ms: int | None) -> Dataset:
     if hint_ms is None or hint_ms < 0:
         return dataset
-    made = make(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
+    made = Dataset(replace(dataset.op, refresh_ms=hint_ms))  # type: ignore[call-arg]
     made.op.__dict__.update(upstream=dataset.op.__dict__.get("upstream"))
     return made

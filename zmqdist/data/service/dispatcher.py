@@ -40,6 +40,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.service.asked import Number, Seconds, checked
 from zmqdist.data.service.journal import Journal
 from zmqdist.data.service.machine import questions as q
@@ -52,7 +53,6 @@ from zmqdist.data.service.machine.state import decode_state
 from zmqdist.data.service.snapshots.service import SnapshotService
 from zmqdist.data.service.store import DatasetStore
 from zmqdist.data.splits import PortionRules, portion_rules, split_providers
-from zmqdist.data.tree import deserialize
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.rpc.asked import Asked

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zmqdist.data.interfaces import DatasetLike, operator
 from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Op, operator
+from zmqdist.data.ops.base import Op
 from zmqdist.data.service.machine.records import EXACTLY_ONCE, Terms
 from zmqdist.data.service.portions_reading import PortionsReader, saved_of
 from zmqdist.data.service.reading import Reader, Wish
@@ -17,12 +18,9 @@ from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.transport.credentials import Credentials
 
-if TYPE_CHECKING:
-    from zmqdist.data.tree import Tree
-
 
 class _ReadingNode(Node):
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         kind = RoundsReader if self.op.num_consumers else Reader
         self._reader = kind(wish_of(self.op, dataset.memory.number()), self.op.credentials, context.openings)
@@ -51,7 +49,7 @@ class _ReadingNode(Node):
 class _PortionsNode(Node):
     """Its reader is opened by the first question, so that a state can be loaded before an iteration begins."""
 
-    def __init__(self, dataset: Tree, context: Context) -> None:
+    def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self._wish = wish_of(self.op, dataset.memory.number())
         self._reader: PortionsReader | None = None
@@ -135,7 +133,7 @@ class Distributed(Op):
         """For the dispatcher and the workers."""
         return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
-    def open(self, dataset: Tree, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> Node:
         portioned = self.delivery == EXACTLY_ONCE or self.ordered
         return (_PortionsNode if portioned else _ReadingNode)(dataset, context)
 
@@ -149,7 +147,7 @@ class Distributed(Op):
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
-    def infer(self, dataset: Tree) -> Any:
+    def infer(self, dataset: DatasetLike) -> Any:
         """Where it was made from a pipeline here, that one's: reading would begin an iteration."""
         upstream = self.__dict__.get("upstream")
         if upstream is None:

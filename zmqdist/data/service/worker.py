@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from zmqdist.data.dataset import Dataset
+from zmqdist.data.dataset import Dataset, deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local
 from zmqdist.data.service.compression import codec_of
@@ -39,7 +39,6 @@ from zmqdist.data.service.snapshots.worker import SnapshotWorker
 from zmqdist.data.service.squeezing import codec_for
 from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline
-from zmqdist.data.tree import deserialize
 from zmqdist.errors import CancelledError, FailedPreconditionError, OpError, UnavailableError
 from zmqdist.limits import SNAPSHOT_CHUNK_BYTES_MAX, TRAINER_CACHE_BYTES
 from zmqdist.rpc import asking

@@ -36,10 +36,10 @@ from typing import Any
 from zmqdist.data import layout, storage
 from zmqdist.data.chunks import spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.ops.snapshots import checked_compression
 from zmqdist.data.splits import split_providers
 from zmqdist.data.structure import invalid
-from zmqdist.data.tree import deserialize
 from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,

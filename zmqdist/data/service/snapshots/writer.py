@@ -31,10 +31,11 @@ from typing import Any
 
 from zmqdist.data import layout, storage
 from zmqdist.data.chunks import ElementsFile
+from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.layout import Chunk
 from zmqdist.data.splits import open_stream
-from zmqdist.data.tree import Tree, deserialize
+from zmqdist.data.tree import Tree
 from zmqdist.errors import (
     CancelledError,
     InternalError,
