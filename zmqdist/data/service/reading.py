@@ -40,7 +40,7 @@ from zmqdist.data.service.machine.records import Terms
 from zmqdist.data.service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data.service.remote_reply import END, SOME
 from zmqdist.data.service.runners.base import Wanted
-from zmqdist.data.service.sources import Local, Remote, open_batch
+from zmqdist.data.service.sources import LocalSource, RemoteSource, open_batch
 from zmqdist.data.service.targets import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data.structure import UNKNOWN_SPEC
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
@@ -105,7 +105,7 @@ class TaskSource:
     task: int
     address: str
     life: int
-    at: Local | Remote
+    at: LocalSource | RemoteSource
     asked: int = 0
     asked_at: int = 0
     """Its turn, for those of which not all can be asked at once."""
@@ -260,7 +260,7 @@ class Reader:
         self._end(None)
         if self._target == "LOCAL":
             for source in self._sources.values():
-                if isinstance(source.at, Local):
+                if isinstance(source.at, LocalSource):
                     source.at.delete()
         if self._opened is not None:
             try:
@@ -368,7 +368,7 @@ class Reader:
         for task, source in self._sources.items():
             source.gone = task not in there
 
-    def _at(self, task: int, where: str, life: int) -> Local | Remote:
+    def _at(self, task: int, where: str, life: int) -> LocalSource | RemoteSource:
         assert self._opened is not None
         address, key = split_key(where)
         state = self._opened[0]
@@ -376,11 +376,11 @@ class Reader:
         # What others get, too, is not handed over as it is.
         worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
-            return Local(worker, address, state, task, self._soon)
+            return LocalSource(worker, address, state, task, self._soon)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
             self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
-        return Remote(self._connect(address, key), state, task, self._wish.compression)
+        return RemoteSource(self._connect(address, key), state, task, self._wish.compression)
 
     def _end(self, error: OpError | None) -> None:
         with self._ready:

@@ -25,7 +25,7 @@ from zmqdist.data.service.elements import check_spec
 from zmqdist.data.service.reading import BATCH_BYTES, PAUSE_S_MAX, RELEASE, Reader, Wish
 from zmqdist.data.service.remote_reply import SOME
 from zmqdist.data.service.runners.base import Wanted
-from zmqdist.data.service.sources import Local, Remote, open_batch
+from zmqdist.data.service.sources import LocalSource, RemoteSource, open_batch
 from zmqdist.errors import OpError
 from zmqdist.transport.address import split_key
 from zmqdist.transport.credentials import Credentials
@@ -56,7 +56,7 @@ class _Task:
     end: float = inf
     received: deque[tuple[int, Any]] = field(default_factory=deque)
     common: int = -1
-    at: Local | Remote | None = None
+    at: LocalSource | RemoteSource | None = None
     where: str = ""
     """Its address, with the key of its worker."""
     there: bool = False

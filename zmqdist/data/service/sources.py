@@ -15,7 +15,7 @@ from zmqdist.data.service import squeezing
 from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.remote_reply import END, SKIP, SOME
 from zmqdist.data.service.runners.base import Packed, Wanted
-from zmqdist.data.service.worker import ELEMENTS, Tasks
+from zmqdist.data.service.worker import ELEMENTS, TaskThreads
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -28,7 +28,7 @@ FAILED: Final = 3
 Then = Callable[[int, Any, OpError | None], None]
 
 
-class Remote:
+class RemoteSource:
     """A task of another process."""
 
     def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
@@ -55,10 +55,10 @@ class Remote:
         then(kind, (self._client.address, value, tag), None)
 
 
-class Local:
+class LocalSource:
     """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
 
-    def __init__(self, worker: Tasks, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
+    def __init__(self, worker: TaskThreads, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
         self._worker = worker
         self._address = address
         self._state = state

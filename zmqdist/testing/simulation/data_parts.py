@@ -15,14 +15,14 @@ from zmqdist.data.service.machine.book import Rules
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.state import State
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.events import Heard, PeerGone, ProcessExited, Send
+from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
 from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, Membership
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import DispatcherConnected, DispatcherDisconnected, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
-from zmqdist.testing.simulation.data_links import Link, Then, Ticket
+from zmqdist.testing.simulation.data_links import DataLink, Then, Ticket
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
@@ -51,7 +51,7 @@ class SimDispatcher:
         )
         self.life = 0
         self.alive = False
-        self.links: list[Link] = []
+        self.links: list[DataLink] = []
         self._snapshot: bytes | None = None
         self._records: list[bytes] = []
         self.start()
@@ -75,14 +75,14 @@ class SimDispatcher:
             self._sim.end_link(link)
         self.links = []
 
-    def connect(self) -> Link | None:
+    def connect(self) -> DataLink | None:
         if not self.alive:
             return None
-        link = Link(self.life)
+        link = DataLink(self.life)
         self.links.append(link)
         return link
 
-    def ask(self, link: Link | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
+    def ask(self, link: DataLink | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
         """Send a question; its answer, or UNAVAILABLE, comes later."""
         sim = self._sim
         if link is None or not link.open:
@@ -95,12 +95,12 @@ class SimDispatcher:
             if link.open and self.alive and link.life == self.life:
                 question = make(ticket)
                 self.handle(question)
-                if isinstance(question, q.Splits) and question.task in self.splits.state.tasks:
+                if isinstance(question, q.SplitsRequest) and question.task in self.splits.state.tasks:
                     sim.gave(question, self.splits.state.tasks[question.task].given)
 
         sim.in_order(link, "up", arrive)
 
-    def tell(self, link: Link, message: Message) -> None:
+    def tell(self, link: DataLink, message: Message) -> None:
         """Send what a worker says of itself."""
 
         def arrive() -> None:
@@ -109,7 +109,7 @@ class SimDispatcher:
 
         self._sim.in_order(link, "up", arrive)
 
-    def gone(self, link: Link) -> None:
+    def gone(self, link: DataLink) -> None:
         """This side notices that a connection has ended."""
         if self.alive and link.life == self.life:
             self._members(PeerGone(link))
@@ -135,7 +135,7 @@ class SimDispatcher:
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")
                     self._sim.lost(member.incarnation)
-                    self.handle(q.WorkerLost(member.incarnation))
+                    self.handle(q.WorkerGone(member.incarnation))
 
     def _say(self, link: Any, message: Message) -> None:
         self._sim.in_order(link, "down", lambda: link.hear(message) if link.open else None)
@@ -148,11 +148,11 @@ class SimDispatcher:
         sim = self._sim
         for effect in effects:
             match effect:
-                case q.Answer(token, value):
+                case q.AnswerRequest(token, value):
                     self._send(token, value, 0)
-                case q.Fail(token, code, _):
+                case q.FailRequest(token, code, _):
                     self._send(token, None, code)
-                case q.Journal(records):
+                case q.CommitJournal(records):
                     sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.life))
                 case q.Reload():
                     self._restore()
@@ -202,7 +202,7 @@ class SimDispatcher:
         """Looks often enough; a shell has a timer for `deadline`."""
         if self.alive and life == self.life:
             if self.splits.deadline <= self._sim.clock.now:
-                self.handle(q.Ticked())
+                self.handle(Ticked())
             due = self.membership.deadline
             if due is not None and due <= self._sim.clock.now:
                 self._members(TimePassed())
@@ -212,7 +212,7 @@ class SimDispatcher:
 class SimTask:
     """One task of a worker: makes elements, one at a time, for whoever asks."""
 
-    def __init__(self, worker: SimWorker, told: list[Any], state: int) -> None:
+    def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
         self.worker = worker
         self.number: int = told[0]
         self.mode: int = told[4][1]
@@ -263,7 +263,7 @@ class SimTask:
         worker, count = self.worker, self.worker.sim.random.choice((1, 3, 8))
 
         def question(ticket: Ticket) -> q.Question:
-            return q.Splits(ticket, self.state, self.number, worker.life, 0, request, 0, count)
+            return q.SplitsRequest(ticket, self.state, self.number, worker.life, 0, request, 0, count)
 
         def then(value: Any, code: int) -> None:
             if self.dropped or not worker.alive:
@@ -298,7 +298,7 @@ class SimTask:
             self.worker.ask_work()
 
 
-class SimWorker:
+class SimDataWorker:
     """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
 
     def __init__(self, sim: DataSim, name: str, address: str, index: int) -> None:
@@ -312,8 +312,8 @@ class SimWorker:
         self.tasks: dict[int, SimTask] = {}
         self.died: list[Callable[[], None]] = []
         """Called when it is killed: those who wait for an answer."""
-        self.link: Link | None = None
-        self._calls: Link | None = None
+        self.link: DataLink | None = None
+        self._calls: DataLink | None = None
         self._away_until = 0.0
         self._tick_at = 0.0
         self._state = 0
@@ -346,7 +346,7 @@ class SimWorker:
         link.closed = self._down
         self.sim.soon(lambda: self._handle(DispatcherConnected(life)) if link.open else None)
 
-    def calls(self) -> Link | None:
+    def calls(self) -> DataLink | None:
         """The connection by which its tasks ask."""
         if self._calls is None or not self._calls.open:
             self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None
@@ -402,7 +402,7 @@ class SimWorker:
         done = tuple(number for number, task in self.tasks.items() if task.done)
         self.dispatcher.ask(
             self.link,
-            lambda ticket: q.Work(ticket, self._state, self.life, has, done),
+            lambda ticket: q.WorkRequest(ticket, self._state, self.life, has, done),
             lambda value, code: self._told(asking, value, code),
         )
 
@@ -442,7 +442,7 @@ class SimReader:
         self.state = self.client = self.iteration = 0
         self.failed = ""
         self.lost_answers = 0
-        self._link: Link | None = None
+        self._link: DataLink | None = None
         self._version = 0
         self._finished = False
         self._sources: dict[int, int] = {}
@@ -452,7 +452,7 @@ class SimReader:
         self._request = sim.random.getrandbits(40)
         self._open()
 
-    def _dispatcher_link(self) -> Link | None:
+    def _dispatcher_link(self) -> DataLink | None:
         if self._link is None or not self._link.open:
             self._link = self.sim.dispatcher.connect()
         return self._link

@@ -9,7 +9,7 @@ from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
-from zmqdist.testing.simulation.data_parts import FULL_S, SimReader, SimTask, SimWorker
+from zmqdist.testing.simulation.data_parts import FULL_S, SimDataWorker, SimReader, SimTask
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
@@ -24,7 +24,7 @@ class SimPortionTask(SimTask):
     """A lane for each reader. What is in a buffer is (portion, offset at which it was begun, offset, element, whether it is the
     last of the portion)."""
 
-    def __init__(self, worker: SimWorker, told: list[Any], state: int) -> None:
+    def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
         super().__init__(worker, told, state)
         self.lanes: dict[int, list[Any]] = {}
         self.wait: dict[int, list[Callable[[list[Any], bool], None]]] = {}
@@ -190,7 +190,7 @@ class SimPortionReader(SimReader):
             self._acknowledge_soon()
 
         self.sim.dispatcher.ask(
-            self._dispatcher_link(), lambda ticket: q.Acknowledge(ticket, self.state, self.client, told), then
+            self._dispatcher_link(), lambda ticket: q.AcknowledgeRequest(ticket, self.state, self.client, told), then
         )
 
     def _look(self) -> None:
