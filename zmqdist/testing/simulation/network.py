@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from zmqdist.messages import Message
 from zmqdist.testing.simulation.clock import SimClock
@@ -42,12 +43,18 @@ class SimProcess:
         self._backlog.clear()
 
 
+def through_headers(message: Message) -> Message:
+    """A message as its receiver decodes it: a copy of its own, as on a real wire."""
+    return decode(encode(message), "a peer")
+
+
 class SimConnection:
-    """One connection of a client to the dispatcher; the dispatcher knows it as a Peer.
+    """One connection of a client to a server, such as a dispatcher, which knows it as a Peer.
 
     Args:
-      up: called with each message that reaches the dispatcher.
+      up: called with each message that reaches the server.
       down: called with each that reaches the client.
+      wire: what the way does to a message.
     """
 
     def __init__(
@@ -55,41 +62,42 @@ class SimConnection:
         clock: SimClock,
         random: Random,
         name: str,
-        up: Callable[[SimConnection, Message], object],
-        down: Callable[[Message], object],
+        up: Callable[[SimConnection, Any], object],
+        down: Callable[[Any], object],
+        wire: Callable[[Any], Any] = through_headers,
     ) -> None:
         self.name = name
         self.open = True
         self._clock = clock
         self._random = random
         self._deliver = (up, down)
+        self._wire = wire
         self._last = [0.0, 0.0]
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.open else ', ended'}>"
 
-    def send_up(self, message: Message) -> None:
-        """From the client to the dispatcher."""
+    def send_up(self, message: Any) -> None:
+        """From the client to the server."""
         self._send(0, message)
 
-    def send_down(self, message: Message) -> None:
-        """From the dispatcher to the client."""
+    def send_down(self, message: Any) -> None:
+        """From the server to the client."""
         self._send(1, message)
 
     def end(self) -> None:
         """What is on the way in either direction is lost."""
         self.open = False
 
-    def _send(self, direction: int, message: Message) -> None:
-        data = encode(message)  # as on a real wire: the receiver has its own copy
+    def _send(self, direction: int, message: Any) -> None:
+        copy = self._wire(message)
         at = max(self._clock.now + self._random.expovariate(2000.0), self._last[direction])
         self._last[direction] = at
-        self._clock.at(at, lambda: self._arrive(direction, data))
+        self._clock.at(at, lambda: self._arrive(direction, copy))
 
-    def _arrive(self, direction: int, data: bytes) -> None:
+    def _arrive(self, direction: int, message: Any) -> None:
         if not self.open:
             return
-        message = decode(data, self.name)
         up, down = self._deliver
         if direction == 0:
             up(self, message)
