@@ -1,16 +1,13 @@
-"""What a parameter server remembers of updates, steps and sessions, held to its promises, also over a network that loses and repeats."""
+"""What a parameter server remembers of updates, steps and sessions, rule by rule; under faults it is in tests/sim/test_variables.py."""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
-from zmqdist.variables import updates_machine as updates
 from zmqdist.variables.updates_machine import (
     APPLIED,
     DONE,
@@ -18,10 +15,13 @@ from zmqdist.variables.updates_machine import (
     NEW,
     RUNNING,
     SETTLED,
-    Keys,
-    Sessions,
+    KeptSessions,
+    Repeated,
     Steps,
+    Update,
+    UpdateKeys,
     UpdateLog,
+    Updates,
 )
 
 
@@ -61,7 +61,7 @@ def test_u4_the_longest_silent_client_goes_first_and_none_that_is_carried_out() 
 
 
 def test_u1_an_update_with_a_key_is_carried_out_once_and_keys_are_bounded() -> None:
-    keys = Keys(2)
+    keys = UpdateKeys(2)
     assert keys.begin("a") == (NEW, None)
     assert keys.begin("a") == (RUNNING, None)
     keys.fail("a")
@@ -113,7 +113,7 @@ def test_a_step_that_cannot_be_changes_nothing() -> None:
 
 
 def test_u7_a_session_is_dropped_at_the_open_of_another_program_when_its_own_was_gone_for_long() -> None:
-    sessions = Sessions(10)
+    sessions = KeptSessions(10)
     assert sessions.open(1, 100, 11, [11], 0.0) == []
     sessions.gone(11, 5.0)
     assert sessions.open(2, 200, 22, [22], 14.0) == []
@@ -123,7 +123,7 @@ def test_u7_a_session_is_dropped_at_the_open_of_another_program_when_its_own_was
 
 
 def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
-    sessions = Sessions(10)
+    sessions = KeptSessions(10)
     sessions.open(1, 100, 11, [11], 0.0)
     sessions.gone(11, 0.0)
     assert sessions.open(2, 200, 22, [11, 22], 50.0) == []
@@ -132,144 +132,25 @@ def test_u7_a_program_that_is_connected_again_keeps_its_session() -> None:
     assert not sessions.close(100)
 
 
-# -- at random --------------------------------------------------------------------------------------------------------
+def test_u2_questions_for_an_update_that_is_carried_out_have_its_outcome() -> None:
+    updates, keys = Updates(8), UpdateKeys(8)
+    update = updates.asked("first", 1, 1, 0, "k", keys)
+    assert isinstance(update, Update)
+    assert updates.asked("again", 1, 1, 0, "k", keys) is None
+    assert updates.asked("another client with its key", 2, 1, 0, "k", keys) is None
+    assert update.tickets == ["first", "again", "another client with its key"]
+    updates.ended(update, "five")
+    assert updates.asked("late", 1, 1, 0, "k", keys) == updates.asked("new id", 3, 1, 0, "k", keys) == Repeated("five")
 
 
-class _World:
-    """Clients that ask again what was not answered, a network that loses, repeats and reorders, and a ps that counts."""
-
-    def __init__(self, seed: int, log: Any) -> None:
-        self.random = random.Random(seed)
-        self.log = log
-        self.applied: Counter[tuple[int, int]] = Counter()
-        self.running: list[tuple[int, int]] = []
-        self.answers: dict[tuple[int, int], set[Any]] = {}
-        self.open: dict[int, list[int]] = {client: [] for client in range(3)}
-        self.last: dict[int, int] = dict.fromkeys(self.open, 0)
-        self.network: list[tuple[str, int, int, Any]] = []
-
-    def run(self, steps: int) -> None:
-        for _ in range(steps):
-            self.random.choice((self.ask, self.ask_again, self.deliver, self.deliver, self.lose, self.finish))()
-        while any(self.open.values()):
-            self.ask_again()
-            while self.network:
-                self.deliver()
-            while self.running:
-                self.finish()
-        for client, last in self.last.items():
-            for number in range(1, last + 1):
-                assert self.applied[client, number] == 1, f"{client}/{number}: {self.applied[client, number]} times"
-                assert len(self.answers[client, number]) == 1
-        for client, last in self.last.items():
-            assert self.log.begin(client, last + 1, last) == (NEW, None)
-        assert len(self.log) == len(self.last)
-
-    def settled(self, client: int) -> int:
-        return min(self.open[client], default=self.last[client] + 1) - 1
-
-    def ask(self) -> None:
-        client = self.random.randrange(3)
-        self.last[client] += 1
-        self.open[client].append(self.last[client])
-        self.network.append(("ask", client, self.last[client], self.settled(client)))
-
-    def ask_again(self) -> None:
-        client = self.random.randrange(3)
-        if self.open[client]:
-            number = self.random.choice(self.open[client])
-            self.network.append(("ask", client, number, self.settled(client)))
-
-    def lose(self) -> None:
-        if self.network and self.random.random() < 0.5:
-            self.network.pop(self.random.randrange(len(self.network)))
-
-    def deliver(self) -> None:
-        if not self.network:
-            return
-        index = self.random.randrange(len(self.network))
-        what, client, number, more = self.network[index]
-        if self.random.random() < 0.8:
-            self.network.pop(index)
-        if what == "answer":
-            self.answers.setdefault((client, number), set()).add(more)
-            if number in self.open[client]:
-                self.open[client].remove(number)
-            return
-        found, answer = self.log.begin(client, number, more)
-        if found == NEW:
-            self.running.append((client, number))
-        elif found == DONE:
-            self.network.append(("answer", client, number, answer))
-
-    def finish(self) -> None:
-        if not self.running:
-            return
-        client, number = self.running.pop(self.random.randrange(len(self.running)))
-        if self.random.random() < 0.2:
-            self.log.fail(client, number)
-            return
-        self.applied[client, number] += 1
-        answer = self.random.random()
-        self.log.end(client, number, answer)
-        self.network.append(("answer", client, number, answer))
-
-
-def test_u1_u2_u4_each_update_is_carried_out_once_whatever_the_network_does(seed: int) -> None:
-    _World(seed, UpdateLog(8)).run(400)
-
-
-class _ForgetsAnswers(UpdateLog):
-    def end(self, client: int, sequence: int, answer: Any) -> None:
-        self.fail(client, sequence)
-
-
-class _SettlesTooMuch(UpdateLog):
-    def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        return super().begin(client, sequence, settled + 1)
-
-
-class _ForgetsWhatIsSettled(UpdateLog):
-    def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        found = super().begin(client, sequence, settled)
-        if found[0] == SETTLED:
-            self._clients[client].answers[sequence] = updates._RUNNING  # reach: plants a bug
-            return NEW, None
-        return found
-
-
-class _RunsTwice(UpdateLog):
-    def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        found = super().begin(client, sequence, settled)
-        return (NEW, None) if found[0] == RUNNING else found
-
-
-class _KeepsAll(UpdateLog):
-    def begin(self, client: int, sequence: int, settled: int) -> tuple[str, Any]:
-        return super().begin(client, sequence, 0)
-
-
-@pytest.mark.parametrize("planted", [_ForgetsAnswers, _SettlesTooMuch, _ForgetsWhatIsSettled, _RunsTwice, _KeepsAll])
-def test_planted_bugs_are_found(planted: Callable[[int], UpdateLog]) -> None:
-    def found(seed: int) -> bool:
-        try:
-            _Bounded(seed, planted(8)).run(400)
-        except (AssertionError, KeyError, RecursionError):
-            return True
-        return False
-
-    assert any(found(seed) for seed in range(30))
-
-
-class _Bounded(_World):
-    """One that gives up on a ps that never answers."""
-
-    asked_again = 0
-
-    def ask_again(self) -> None:
-        self.asked_again += 1
-        assert self.asked_again < 20_000, "no end"
-        super().ask_again()
+def test_u3_an_update_that_failed_with_its_key_may_be_asked_again_by_either() -> None:
+    updates, keys = Updates(8), UpdateKeys(8)
+    update = updates.asked("first", 1, 1, 0, "k", keys)
+    updates.asked("joined", 2, 1, 0, "k", keys)
+    assert isinstance(update, Update)
+    assert updates.failed(update)
+    assert not updates.failed(update)
+    assert isinstance(updates.asked("again", 2, 1, 0, "k", keys), Update)
 
 
 def test_u5_u6_in_any_order_each_step_is_of_exactly_k_and_everybody_has_one_verdict(seed: int) -> None:

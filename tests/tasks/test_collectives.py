@@ -214,9 +214,7 @@ def test_timeout(pair: list[Server]) -> None:
     side = Side(pair[0].all_reduce, 1, "sum", None, 0.2)
     error = side.wait().error
     assert isinstance(error, DeadlineExceededError)
-    told = (
-        "all_reduce sum of int64 () of worker:0 waited for 1 of 2 members that have not come within the time: worker:1"
-    )
+    told = "all_reduce sum of int64 () timed out: 1/2 tasks came, the first was worker:0; missing: worker:1"
     assert str(error) == told
 
 

@@ -7,18 +7,21 @@ Theory of operation
     A round begins with its first caller, which says who belongs to it, and until when. It ends once, for all of its tasks alike:
     passed, or with an error. Those who come late get that error at once, and go on with the next round.
 
-    Nobody waits here: a caller is a ticket, which is given its Outcome when the round ends. A caller that went away before (`dropped`)
-    has not come; a round that all have left again has not begun.
+    A task that does not know where the others are, and may meet them anywhere, names no round: it is taken into the one that is on. That
+    is how a group of collectives goes on after an error, and with a member that has begun another life (tasks/agreement_machine.py).
+
+    A barrier never blocks: a caller is a ticket, which is given its Outcome when the round ends. A caller that went away before
+    (`dropped`) has not come; a round that all have left again has not begun.
 
 Promises, checked by tests/machines/test_barriers.py
     P1  a round passes only when all of its tasks wait in it at that moment
     P2  all callers of a round get the same outcome; but who calls twice gets CANCELLED for the first call
     P3  each ticket gets one outcome, or is dropped; nothing is left of it then
-    P4  a round with a deadline ends by it; the first deadline that a caller gives is that of the round
-    P5  a task that was started again never passes a round in the place of its former life
+    P4  a round with a deadline ends by it: the first that a caller gives, or the earliest of all, as this table was told
+    P5  a task that was started again never passes a round in the place of its former life, unless it names no round
     P6  at most `names_max` names are known; the longest unused that nobody waits at is forgotten, and then begins with any number
 
-Not here: whether a task lives (coordination.py says `task_failed`), and clocks.
+Not here: whether a task lives (machine.py says `task_failed`), and clocks.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ class Outcome(NamedTuple):
 
 @dataclass(slots=True)
 class _Round:
-    counter: int
+    counter: int | None
+    """None while no caller has named a number, at a barrier of which nothing is known."""
     tasks: frozenset[Task]
     first: Task
     due: float
@@ -63,12 +67,14 @@ class _Barrier:
 
     Attributes:
       counter: number of the last round that has ended; None before the first.
+      title: what error texts call it.
       tasks, code, message: of that round.
       round: the one in which somebody waits.
       late: tasks that have not heard yet that a round has failed without them, with its outcome.
     """
 
     name: str
+    title: str
     counter: int | None = None
     tasks: frozenset[Task] = frozenset()
     code: int = OK
@@ -86,8 +92,12 @@ class Barriers:
       deadline: `ticked` must be called then at the latest; `inf` for never.
     """
 
-    def __init__(self, names_max: int = BARRIERS_MAX) -> None:
+    def __init__(self, names_max: int = BARRIERS_MAX, earliest_deadline: bool = False) -> None:
+        """Args:
+        earliest_deadline: a later caller, too, may say that a round must end; else the first deadline of a round stays.
+        """
         self.deadline = inf
+        self._earliest_deadline = earliest_deadline
         self._names_max = names_max
         self._barriers: dict[str, _Barrier] = {}
         self._by_ticket: dict[Ticket, tuple[_Barrier, Task]] = {}
@@ -97,7 +107,14 @@ class Barriers:
         barrier = self._barriers.get(name)
         if barrier is None:
             return 0
-        return barrier.round.counter if barrier.round is not None else (barrier.counter or 0) + 1
+        if barrier.round is not None and barrier.round.counter is not None:
+            return barrier.round.counter
+        return 0 if barrier.counter is None else barrier.counter + 1
+
+    def owes(self, name: str, task: Task) -> bool:
+        """Whether a round has failed without this task, which has not been told yet."""
+        barrier = self._barriers.get(name)
+        return barrier is not None and task in barrier.late
 
     def tasks_of(self, name: str) -> frozenset[Task]:
         """For whom the round is that is on; empty when none is."""
@@ -108,42 +125,48 @@ class Barriers:
         self,
         ticket: Ticket,
         name: str,
-        counter: int,
+        counter: int | None,
         task: Task,
         tasks: frozenset[Task],
         due: float = inf,
         problem: tuple[int, str] | None = None,
+        title: str = "",
     ) -> list[Effect]:
         """A task calls a barrier.
 
         Args:
-          counter: the round that it means.
+          counter: the round that it means; None: the one that is on, or the next.
           tasks: who must come, itself included.
           due: until when it would wait.
-          problem: why no round of these tasks can pass (code, text): then a new one fails at once.
+          problem: why the round cannot pass (code, text): then it fails for all.
+          title: what error texts call a round that begins with this call, in place of the barrier's name.
         """
         barrier = self._barriers.get(name)
         if barrier is None:
             if not self._make_room():
                 text = f"{self._names_max} barriers are waited at: no room for {name!r}"
                 return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
-            barrier = self._barriers[name] = _Barrier(name)
-        late = barrier.late.get(task)
+            barrier = self._barriers[name] = _Barrier(name, title or f"barrier {name!r}")
         current = barrier.round
-        if late is not None and counter <= late.counter:
-            del barrier.late[task]
-            return [Answer(ticket, late)]
+        late = barrier.late.pop(task, None)
+        if late is not None and counter is not None:
+            if counter <= late.counter:
+                return [Answer(ticket, late)]
+            barrier.late[task] = late
         if current is None:
-            behind = barrier.counter is not None and self._is_behind(barrier, counter, task)
-            if barrier.counter is not None and counter != barrier.counter + 1 and not behind:
-                return [Answer(ticket, self._past(barrier, counter, task))]
+            last = barrier.counter
+            if last is not None and counter is not None and counter != last + 1:
+                if not self._is_behind(barrier, counter, task):
+                    return [Answer(ticket, self._past(barrier, counter, task))]
+                problem = problem or (INTERNAL, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # to the end: the most recently used
             self._barriers[name] = barrier
-            if behind and barrier.counter is not None:
-                problem = problem or (INTERNAL, self._out_of_step(barrier, counter, task))
-                counter = barrier.counter + 1
+            barrier.title = title or barrier.title
+            counter = counter if last is None else last + 1
             current = barrier.round = _Round(counter, tasks, task, inf)
-        problem = (None if current.came else problem) or self._misfit(barrier, current, counter, task, tasks)
+        elif current.counter is None:
+            current.counter = counter
+        problem = problem or self._misfit(barrier, current, counter, task, tasks)
         effects = self._join(barrier, current, ticket, task, due)
         if problem is not None:
             return effects + self._end(barrier, *problem)
@@ -160,15 +183,24 @@ class Barriers:
             return [
                 Fail(ticket, FAILED_PRECONDITION, f"round {counter} of barrier {name!r} {state}: nothing to cancel")
             ]
-        return [*self._end(barrier, CANCELLED, f"barrier {name!r} was cancelled by {named(task)}"), Answer(ticket)]
+        return [*self._end(barrier, CANCELLED, f"{barrier.title} was cancelled by {named(task)}"), Answer(ticket)]
 
-    def task_failed(self, task: Task, why: str) -> list[Effect]:
+    def failed(self, name: str, code: int, message: str) -> list[Effect]:
+        """The round that is on, if one is, ends with this error."""
+        barrier = self._barriers.get(name)
+        return [] if barrier is None or barrier.round is None else self._end(barrier, code, message)
+
+    def task_failed(self, task: Task, why: str, code: int = INTERNAL) -> list[Effect]:
         """A task that others may wait for cannot come any more."""
         effects: list[Effect] = []
         for barrier in self._waited_at():
             if barrier.round is not None and task in barrier.round.tasks:
-                effects += self._end(barrier, INTERNAL, f"barrier {barrier.name!r} failed: {why}")
+                effects += self._end(barrier, code, f"{barrier.title} failed: {why}")
         return effects
+
+    def forgotten(self, name: str) -> None:
+        """Nothing that has happened at a barrier counts any more. No caller may wait there."""
+        self._barriers.pop(name, None)
 
     def restarted(self, task: Task) -> None:
         """A task begins another life, and knows nothing of the rounds that the former one has passed."""
@@ -195,13 +227,18 @@ class Barriers:
             return effects
         for barrier in self._waited_at():
             if barrier.round is not None and barrier.round.due <= now:
-                effects += self._end(barrier, DEADLINE_EXCEEDED, self._overdue(barrier.name, barrier.round))
+                effects += self._end(barrier, DEADLINE_EXCEEDED, self._overdue(barrier, barrier.round))
         self.deadline = min((b.round.due for b in self._waited_at() if b.round is not None), default=inf)
         return effects
 
     def stopped(self, why: str) -> list[Effect]:
         """Nobody keeps these barriers any more: all who wait are told."""
         return [effect for barrier in self._waited_at() for effect in self._end(barrier, CANCELLED, why)]
+
+    def tickets(self, name: str) -> list[Ticket]:
+        """The callers that wait at a barrier."""
+        barrier = self._barriers.get(name)
+        return [] if barrier is None or barrier.round is None else list(barrier.round.came.values())
 
     def missing(self, name: str) -> list[Task]:
         """For whom the present round waits."""
@@ -227,32 +264,31 @@ class Barriers:
         earlier = current.came.get(task)
         if earlier is not None:
             del self._by_ticket[earlier]
-            text = f"{named(task)} called barrier {barrier.name!r} again while this call waited"
-            effects.append(Answer(earlier, Outcome(CANCELLED, text, current.counter - 1)))
+            text = f"{named(task)} called {barrier.title} again while this call waited"
+            effects.append(Answer(earlier, Outcome(CANCELLED, text, (current.counter or 0) - 1)))
         current.came[task] = ticket
         self._by_ticket[ticket] = barrier, task
-        if current.due == inf:
-            current.due = due
+        if self._earliest_deadline or current.due == inf:
+            current.due = min(current.due, due)
             self.deadline = min(self.deadline, due)
         return effects
 
     def _misfit(
-        self, barrier: _Barrier, current: _Round, counter: int, task: Task, tasks: frozenset[Task]
+        self, barrier: _Barrier, current: _Round, counter: int | None, task: Task, tasks: frozenset[Task]
     ) -> tuple[int, str] | None:
         """Why this caller does not fit the round that is on: then it fails for all."""
-        name = barrier.name
-        if counter != current.counter:
+        if counter is not None and counter != current.counter:
             text = (
-                f"{named(task)} came to round {counter} of barrier {name!r}, the others to round {current.counter}: "
+                f"{named(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
                 "was it started again?"
             )
             return INTERNAL, text
         if task not in current.tasks:
-            text = f"{named(task)} called barrier {name!r}, which is for {listed(sorted(current.tasks))}"
+            text = f"{named(task)} called {barrier.title}, which is for {listed(sorted(current.tasks))}"
             return INVALID_ARGUMENT, text
         if tasks != current.tasks:
             text = (
-                f"{named(current.first)} called barrier {name!r} for {listed(sorted(current.tasks))}, "
+                f"{named(current.first)} called {barrier.title} for {listed(sorted(current.tasks))}, "
                 f"{named(task)} for {listed(sorted(tasks))}"
             )
             return INVALID_ARGUMENT, text
@@ -264,9 +300,9 @@ class Barriers:
         return counter <= barrier.counter and (counter < barrier.counter or task in barrier.restarted)
 
     def _out_of_step(self, barrier: _Barrier, counter: int, task: Task) -> str:
-        name, last = barrier.name, barrier.counter
+        last = barrier.counter
         return (
-            f"{named(task)} came to round {counter} of barrier {name!r}, the last one was {last}: was it started again?"
+            f"{named(task)} came to round {counter} of {barrier.title}, the last one was {last}: was it started again?"
         )
 
     def _past(self, barrier: _Barrier, counter: int, task: Task) -> Outcome:
@@ -275,7 +311,7 @@ class Barriers:
         if counter != barrier.counter:
             return Outcome(INTERNAL, self._out_of_step(barrier, counter, task), barrier.counter)
         if task not in barrier.tasks:
-            text = f"{named(task)} called barrier {barrier.name!r}, which was for {listed(sorted(barrier.tasks))}"
+            text = f"{named(task)} called {barrier.title}, which was for {listed(sorted(barrier.tasks))}"
             return Outcome(INVALID_ARGUMENT, text, counter)
         return Outcome(barrier.code, barrier.message, counter)
 
@@ -284,9 +320,10 @@ class Barriers:
         current = barrier.round
         assert current is not None
         barrier.round = None
-        barrier.counter, barrier.tasks, barrier.code, barrier.message = current.counter, current.tasks, code, message
+        barrier.counter = current.counter or 0
+        barrier.tasks, barrier.code, barrier.message = current.tasks, code, message
         barrier.restarted.clear()
-        outcome = Outcome(code, message, current.counter)
+        outcome = Outcome(code, message, barrier.counter)
         for task in current.tasks:
             if code == OK or task in current.came:
                 barrier.late.pop(task, None)
@@ -296,10 +333,10 @@ class Barriers:
             del self._by_ticket[ticket]
         return [Answer(ticket, outcome) for ticket in current.came.values()]
 
-    def _overdue(self, name: str, current: _Round) -> str:
+    def _overdue(self, barrier: _Barrier, current: _Round) -> str:
         missing = listed(sorted(current.tasks - current.came.keys()))
         return (
-            f"barrier {name!r} timed out: {len(current.came)}/{len(current.tasks)} tasks came, "
+            f"{barrier.title} timed out: {len(current.came)}/{len(current.tasks)} tasks came, "
             f"the first was {named(current.first)}; missing: {missing}"
         )
 

@@ -64,8 +64,7 @@ class Members:
       name: known to all members; operations of different names never meet.
       tasks: the members; their order is that of the ranks.
       rank: the own one.
-      number: of the operations announced so far.
-      failed: whether the last one ended with an error that came from elsewhere, or is under way.
+      counter: the round that the next operation belongs to: 0 for the first; None: the one that is on then, since the last one has failed.
       aborted: (code, message), if the present one was aborted from elsewhere.
       lock: held by whoever does one.
     """
@@ -79,8 +78,7 @@ class Members:
             told = ", ".join(map(named, tasks))
             raise InvalidArgumentError(f"{named(me)} is not a member of the group {told}")
         self.rank = self.tasks.index(me)
-        self.number = 0
-        self.failed = False
+        self.counter: int | None = 0
         self.aborted: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
@@ -150,22 +148,20 @@ class Collectives:
         """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
 
         Returns:
-          (RESULT, value) or (GO, name of the exchange, what each member has told).
+          (RESULT, value), or (GO, the round to go on with, name of the exchange, what each member has told).
         """
         with self._lock:  # nobody can be ahead of us: what is left is of operations that failed
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
-        group.number += 1
-        anew, group.failed = group.failed, failure is None  # its own failure takes the place of the operation
+        counter, group.counter = group.counter, None
         status = None if failure is None else (failure.error_code, failure.message)
         args = (
             group.name,
             list(group.tasks),
             group.rank,
             self._node.incarnation,
-            group.number,
-            anew,
+            counter,
             what,
             timeout_s,
             status,
@@ -179,16 +175,20 @@ class Collectives:
         else:
             due = monotonic() + timeout_s + GRACE_S
             answer = self._call("", leader, "collective.announce", *args, due=due)
-        if failure is not None:
+        if failure is not None:  # it takes the place of the operation
+            group.counter = None if counter is None else counter + 1
             if not isinstance(answer, _Answer):
                 answer.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
-            verdict: tuple[Any, ...] = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
-            group.failed = verdict[0] != RESULT
-            for task, life in zip(group.tasks, verdict[3] if group.failed else (), strict=False):
-                self._watches.speaks(task, life)  # our own watch may be behind
-            return verdict[:3]
+            ended, kind, value, *more = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
+            if kind == RESULT:
+                group.counter = ended + 1
+                return kind, value
+            members_tell, incarnations = more
+            for task, incarnation in zip(group.tasks, incarnations, strict=True):
+                self._watches.speaks(task, incarnation)  # our own watch may be behind
+            return kind, ended + 1, value, members_tell
         except UnavailableError as error:
             raise UnavailableError(f"{what} with leader {named(leader)}: {error.message}") from None
         except BaseException:  # also Ctrl-C: the others are told
@@ -225,11 +225,17 @@ class Collectives:
     # -- the exchange -----------------------------------------------------------------------------------------------------
 
     def exchange(
-        self, group: Members, name: str, begin: Callable[[], tuple[Iterator[Schedule], Any]], timeout_s: float
+        self,
+        group: Members,
+        counter: int,
+        name: str,
+        begin: Callable[[], tuple[Iterator[Schedule], Any]],
+        timeout_s: float,
     ) -> Any:
         """Send and receive pieces until all schedules have ended; what they have made. When anything fails, all members are told.
 
         Args:
+          counter: the round to go on with when all is well.
           begin: gives the schedules, and where their result will be: it may fail, too, where there is no memory.
         """
         box = self._box(group.name, name)
@@ -242,7 +248,7 @@ class Collectives:
                 raise from_code(*group.aborted)
             schedules, result = begin()
             self._run(group, name, box, schedules, timeout_s)
-            group.failed = False
+            group.counter = counter
             return result
         except BaseException as error:
             self._tell_the_others(group, name, error)

@@ -302,8 +302,8 @@ class _Turn:
         verdict = self._collectives.agree(self._members, what, brought, self._timeout_s)
         if verdict[0] == RESULT:
             return verdict[1]
-        _, name, told = verdict
-        return self._collectives.exchange(self._members, name, lambda: exchange(told), self._timeout_s)
+        _, counter, name, told = verdict
+        return self._collectives.exchange(self._members, counter, name, lambda: exchange(told), self._timeout_s)
 
     def reduce(self, what: str, array: Array, op: str) -> Array:
         """An array reduced, at all members."""

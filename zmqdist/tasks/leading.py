@@ -1,6 +1,6 @@
 """The leader's end of collectives: the lowest rank of a group hears what each member is about to do, and tells all whether they may.
 
-What is small has come along with it: then the answer is the result. Who decides is rounds_machine.py.
+What is small has come along with it: then the answer is the result. What decides is agreement_machine.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
-from zmqdist.coordination.answers import Task, named
+from zmqdist.coordination.answers import named
 from zmqdist.errors import (
-    CANCELLED,
     FailedPreconditionError,
     InvalidArgumentError,
     OpError,
@@ -26,13 +26,14 @@ from zmqdist.errors import (
 )
 from zmqdist.rpc.asked import Asked
 from zmqdist.tasks import collectives_machine as core
+from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Verdict
 from zmqdist.tasks.node import TASKS, Node
-from zmqdist.tasks.rounds_machine import Agreed, Announcement, Rounds, Verdict
 from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.tasks.watch import Watches
 
 RESULT, GO = 0, 1
-"""What an answer is: (RESULT, value), or (GO, name of the exchange, what each member has told of its value, their lives)."""
+"""What an answer is, after the number of the round that has ended: RESULT and the value; or GO, the name of the exchange, what each
+member says of its value, and their incarnations."""
 
 
 @dataclass(slots=True)
@@ -40,11 +41,13 @@ class Brought:
     """What a member says of its value, beside what must be equal for all.
 
     Attributes:
+      incarnation: of the member.
       kind, op, root: of the operation.
       told: for the other members, such as how many rows it brings.
       value: the value itself where it is small, in a tuple; None where it is not, or this member brings none.
     """
 
+    incarnation: int
     kind: str
     op: str
     root: int
@@ -60,11 +63,13 @@ class Leader:
         self._watches = watches
         self._lock = threading.Lock()
         self._stopped = False
-        self._groups: dict[str, tuple[list[Task], Rounds]] = {}
+        self._agreements = Agreements()
+        self._exchanges = count(1)
+        self._timer_at = inf
         node.service.register_later("collective.announce", self._asked, roles=TASKS)
         node.service.register("collective.abort", self.abort, inline=True, roles=TASKS)
         node.service.register("collective.reset", self.reset, inline=True, roles=TASKS)
-        watches.listen(lambda task, life: None, self._gone)
+        watches.listen(lambda task, life: None, partial(self._hear, self._agreements.gone))
 
     def _asked(self, asked: Asked, group: str, tasks: list[Any], *given: Any) -> None:
         asked.on_dropped(partial(self.withdrew, group, asked))
@@ -75,9 +80,8 @@ class Leader:
         group: str,
         tasks: Sequence[Any],
         rank: int,
-        life: int,
-        number: int,
-        anew: bool,
+        incarnation: int,
+        counter: int | None,
         what: str,
         timeout_s: float,
         failure: tuple[int, str] | None,
@@ -88,6 +92,7 @@ class Leader:
         """A member of a group says what it is about to do.
 
         Args:
+          counter: the round that it means, or None: see Agreements.
           what: what must be equal for all, for people, too.
           token: has `answer` and `fail`, as Asked.
         """
@@ -96,89 +101,67 @@ class Leader:
         members = [self._node.task(tuple(task)) for task in tasks]
         for task in members:
             self._watches.watch(task)
-        self._watches.speaks(members[rank], life)
-        due = monotonic() + timeout_s
-        one = Announcement(rank, life, number, what, what, due, Brought(*brought), failure, token, anew)
+        self._watches.speaks(members[rank], incarnation)
+        load = Brought(incarnation, *brought)
+        one = Announcement(rank, counter, what, monotonic() + timeout_s, load, failure, token)
         with self._lock:
             if self._stopped:
                 raise self._no_more(token)
-            known, rounds = self._groups.setdefault(group, (members, Rounds([named(task) for task in members])))
-            if known != members:
-                told = f"group {group} has the members {', '.join(map(named, known))}"
-                raise InvalidArgumentError(f"{told}, not {', '.join(map(named, members))}")
-            verdicts = rounds.announced(one)
-            for task in members if rounds.come else ():
-                if told := self._watches.gone(task):
-                    verdicts += rounds.gone(members.index(task), told)
+            verdicts = self._agreements.announced(group, members, one)
+            for task in members:
+                if message := self._watches.gone(task):
+                    verdicts += self._agreements.gone(task, message)
                     break
-            waits = rounds.deadline < inf
-        self._tell(group, verdicts)
-        if waits:
+            earlier = self._agreements.deadline < self._timer_at
+        self._tell(verdicts)
+        if earlier:
             try:
-                self._node.loop.call_soon(self._tick, group)
+                self._node.loop.call_soon(self._tick)
             except FailedPreconditionError:  # stopped meanwhile, and its members were told
                 pass
 
     def abort(self, group: str, tasks: Sequence[Any], code: int, message: str) -> None:
         """Everything of this group fails from now on."""
-        members = [self._node.task(tuple(task)) for task in tasks]
-        with self._lock:
-            _, rounds = self._groups.setdefault(group, (members, Rounds([named(task) for task in members])))
-            verdicts = rounds.aborted(code, message)
-        self._tell(group, verdicts)
+        self._hear(self._agreements.aborted, group, [self._node.task(tuple(task)) for task in tasks], code, message)
 
     def reset(self, group: str) -> None:
         """The end of an abort."""
         with self._lock:
-            if group in self._groups:
-                self._groups[group][1].reset()
+            self._agreements.reset(group)
 
     def rows(self) -> tuple[GroupRow, ...]:
         """The groups some of whose members wait for the others."""
-        rows = []
         with self._lock:
-            for group, (members, rounds) in self._groups.items():
-                come = tuple(named(task) for rank, task in enumerate(members) if rank in rounds.come)
-                missing = tuple(named(task) for rank, task in enumerate(members) if rank not in rounds.come)
-                if come:
-                    rows.append(GroupRow(group, come, missing))
-        return tuple(rows)
+            waiting = self._agreements.waiting()
+        return tuple(
+            GroupRow(group, tuple(map(named, come)), tuple(map(named, missing)))
+            for group, (come, missing) in waiting.items()
+        )
 
     # -- what happens meanwhile -------------------------------------------------------------------------------------------
 
-    def _event(self, group: str, event: Callable[[Rounds], list[Verdict]]) -> float:
-        """What has happened to a group, if it is still there; when its next deadline is."""
+    def _hear(self, event: Callable[..., list[Verdict]], *args: Any) -> None:
+        """Something has happened to groups: have Agreements decide, and tell the members."""
         with self._lock:
-            if group not in self._groups:
-                return inf
-            _, rounds = self._groups[group]
-            verdicts, deadline = event(rounds), rounds.deadline
-        self._tell(group, verdicts)
-        return deadline
+            verdicts = event(*args)
+        self._tell(verdicts)
 
-    def _tick(self, group: str) -> None:
+    def _tick(self) -> None:
         """In the loop: what is late, and when to look again."""
-        deadline = self._event(group, lambda rounds: rounds.ticked(monotonic()))
-        if deadline < inf:
-            self._node.loop.set_timer(("collective", group), deadline, partial(self._tick, group))
-
-    def _gone(self, task: Task, message: str) -> None:
         with self._lock:
-            groups = list(self._groups.items())
-        for group, (members, _) in groups:
-            if task in members:
-                rank = members.index(task)
-                self._event(group, lambda rounds, rank=rank: rounds.gone(rank, message))  # type: ignore[misc]
+            verdicts = self._agreements.ticked(monotonic())
+            self._timer_at = self._agreements.deadline
+        self._tell(verdicts)
+        if self._timer_at < inf:
+            self._node.loop.set_timer("collective", self._timer_at, self._tick)
 
     def stopped(self) -> None:
         """The own server stops: its members get no more answers from it, and no more are expected."""
         with self._lock:
-            groups, self._groups = self._groups, {}
             self._stopped = True
-        for _, rounds in groups.values():
-            for verdict in rounds.aborted(CANCELLED, self._node.stopped.message):
-                for one in verdict.members:
-                    one.token.fail(self._no_more(one.token))
+            verdicts = self._agreements.stopped(self._node.stopped.message)
+        for one in (one for verdict in verdicts for one in verdict.members):
+            one.token.fail(self._no_more(one.token))
 
     def _no_more(self, token: Any) -> OpError:
         """What a member is told while this task stops: the own one that it was stopped, another one that its leader has gone."""
@@ -187,35 +170,33 @@ class Leader:
         return UnavailableError(f"{self._node.stopped.message}, which led this group")
 
     def withdrew(self, group: str, token: Any) -> None:
-        """Who announced this does not wait any more."""
-        self._event(group, lambda rounds: rounds.withdrew(token))
+        """The caller with this token does not wait any more."""
+        self._hear(self._agreements.withdrew, group, token)
 
-    def _tell(self, group: str, verdicts: list[Verdict]) -> None:
+    def _tell(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
             if isinstance(verdict, Agreed):
-                exchange = f"{self._node.incarnation:016x}.{verdict.round}"
+                exchange = f"{self._node.incarnation:016x}.{next(self._exchanges)}"
                 try:
-                    answers = answers_to(
-                        [one.load for one in verdict.members], exchange, [one.life for one in verdict.members]
-                    )
+                    answers = answers_to([one.load for one in verdict.members], exchange)
                 except Exception as error:  # of NumPy, such as no memory
                     for one in verdict.members:
                         one.token.fail(error if isinstance(error, OpError) else InvalidArgumentError(str(error)))
                     continue
                 # Ours is the first: it may be changed by our caller, so it is told last.
                 for one, answer in reversed(list(zip(verdict.members, answers, strict=True))):
-                    one.token.answer(answer)
+                    one.token.answer((verdict.counter, *answer))
             else:
                 for one in verdict.members:
                     one.token.fail(from_code(verdict.code, verdict.message))
 
 
-def answers_to(brought: Sequence[Brought], exchange: str, lives: Sequence[int]) -> list[tuple[Any, ...]]:
+def answers_to(brought: Sequence[Brought], exchange: str) -> list[tuple[Any, ...]]:
     """What each member is answered when all are about to do the same: the result, or that they go on by themselves."""
     first = brought[0]
     rooted = first.kind == "broadcast"
     if any(one.value is None for rank, one in enumerate(brought) if not rooted or rank == first.root):
-        return [(GO, exchange, [one.told for one in brought], lives)] * len(brought)
+        return [(GO, exchange, [one.told for one in brought], [one.incarnation for one in brought])] * len(brought)
     if rooted:
         value = brought[first.root].value
         assert value is not None

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from zmqdist.coordination.answers import Task, named
 from zmqdist.errors import (
     CANCELLED,
+    OK,
     UNAVAILABLE,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -37,7 +38,7 @@ from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.rpc import StatusOrResult, payload
 from zmqdist.rpc.asking import start
 from zmqdist.rpc.snapshots import pack_result
-from zmqdist.tasks.mailbox_machine import Key, Mailbox, Wait
+from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.watch import Watches
 from zmqdist.transport.arena import Block
@@ -103,22 +104,6 @@ def wake(ended: Sequence[Wait]) -> None:
             wait.wake()
 
 
-class _Outgoing:
-    """What is on its way to one task.
-
-    Attributes:
-      number: of the letter that was sent last.
-      tags: of the letters that are on the way, by number, with the one of the tag that was sent right before it.
-      last: how many of each tag are on the way, and the one that was sent last.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.number = 0
-        self.tags: dict[int, tuple[str, int]] = {}
-        self.last: dict[str, tuple[int, int]] = {}
-
-
 class Mail:
     """The mailbox of one task, and its letters to others."""
 
@@ -127,7 +112,7 @@ class Mail:
         self._watches = watches
         self._me = named(node.me)
         self._in = LockedMailbox(Mailbox(MAIL_ITEMS_MAX, MAIL_BYTES_MAX))
-        self._out: dict[Task, _Outgoing] = {}
+        self._out: dict[Task, tuple[Outbox, threading.Lock]] = {}
         self._lock = threading.Lock()
         node.service.register("mail.put", self._put, inline=True, roles=TASKS)
         node.service.register("mail.skip", self._skip, inline=True, roles=TASKS)
@@ -139,7 +124,7 @@ class Mail:
         """Letters of this task that are on the way, or whose arrival is not known yet."""
         with self._lock:
             outgoing = list(self._out.values())
-        return sum(len(each.tags) for each in outgoing)
+        return sum(box.unconfirmed for box, _ in outgoing)
 
     def lying(self) -> tuple[int, int, int]:
         """Letters that were not received yet, their bytes, and how many wait for one."""
@@ -156,39 +141,46 @@ class Mail:
         if task == self._node.me:
             return self._to_self(key, value)
         client = self._node.client(task)
-        outgoing = self._outgoing(task)
-        with outgoing.lock:
-            number = outgoing.number + 1
-            low = next(iter(outgoing.tags), number)
-            count, after = outgoing.last.get(tag, (0, 0))
+        out, lock = self._out_to(task)
+        with lock:
+            number, low, after = out.numbers(tag)
             due = inf if timeout is None else monotonic() + float(timeout)
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
-            outgoing.number = number
-            outgoing.last[tag] = count + 1, number
-            outgoing.tags[number] = tag, after
+            out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
-        return result
+        return StatusOrResult(result._channel, result._call, _no_value)  # what the receiver answers is for Mail alone
 
-    def _outgoing(self, task: Task) -> _Outgoing:
+    def _out_to(self, task: Task) -> tuple[Outbox, threading.Lock]:
         with self._lock:
-            return self._out.setdefault(task, _Outgoing())
+            return self._out.setdefault(task, (Outbox(), threading.Lock()))
 
     def _arrived(self, task: Task, number: int, result: StatusOrResult) -> None:
         """A letter is there, or will not be: then those that are on the way behind it must not wait for it."""
-        outgoing = self._outgoing(task)
+        out, lock = self._out_to(task)
         code, _ = result.get_error()
-        with outgoing.lock:
-            tag, after = outgoing.tags.pop(number)
-            count, last = outgoing.last[tag]
-            if count > 1:
-                outgoing.last[tag] = count - 1, last
-            else:
-                del outgoing.last[tag]
-        if code and (count > 1 or last != number):
-            with suppress(
-                FailedPreconditionError
-            ):  # this server was stopped: those behind it do not leave any more, either
-                self._node.start(task, "mail.skip", self._me, self._node.incarnation, number, after)
+        held = 0 if code else result.get_value() or 0
+        with lock:
+            skip = out.ended(number, code != OK, held)
+        if skip is not None:
+            self._have_skipped(task, *skip)
+
+    def _have_skipped(self, task: Task, number: int, skip: int) -> None:
+        with suppress(
+            FailedPreconditionError
+        ):  # this server was stopped: those behind it do not leave any more, either
+            result = self._node.start(task, "mail.skip", self._me, self._node.incarnation, skip)
+            result.add_done_callback(partial(self._skipped, task, number, skip))
+
+    def _skipped(self, task: Task, number: int, skip: int, result: StatusOrResult) -> None:
+        code, _ = result.get_error()
+        out, lock = self._out_to(task)
+        if code == UNAVAILABLE and not self._node.closed:  # the same life of the receiver may be back
+            self._have_skipped(task, number, skip)
+            return
+        with lock:
+            more = out.skipped(number)
+        if more is not None:
+            self._have_skipped(task, *more)
 
     def _to_self(self, key: Key, value: Any) -> StatusOrResult:
         box = [value]
@@ -227,12 +219,14 @@ class Mail:
         np.copyto(out, wait.letter)
         return out
 
-    def _put(self, text: str, number: int, low: int, after: int, value: Any) -> None:
+    def _put(self, text: str, number: int, low: int, after: int, value: Any) -> int | None:
+        """Answers the own incarnation where the letter lies here until the one before it had its turn."""
         key = Key.parse(text)
         if key.target != self._me:
             raise InvalidArgumentError(f"this is {self._me}, not {key.target}: the address has another task now")
         with self._in.lock:
             ended, refusal = self._in.box.sent(key, value, nbytes_of(value), number, low, after)
+            held = after != 0 and self._in.box.holds(key.source, number, after)
             wake(ended)
         if (
             refusal is not None and refusal.error_code == CANCELLED
@@ -240,9 +234,10 @@ class Mail:
             raise UnavailableError(refusal.message)
         if refusal is not None:
             raise refusal
+        return self._node.incarnation if held else None
 
-    def _skip(self, source: str, life: int, number: int, after: int) -> None:
-        self._in.tell(self._in.box.skipped, source, life, number, after)
+    def _skip(self, source: str, life: int, number: int) -> None:
+        self._in.tell(self._in.box.skipped, source, life, number)
 
     # -- others -----------------------------------------------------------------------------------------------------------
 
@@ -274,8 +269,12 @@ class _Nowhere:
         fn(call)
 
 
+def _no_value(call: ClientCall, address: str) -> None:
+    """A letter that has arrived has no value."""
+
+
 def _Here(call: ClientCall) -> StatusOrResult:
-    return StatusOrResult(_Nowhere(), call, lambda call, address: None)  # type: ignore[arg-type]
+    return StatusOrResult(_Nowhere(), call, _no_value)  # type: ignore[arg-type]
 
 
 def _checked(tag: str) -> str:

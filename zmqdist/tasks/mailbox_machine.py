@@ -13,8 +13,11 @@ Theory of operation
     for each receiver. While another one of its channel is on the way it names the one that was sent right before it (`after`), and is
     held until that one had its turn; a letter that was given up has its turn, too. `low` says that everything below has arrived or was
     given up: so nothing is ever waited for that cannot come.
+    For the sender a letter is on the way until it is known to have had its turn. One that was given up, or that is held while the one
+    before it has ended (at a former life of the receiver), needs a word of the sender for that: it has the missing one skipped, but
+    only when nothing before that is on the way. So what is sent next under this tag never comes before them.
 
-Promises, checked by tests/machines/test_mailbox.py
+Promises, checked by tests/machines/test_mailbox.py and tests/sim/test_tasks.py
     P1  a letter is given to one waiter, once; letters of a channel in the order of sending, waiters in the order of asking
     P2  nothing of one life of a sender reaches a wait for another one
     P3  a wait ends once: letter, cancelled, its deadline, the end of its sender, or the abort
@@ -121,7 +124,7 @@ class _Source:
     Attributes:
       life: the present one, 0 for none.
       low, seen: numbers that were delivered or given up: all below `low`, and those of `seen`.
-      held: what waits for another letter, by the number of that: a letter, or one that was given up (without a key).
+      held: letters that wait for another one, by the number of that.
     """
 
     __slots__ = ("held", "life", "low", "past", "seen")
@@ -134,7 +137,7 @@ class _Source:
     def begin(self) -> None:
         self.low = 0
         self.seen: set[int] = set()
-        self.held: dict[int, tuple[int, Key | None, Any, int]] = {}
+        self.held: dict[int, tuple[int, Key, Any, int]] = {}
 
     def has(self, number: int) -> bool:
         return number < self.low or number in self.seen
@@ -188,7 +191,7 @@ class Mailbox:
         if (held or not self._waits.get(_place(key))) and self._is_full(nbytes):
             told = f"{key.target} has {self.items} messages of {self.nbytes} bytes that nobody has received: receive some first"
             refusal = ResourceExhaustedError(told)
-            return [*ended, *self._skip(source, number, after)], refusal  # those behind it must not wait
+            return ended, refusal
         if held:
             self._count(1, nbytes)
             source.held[after] = number, key, letter, nbytes
@@ -196,12 +199,18 @@ class Mailbox:
         ended += self._deliver(key, letter, nbytes)
         return [*ended, *self._settled(source, number)], None
 
-    def skipped(self, source: str, life: int, number: int, after: int = 0) -> list[Wait]:
-        """A letter was given up by its sender, or lost on the way: those behind it need not wait. Numbers as in `sent`."""
+    def holds(self, source: str, number: int, after: int) -> bool:
+        """Whether this letter lies here until the one before it had its turn."""
+        held = self._source(source).held.get(after)
+        return held is not None and held[0] == number
+
+    def skipped(self, source: str, life: int, number: int) -> list[Wait]:
+        """A letter never comes, and none before it does: those behind it need not wait."""
         known = self._source(source)
+        ended = [] if life in known.past else self.heard(source, life)
         if known.life != life or known.has(number):
-            return []
-        return self._skip(known, number, after)
+            return ended
+        return [*ended, *self._settled(known, number)]
 
     def returned(self, wait: Wait) -> list[Wait]:
         """Whoever got this letter could not take it: it is the first of its channel again."""
@@ -276,8 +285,8 @@ class Mailbox:
                 wait.life = life
             return []
         source.past.append(former)
-        for _, key, _, nbytes in source.held.values():
-            self._count(-1 if key is not None else 0, -nbytes)
+        for _, _, _, nbytes in source.held.values():
+            self._count(-1, -nbytes)
         source.begin()
         for place in [place for place in self._letters if place[0] == name]:
             for _, nbytes in self._letters.pop(place):
@@ -366,17 +375,10 @@ class Mailbox:
                 source.seen.add(number)
             if number in source.held:
                 held, key, letter, nbytes = source.held.pop(number)
-                if key is not None:
-                    self._count(-1, -nbytes)
-                    ended += self._deliver(key, letter, nbytes)
+                self._count(-1, -nbytes)
+                ended += self._deliver(key, letter, nbytes)
                 settled.append(held)
         return ended
-
-    def _skip(self, source: _Source, number: int, after: int) -> list[Wait]:
-        if number and after and not source.has(after):
-            source.held[after] = number, None, None, 0
-            return []
-        return self._settled(source, number)
 
     def _waits_for(self, name: str) -> list[Wait]:
         return [wait for place, waits in self._waits.items() if place[0] == name for wait in waits]
@@ -391,3 +393,76 @@ class Mailbox:
 def _place(key: Key) -> _Place:
     """Of all lives of its source one counts at a time."""
     return key.source, key.target, key.tag
+
+
+# -- the sender's side ------------------------------------------------------------------------------------------------
+
+
+class Outbox:
+    """The letters of one task that are on their way to one other task: the numbers that Mailbox.sent needs.
+
+    Attributes:
+      unconfirmed: letters of which it is not known yet whether they have arrived.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._on_the_way: dict[int, tuple[str, int]] = {}
+        """By number: the tag, and the letter of this tag that was sent right before it while that was on the way."""
+        self._last: dict[str, tuple[int, int]] = {}
+        """By tag: how many are on the way, and the one that was sent last."""
+        self._behind: dict[int, tuple[int, bool, int]] = {}
+        """Letters that are answered (number, failed, held), by the number of the one before them, which is on the way."""
+
+    @property
+    def unconfirmed(self) -> int:
+        return len(self._on_the_way)
+
+    def numbers(self, tag: str) -> tuple[int, int, int]:
+        """`number`, `low` and `after` of the next letter; it counts once `sent` is called with them."""
+        number = self._number + 1
+        return number, next(iter(self._on_the_way), number), self._last.get(tag, (0, 0))[1]
+
+    def sent(self, tag: str, number: int, after: int) -> None:
+        """The letter with these numbers has left."""
+        self._number = number
+        self._on_the_way[number] = tag, after
+        self._last[tag] = self._last.get(tag, (0, 0))[0] + 1, number
+
+    def ended(self, number: int, failed: bool, held: int = 0) -> tuple[int, int] | None:
+        """The receiver has answered, or never will.
+
+        Args:
+          held: the life of the receiver in which the letter lies until the one before it had its turn; 0: it had its own.
+
+        Returns:
+          None; or (number, skip): have the receiver skip the letter `skip`, and call `skipped(number)` then.
+        """
+        _, after = self._on_the_way[number]
+        if (failed or held) and after in self._on_the_way:
+            self._behind[after] = number, failed, held
+            return None
+        return (number, after) if held else self._end(number, failed, 0)
+
+    def skipped(self, number: int) -> tuple[int, int] | None:
+        """The receiver has done what was asked because of this letter. Returns as `ended`."""
+        return self._end(number, False, 0)
+
+    def _end(self, number: int, failed: bool, held: int) -> tuple[int, int] | None:
+        """This letter had its turn, and so have those that have waited for nothing else."""
+        while True:
+            tag, _ = self._on_the_way[number]
+            count, last = self._last[tag]
+            if failed and last != number:
+                return number, number
+            del self._on_the_way[number]
+            if count > 1:
+                self._last[tag] = count - 1, last
+            else:
+                del self._last[tag]
+            if number not in self._behind:
+                return None
+            before, life = number, held
+            number, failed, held = self._behind.pop(before)
+            if held and life and held != life:  # where it lies nothing has ended the one before it
+                return number, before

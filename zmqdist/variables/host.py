@@ -19,6 +19,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.carrying import carried_out, carried_out_but, initial_value, is_small, with_values
 from zmqdist.variables.hosted import Sum, Variable
 from zmqdist.variables.once import Once
-from zmqdist.variables.updates_machine import APPLIED, DONE, LATE, NEW, RUNNING, Keys, Sessions, UpdateLog
+from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
 from zmqdist.wire import trusted
 
 PREFIX: Final = "zmqdist.ps."
@@ -44,52 +45,39 @@ ROLES: Final = frozenset({"worker", "submit"})
 _BY_STEP: Final = frozenset({"add", "sub", "apply", "call"})
 """Changes that can be made with the mean of several: the last thing in them is a gradient."""
 
-_Waiting = tuple[Asked, list[Variable], bool]
-"""A question, what it is about, and whether it wants values."""
-
-
 _Effect = Callable[[], None]
 
 
 class _Session:
     def __init__(self) -> None:
         self.variables: dict[int, Variable] = {}
-        self.keys = Keys(PS_ONCE_MAX)
+        self.keys = UpdateKeys(PS_ONCE_MAX)
         self.once = Once()
         self.watching: set[Asked] = set()
 
 
-class _Update:
-    """One update that is not carried out at once, from its first question to its answer.
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A question for an update: what it is about, and whether it wants values."""
+
+    asked: Asked
+    variables: list[Variable]
+    want: bool
+
+
+class _Work:
+    """One update that is not carried out at once.
 
     Attributes:
-      id: client and sequence number.
-      key: "", or what names it in its session.
-      asked: the first question.
-      joined: those that came again meanwhile: whose answer is the same, with values or without.
       outcomes: of a synchronous step, by place of the variable, as soon as they are known.
     """
 
-    def __init__(
-        self,
-        id: tuple[int, int],
-        session: _Session,
-        key: str,
-        asked: Asked,
-        want: bool,
-        variables: list[Variable],
-        changes: Sequence[tuple[Any, ...]],
-    ) -> None:
-        self.id = id
+    def __init__(self, update: Update, session: _Session, variables: list[Variable], changes: Sequence[Any]) -> None:
+        self.update = update
         self.session = session
-        self.key = key
-        self.asked = asked
-        self.joined: list[_Waiting] = []
-        self.want = want
         self.variables = variables
         self.changes = changes
         self.outcomes: dict[int, tuple[int, bool]] = {}
-        self.over = False
 
 
 class Host:
@@ -101,10 +89,9 @@ class Host:
         self._router = router
         self._incarnation = incarnation
         self._name = name
-        self._known = Sessions(PS_PROGRAM_GONE_S)
+        self._known = KeptSessions(PS_PROGRAM_GONE_S)
         self._sessions: dict[int, _Session] = {}
-        self._log = UpdateLog(PS_CLIENTS_MAX)
-        self._running: dict[tuple[int, int] | tuple[_Session, str], _Update] = {}
+        self._updates = Updates(PS_CLIENTS_MAX)
         self._functions: OrderedDict[bytes, tuple[str, Callable[..., Any]]] = OrderedDict()
         for method in (
             "open",
@@ -164,8 +151,8 @@ class Host:
         with variable.lock:
             variable.gone = why
             waiting: list[Any] = variable.steps.waiting()
-        for update, _ in waiting:
-            self._service.soon(self._fail, update, AbortedError(f"{variable.label} {why}"))
+        for work, _ in waiting:
+            self._service.soon(self._fail, work, AbortedError(f"{variable.label} {why}"))
 
     def _session(self, session: int) -> _Session:
         found = self._sessions.get(session)
@@ -294,7 +281,7 @@ class Host:
             {
                 "task": self._name,
                 "sessions": len(self._sessions),
-                "answers": len(self._log),  # kept until the clients have them
+                "answers": len(self._updates),  # kept until the clients have them
                 "variables": told,
             }
         )
@@ -365,30 +352,17 @@ class Host:
         variables = self._variables(session, [change[0] for change in changes])
         if len(changes) > 1 and len(set(variables)) < len(changes):
             raise InvalidArgumentError("an update changes a variable once")
-        found, answer = self._log.begin(client, sequence, settled)
-        if found == RUNNING:
-            self._running[client, sequence].joined.append((asked, variables, want))
-            return
-        if found != NEW:
-            self._answer_again(asked, variables, answer, want)
-            return
-        if step < 0 and not key and self._at_once(asked, variables, changes, client, sequence, want):
-            return
-        update = _Update((client, sequence), self._sessions[session], key, asked, want, variables, changes)
-        if not key or self._is_first(update):
-            self._running[client, sequence] = update
-            self._begin(update, step, wanted)
+        found = self._sessions[session]
+        question = _Question(asked, variables, want)
+        update = self._updates.asked(question, client, sequence, settled, key, found.keys)
+        if isinstance(update, Repeated):
+            self._answer_again(question, update.answer)
+        elif update is not None and not (step < 0 and not key and self._at_once(update, question, changes)):
+            self._begin(_Work(update, found, variables, changes), step, wanted)
 
-    def _at_once(
-        self,
-        asked: Asked,
-        variables: Sequence[Variable],
-        changes: Sequence[tuple[Any, ...]],
-        client: int,
-        sequence: int,
-        want: bool,
-    ) -> bool:
+    def _at_once(self, update: Update, question: _Question, changes: Sequence[tuple[Any, ...]]) -> bool:
         """Carry out a small update that nobody is in the way of, without more ado; whether that was one."""
+        variables = question.variables
         if not is_small(variables, changes):
             return False
         taken = [each for each in variables if each.lock.acquire(blocking=False)]
@@ -396,35 +370,21 @@ class Host:
             if len(taken) < len(variables):
                 return False
             kept = carried_out(variables, changes, self._function_of)
-            asked.answer(with_values(kept, variables) if want else kept)
+            question.asked.answer(with_values(kept, variables) if question.want else kept)
         except BaseException:
-            self._log.fail(client, sequence)
+            self._updates.failed(update)
             raise
         finally:
             for each in taken:
                 each.lock.release()
-        self._log.end(client, sequence, kept)
+        self._updates.ended(update, kept)
         return True
 
-    def _is_first(self, update: _Update) -> bool:
-        """Whether an update that has a key is to be carried out; else it is answered, now or later."""
-        found, answer = update.session.keys.begin(update.key)
-        if found == NEW:
-            self._running[update.session, update.key] = update
-        elif found == DONE:
-            self._log.end(*update.id, answer)
-            self._answer_again(update.asked, update.variables, answer, update.want)
-        else:  # it joins another one; where that fails it may be asked for again
-            self._log.fail(*update.id)
-            first = self._running[update.session, update.key]
-            first.joined.append((update.asked, update.variables, update.want))
-        return found == NEW
-
-    def _begin(self, update: _Update, step: int, wanted: int) -> None:
-        if step >= 0 and is_small(update.variables, update.changes):
-            taken = [each for each in update.variables if each.lock.acquire(blocking=False)]
+    def _begin(self, work: _Work, step: int, wanted: int) -> None:
+        if step >= 0 and is_small(work.variables, work.changes):
+            taken = [each for each in work.variables if each.lock.acquire(blocking=False)]
             try:
-                effects = self._carry_out(update, step, wanted) if len(taken) == len(update.variables) else None
+                effects = self._carry_out(work, step, wanted) if len(taken) == len(work.variables) else None
             finally:
                 for each in taken:
                     each.lock.release()
@@ -432,77 +392,64 @@ class Host:
                 for effect in effects:
                     effect()
                 return
-        self._service.submit(self._carry_out_in_thread, update, step, wanted)
+        self._service.submit(self._carry_out_in_thread, work, step, wanted)
 
-    def _carry_out_in_thread(self, update: _Update, step: int, wanted: int) -> None:
+    def _carry_out_in_thread(self, work: _Work, step: int, wanted: int) -> None:
         with ExitStack() as stack:
-            for each in sorted(update.variables, key=id):
+            for each in sorted(work.variables, key=id):
                 stack.enter_context(each.lock)
-            effects = self._carry_out(update, step, wanted)
+            effects = self._carry_out(work, step, wanted)
         for effect in effects:
             self._service.soon(effect)
 
-    def _carry_out(self, update: _Update, step: int, wanted: int) -> list[_Effect]:
+    def _carry_out(self, work: _Work, step: int, wanted: int) -> list[_Effect]:
         """Under the locks; in the loop or in a thread. What the loop must do next."""
         try:
             if step >= 0:
-                return self._push(update, step, wanted)
-            kept = self._carry_out_once(update)
+                return self._push(work, step, wanted)
+            kept = self._carry_out_once(work)
         except BaseException as error:
-            return [partial(self._fail, update, error)]
-        update.asked.answer(with_values(kept, update.variables) if update.want else kept)
-        return [partial(self._finish, update, kept, update.joined)]
+            return [partial(self._fail, work, error)]
+        first: _Question = work.update.tickets[0]
+        first.asked.answer(with_values(kept, work.variables) if first.want else kept)
+        return [partial(self._finish, work, kept, 1)]
 
-    def _carry_out_once(self, update: _Update) -> tuple[Any, ...]:
+    def _carry_out_once(self, work: _Work) -> tuple[Any, ...]:
         """Under the locks."""
-        if not update.key:
-            return carried_out(update.variables, update.changes, self._function_of)
-        once = update.session.once
-        had = once.of(update.key)
-        kept = carried_out_but(had, update.variables, update.changes, self._function_of)
-        outcomes = zip(update.changes, kept[::2], kept[1::2], strict=True)
-        once.note(update.key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in had])
+        key = work.update.key
+        if not key:
+            return carried_out(work.variables, work.changes, self._function_of)
+        once = work.session.once
+        had = once.of(key)
+        kept = carried_out_but(had, work.variables, work.changes, self._function_of)
+        outcomes = zip(work.changes, kept[::2], kept[1::2], strict=True)
+        once.note(key, [(change[0], *outcome) for change, *outcome in outcomes if change[0] not in had])
         return kept
 
-    def _finish(self, update: _Update, kept: tuple[Any, ...], waiting: list[_Waiting]) -> None:
-        """In the loop: it was carried out."""
-        self._over(update)
-        self._log.end(*update.id, kept)
-        if update.key:
-            update.session.keys.end(update.key, kept)
-        for asked, variables, want in waiting:
-            self._answer_again(asked, variables, kept, want)
+    def _finish(self, work: _Work, kept: tuple[Any, ...], answered: int = 0) -> None:
+        """In the loop: it was carried out; so many of its questions were answered."""
+        self._updates.ended(work.update, kept)
+        for question in work.update.tickets[answered:]:
+            self._answer_again(question, kept)
 
-    def _fail(self, update: _Update, error: BaseException) -> None:
-        if update.over:
-            return
-        self._over(update)
-        self._log.fail(*update.id)
-        if update.key:
-            update.session.keys.fail(update.key)
-        update.asked.fail(error)
-        for asked, _, _ in update.joined:
-            asked.fail(error)
+    def _fail(self, work: _Work, error: BaseException) -> None:
+        if self._updates.failed(work.update):
+            for question in work.update.tickets:
+                question.asked.fail(error)
 
-    def _over(self, update: _Update) -> None:
-        update.over = True
-        self._running.pop(update.id, None)
-        if update.key:
-            self._running.pop((update.session, update.key), None)
-
-    def _answer_again(self, asked: Asked, variables: Sequence[Variable], kept: Any, want: bool) -> None:
+    def _answer_again(self, question: _Question, kept: Any) -> None:
         """What was answered before; with the present values, where the new ones were wanted."""
-        if kept is None or not want:
-            asked.answer(kept)
-            return
-        self._under_locks(asked, variables, 0, lambda: with_values(kept, variables))
+        if kept is None or not question.want:
+            question.asked.answer(kept)
+        else:
+            self._under_locks(question.asked, question.variables, 0, lambda: with_values(kept, question.variables))
 
     # -- synchronous steps ----------------------------------------------------------------------------------------------
 
-    def _push(self, update: _Update, step: int, wanted: int) -> list[_Effect]:
+    def _push(self, work: _Work, step: int, wanted: int) -> list[_Effect]:
         """Under the locks. All of it is checked before any of it is done."""
         gradients = []
-        for each, change in zip(update.variables, update.changes, strict=True):
+        for each, change in zip(work.variables, work.changes, strict=True):
             gradient = each.gradient(change[-1])
             if change[1] == "call":  # which is only called with the mean
                 self._function_of(change[2])
@@ -518,16 +465,16 @@ class Host:
             gradients.append(gradient)
         effects: list[_Effect] = []
         for index, gradient in enumerate(gradients):
-            effects += self._push_one(update, index, gradient, step, wanted)
+            effects += self._push_one(work, index, gradient, step, wanted)
         return effects
 
-    def _push_one(self, update: _Update, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
-        variable, change = update.variables[index], update.changes[index]
-        if update.key and (had := update.session.once.of(update.key).get(change[0])) is not None:
-            return [partial(self._settle, [(update, index)], had, None)]
-        pushed = variable.steps.push(step, (update, index), wanted)
+    def _push_one(self, work: _Work, index: int, gradient: Any, step: int, wanted: int) -> list[_Effect]:
+        variable, change, key = work.variables[index], work.changes[index], work.update.key
+        if key and (had := work.session.once.of(key).get(change[0])) is not None:
+            return [partial(self._settle, [(work, index)], had, None)]
+        pushed = variable.steps.push(step, (work, index), wanted)
         if pushed.verdict == LATE:
-            return [partial(self._settle, [(update, index)], (variable.version, False), None)]
+            return [partial(self._settle, [(work, index)], (variable.version, False), None)]
         total = variable.sums.setdefault(step, Sum())
         total.add(gradient)
         if pushed.verdict != APPLIED:
@@ -542,8 +489,8 @@ class Host:
         else:
             taking_part: Any = pushed.applied
             for other, _ in taking_part:
-                if other.key:
-                    other.session.once.note(other.key, [(change[0], variable.version, True)])
+                if other.update.key:
+                    other.session.once.note(other.update.key, [(change[0], variable.version, True)])
         return [
             partial(self._settle, pushed.applied, (variable.version, True), error),
             partial(self._settle, pushed.late, (variable.version, False), None),
@@ -551,14 +498,13 @@ class Host:
 
     def _settle(self, tickets: Sequence[Any], outcome: tuple[int, bool], error: BaseException | None) -> None:
         """In the loop: the step of these updates has ended for one variable."""
-        for update, index in tickets:
+        for work, index in tickets:
             if error is not None:
-                self._fail(update, error)
+                self._fail(work, error)
                 continue
-            update.outcomes[index] = outcome
-            if len(update.outcomes) == len(update.variables) and not update.over:
-                kept = tuple(item for number in range(len(update.variables)) for item in update.outcomes[number])
-                self._finish(update, kept, [(update.asked, update.variables, update.want), *update.joined])
+            work.outcomes[index] = outcome
+            if len(work.outcomes) == len(work.variables) and not work.update.over:
+                self._finish(work, tuple(item for place in range(len(work.variables)) for item in work.outcomes[place]))
 
 
 def _holder(peer: Peer) -> int:

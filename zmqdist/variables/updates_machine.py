@@ -10,7 +10,7 @@ the same update.
 In a *synchronous step* each variable waits for the gradients of `k` updates. The one that is the k-th ends the step: their mean is
 applied once, and all of them are answered.
 
-Promises
+Promises, checked by tests/machines/test_updates.py and tests/sim/test_variables.py
     U1  An update is carried out at most once by its id, and by its key within its session, whatever was lost, repeated or came late.
     U2  A question that comes again while its update is carried out has that one's outcome; after it, the answer that it gave.
     U3  What failed has changed nothing, and may be asked again.
@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from zmqdist.errors import InvalidArgumentError, ResourceExhaustedError
 
@@ -45,6 +45,9 @@ APPLIED: Final = "applied"
 LATE: Final = "late"
 
 _RUNNING: Final = object()
+
+Ticket: TypeAlias = Any
+"""One question; the host's own."""
 
 
 class _Client:
@@ -110,7 +113,7 @@ class UpdateLog:
                 return
 
 
-class Keys:
+class UpdateKeys:
     """Updates of one session that carry a key (U1 to U4)."""
 
     def __init__(self, keys_max: int) -> None:
@@ -141,6 +144,94 @@ class Keys:
     def fail(self, key: str) -> None:
         """As `UpdateLog.fail`."""
         self._answers.pop(key, None)
+
+
+# -- updates that are being carried out ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class Update:
+    """One update, from its first question to its outcome.
+
+    Attributes:
+      id: client and sequence number.
+      key: "", or what names it in its session, whose keys are `keys`.
+      tickets: the questions whose answer is its outcome, the first one first.
+      over: it has ended.
+    """
+
+    id: tuple[int, int]
+    key: str
+    keys: UpdateKeys
+    tickets: list[Ticket]
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """It was carried out before: answer the question with this. None: its client waits no more."""
+
+    answer: Any
+
+
+class Updates:
+    """What is to be done about each question for an update (U1 to U4)."""
+
+    def __init__(self, clients_max: int) -> None:
+        self._log = UpdateLog(clients_max)
+        self._running: dict[tuple[int, int] | tuple[UpdateKeys, str], Update] = {}
+
+    def __len__(self) -> int:
+        """Answers that are kept."""
+        return len(self._log)
+
+    def asked(
+        self, ticket: Ticket, client: int, sequence: int, settled: int, key: str, keys: UpdateKeys
+    ) -> Update | Repeated | None:
+        """A question has come: carry out this Update, answer it as a Repeated; or None: it waits for one that is carried out."""
+        id = client, sequence
+        found, answer = self._log.begin(client, sequence, settled)
+        if found == RUNNING:
+            self._running[id].tickets.append(ticket)
+            return None
+        if found != NEW:
+            return Repeated(answer)
+        if key:
+            found, answer = keys.begin(key)
+            if found == DONE:
+                self._log.end(*id, answer)
+                return Repeated(answer)
+            if found == RUNNING:  # where that one fails, this one may be asked for again
+                self._log.fail(*id)
+                self._running[keys, key].tickets.append(ticket)
+                return None
+        update = self._running[id] = Update(id, key, keys, [ticket])
+        if key:
+            self._running[keys, key] = update
+        return update
+
+    def ended(self, update: Update, answer: Any) -> None:
+        """It was carried out; the answer is that of all its tickets."""
+        self._over(update)
+        self._log.end(*update.id, answer)
+        if update.key:
+            update.keys.end(update.key, answer)
+
+    def failed(self, update: Update) -> bool:
+        """It was refused, or raised, and has changed nothing; False: it had ended before."""
+        if update.over:
+            return False
+        self._over(update)
+        self._log.fail(*update.id)
+        if update.key:
+            update.keys.fail(update.key)
+        return True
+
+    def _over(self, update: Update) -> None:
+        update.over = True
+        del self._running[update.id]
+        if update.key:
+            del self._running[update.keys, update.key]
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------
@@ -224,7 +315,7 @@ class _Session:
     gone_at: float | None = None
 
 
-class Sessions:
+class KeptSessions:
     """Whose variables are kept (U7).
 
     A program is a random number of its process; its holder the connection that it opened the session over, by the number that each

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from random import Random
+from typing import Any
 
 from zmqdist.messages import Message
 from zmqdist.testing.simulation.clock import SimClock
@@ -47,13 +48,20 @@ class SimProcess:
         self._backlog.clear()
 
 
+def through_headers(message: Message) -> tuple[Message, int]:
+    """A message as its receiver decodes it: a copy of its own, as on a real wire; and its bytes there."""
+    data = encode(message)
+    return decode(data, "a peer"), len(data)
+
+
 class SimConnection:
-    """One connection of a client to a server; the server knows it as a Peer.
+    """One connection of a client to a server, such as a dispatcher, which knows it as a Peer.
 
     Args:
       up: called with each message that reaches the server, and its payload frames.
       down: called with each that reaches the client.
       bytes_per_s: what the link carries in each direction.
+      wire: what the way does to a message, and how many bytes that is.
     """
 
     def __init__(
@@ -64,23 +72,25 @@ class SimConnection:
         up: Callable[..., object],
         down: Callable[..., object],
         bytes_per_s: float = inf,
+        wire: Callable[[Any], tuple[Any, int]] = through_headers,
     ) -> None:
         self.name = name
         self.open = True
         self._clock = clock
         self._random = random
         self._deliver = (up, down)
+        self._wire = wire
         self._last = [0.0, 0.0]
         self.bytes_per_s = bytes_per_s
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.open else ', ended'}>"
 
-    def send_up(self, message: Message, *frames: bytes) -> None:
+    def send_up(self, message: Any, *frames: bytes) -> None:
         """From the client to the server."""
         self._send(0, message, frames)
 
-    def send_down(self, message: Message, *frames: bytes) -> None:
+    def send_down(self, message: Any, *frames: bytes) -> None:
         """From the server to the client."""
         self._send(1, message, frames)
 
@@ -94,13 +104,12 @@ class SimConnection:
         """What is on the way in either direction is lost."""
         self.open = False
 
-    def _send(self, direction: int, message: Message, frames: tuple[bytes, ...]) -> None:
-        data = encode(message)  # as on a real wire: the receiver has its own copy
-        nbytes = len(data) + sum(map(len, frames))
-        self.in_order(direction, nbytes, lambda: self._arrive(direction, data, frames))
+    def _send(self, direction: int, message: Any, frames: tuple[bytes, ...]) -> None:
+        copy, nbytes = self._wire(message)
+        nbytes += sum(map(len, frames))
+        self.in_order(direction, nbytes, lambda: self._arrive(direction, copy, frames))
 
-    def _arrive(self, direction: int, data: bytes, frames: tuple[bytes, ...]) -> None:
-        message = decode(data, self.name)
+    def _arrive(self, direction: int, message: Any, frames: tuple[bytes, ...]) -> None:
         up, down = self._deliver
         if direction == 0:
             up(self, message, *frames)

@@ -1,0 +1,228 @@
+"""The leader's decision rule by rule, with no network; whole groups under faults are in tests/sim/test_tasks.py."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from zmqdist.errors import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    OK,
+    UNAVAILABLE,
+    InvalidArgumentError,
+)
+from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Disagreed, Verdict
+
+TASKS = [("worker", rank) for rank in range(3)]
+
+
+class Group:
+    """Three tasks, each of which announces one operation after the other."""
+
+    def __init__(self) -> None:
+        self.leader = Agreements()
+
+    def announce(self, rank: int, counter: int | None = 0, what: str = "sum", **more: Any) -> list[Verdict]:
+        return self.leader.announced("g", TASKS, Announcement(rank, counter, what, **more))
+
+    def come(self, *ranks: int, counter: int | None = 0) -> None:
+        for rank in ranks:
+            assert self.announce(rank, counter) == []
+
+    def agree(self, *counters: int | None) -> int:
+        """All come, each to the round that it means; the number of that on which they agree."""
+        for rank, counter in enumerate(counters[:-1]):
+            self.come(rank, counter=counter)
+        (verdict,) = self.announce(len(counters) - 1, counters[-1])
+        assert isinstance(verdict, Agreed)
+        assert [one.rank for one in verdict.members] == list(range(len(counters)))
+        return verdict.counter
+
+
+def ended(verdicts: list[Verdict]) -> tuple[list[int], int]:
+    """(ranks, code) of one verdict; OK when they agreed."""
+    (verdict,) = verdicts
+    return [one.rank for one in verdict.members], OK if isinstance(verdict, Agreed) else verdict.code
+
+
+def message(verdicts: list[Verdict]) -> str:
+    (verdict,) = verdicts
+    assert isinstance(verdict, Disagreed)
+    return verdict.message
+
+
+def test_they_agree_when_all_have_come_whatever_the_order() -> None:
+    group = Group()
+    group.come(2, 0)
+    assert ended(group.announce(1)) == ([0, 1, 2], OK)
+    assert group.agree(1, 1, 1) == 1
+
+
+def test_different_things_are_an_error_of_all_that_says_who_brought_what() -> None:
+    group = Group()
+    group.come(0, 2)
+    verdicts = group.announce(1, what="max")
+    assert ended(verdicts) == ([0, 1, 2], INVALID_ARGUMENT)
+    assert "worker:0, worker:2: sum; worker:1: max" in message(verdicts)
+    assert group.agree(None, None, None) == 1
+
+
+def test_the_time_of_one_is_the_end_for_all_that_came_and_for_those_that_come_late() -> None:
+    group = Group()
+    group.come(1)
+    group.announce(0, due=5.0)
+    assert group.leader.deadline == 5.0
+    assert group.leader.ticked(4.9) == []
+    verdicts = group.leader.ticked(5.0)
+    assert ended(verdicts) == ([0, 1], DEADLINE_EXCEEDED)
+    assert message(verdicts) == "sum timed out: 2/3 tasks came, the first was worker:1; missing: worker:2"
+    late = group.announce(2)
+    assert (ended(late), message(late)) == (([2], DEADLINE_EXCEEDED), message(verdicts))
+    assert group.agree(None, None, None) == 1
+    assert group.leader.deadline == inf
+
+
+def test_the_shortest_deadline_counts_whoever_gives_it() -> None:
+    group = Group()
+    group.announce(0, due=9.0)
+    group.announce(1, due=5.0)
+    assert group.leader.deadline == 5.0
+
+
+def test_a_member_that_fails_or_cancels_ends_the_round_and_the_next_one_works() -> None:
+    group = Group()
+    group.come(0)
+    verdicts = group.announce(1, failure=(CANCELLED, "not now"))
+    assert (ended(verdicts), message(verdicts)) == (([0, 1], CANCELLED), "not now")
+    assert ended(group.announce(2)) == ([2], CANCELLED)
+    assert group.agree(None, 1, None) == 1
+
+
+def test_a_member_that_fails_first_ends_the_round_for_those_that_come_after_it() -> None:
+    group = Group()
+    assert ended(group.announce(1, failure=(CANCELLED, "not now"))) == ([1], CANCELLED)
+    assert ended(group.announce(0)) == ([0], CANCELLED)
+    assert ended(group.announce(2)) == ([2], CANCELLED)
+    assert group.agree(None, 1, None) == 1
+
+
+def test_a_member_that_goes_ends_the_round_and_meets_the_others_in_its_next_life() -> None:
+    group = Group()
+    assert group.agree(0, 0, 0) == 0
+    group.come(0, 1, counter=1)
+    assert ended(group.leader.gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
+    assert group.leader.gone(TASKS[2], "worker:2 has gone") == []
+    assert group.agree(None, None, None) == 2
+    assert group.agree(3, 3, 3) == 3
+
+
+@pytest.mark.parametrize("counters", [(0, 58, 58), (58, 58, 0)], ids=["leader first", "leader last"])
+def test_a_leader_in_a_new_life_meets_members_that_go_on_counting(counters: tuple[int | None, ...]) -> None:
+    group = Group()
+    assert group.agree(*counters) == 58
+    assert group.agree(59, 59, 59) == 59
+
+
+def test_a_member_that_has_gone_on_without_the_others_is_never_taken_for_one_of_them() -> None:
+    """Its failure of round 1 was lost on the way: nobody may be given the sum of two different steps."""
+    group = Group()
+    assert group.agree(0, 0, 0) == 0
+    group.come(0, counter=1)
+    verdicts = group.announce(2, counter=2)
+    assert ended(verdicts) == ([0, 2], INTERNAL)
+    assert "worker:2 came to round 2 of sum, the others to round 1" in message(verdicts)
+    assert ended(group.announce(1, counter=1)) == ([1], INTERNAL)
+    assert group.agree(None, None, None) == 2
+
+
+def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_already_ends_no_other_one() -> None:
+    group = Group()
+    assert group.agree(0, 0, 0) == 0
+    group.announce(1, 1, failure=(CANCELLED, "not now"))
+    assert ended(group.announce(0, None, failure=(CANCELLED, "nor I"))) == ([0], CANCELLED)
+    assert ended(group.announce(2, 1)) == ([2], CANCELLED)
+    assert group.agree(None, 2, None) == 2
+
+
+def test_the_first_operation_of_a_member_fails_where_it_comes_too_late_for_it() -> None:
+    group = Group()
+    group.announce(0, due=1.0)
+    assert ended(group.leader.ticked(1.0)) == ([0], DEADLINE_EXCEEDED)
+    assert ended(group.announce(1)) == ([1], DEADLINE_EXCEEDED)
+    assert ended(group.announce(2)) == ([2], DEADLINE_EXCEEDED)
+    assert group.agree(None, None, None) == 1
+
+
+def test_a_member_in_its_next_life_is_not_told_what_the_former_one_has_missed() -> None:
+    group = Group()
+    group.come(0, 1)
+    assert ended(group.leader.gone(TASKS[2], "worker:2 has gone")) == ([0, 1], UNAVAILABLE)
+    assert group.agree(None, None, 0) == 1
+
+
+def test_a_caller_that_does_not_wait_any_more_ends_the_round() -> None:
+    group, token = Group(), object()
+    group.come(1)
+    group.announce(0, token=token)
+    assert group.leader.withdrew("g", object()) == []
+    assert ended(group.leader.withdrew("g", token)) == ([0, 1], UNAVAILABLE)
+    assert group.leader.withdrew("g", token) == []
+
+
+def test_after_an_abort_everything_fails_at_once_until_the_reset() -> None:
+    group = Group()
+    assert group.agree(0, 0, 0) == 0
+    group.come(0, counter=1)
+    assert ended(group.leader.aborted("g", TASKS, UNAVAILABLE, "peer down")) == ([0], UNAVAILABLE)
+    assert group.leader.aborted("g", TASKS, CANCELLED, "again") == []
+    for _ in range(3):
+        assert ended(group.announce(1, 1)) == ([1], UNAVAILABLE)
+    group.leader.reset("g")
+    assert group.agree(None, None, 1) == 1
+    assert group.agree(2, 2, 2) == 2
+
+
+def test_members_that_were_told_of_an_error_meet_again_wherever_each_was() -> None:
+    """One failed in the middle of operation 0, which the others have ended, and those in 1."""
+    group = Group()
+    assert group.agree(0, 0, 0) == 0
+    group.come(1, 2, counter=1)
+    assert ended(group.leader.gone(TASKS[0], "worker:0 has gone")) == ([1, 2], UNAVAILABLE)
+    assert group.agree(None, None, None) == 2
+    assert group.agree(3, 3, 3) == 3
+
+
+def test_a_member_that_announces_again_gets_an_error_for_the_first_and_waits_with_the_second() -> None:
+    group = Group()
+    group.come(0, 1)
+    assert ended(group.announce(1)) == ([1], CANCELLED)
+    assert ended(group.announce(2)) == ([0, 1, 2], OK)
+
+
+def test_a_round_that_has_passed_is_not_passed_again_by_one_member_alone() -> None:
+    group = Group()
+    assert [group.agree(0, 0, 0), group.agree(1, 1, 1)] == [0, 1]
+    assert ended(group.announce(1, counter=1)) == ([1], INTERNAL)
+
+
+def test_groups_are_apart_and_one_that_is_named_with_other_members_is_refused() -> None:
+    group = Group()
+    group.come(0)
+    other = TASKS[:2]
+    assert group.leader.announced("other", other, Announcement(0, None, "max")) == []
+    assert ended(group.leader.announced("other", other, Announcement(1, None, "max"))) == ([0, 1], OK)
+    with pytest.raises(InvalidArgumentError, match="group g has the members worker:0, worker:1, worker:2, not"):
+        group.leader.announced("g", other, Announcement(1, None, "max"))
+    assert group.leader.waiting() == {"g": ([TASKS[0]], TASKS[1:])}
+
+
+def test_the_end_of_the_leader_is_that_of_all_that_wait() -> None:
+    group = Group()
+    group.come(0, 2)
+    assert ended(group.leader.stopped("the server was stopped")) == ([0, 2], CANCELLED)
+    assert group.leader.waiting() == {}

@@ -1,0 +1,201 @@
+"""Do the simulations of tasks and variables find bugs? One is planted at a time; within SEEDS_MAX seeds a promise must be seen broken.
+
+A row: what is wrong, the simulation, what is replaced and by what, what the simulation must say (the start of it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zmqdist.coordination.barriers_machine import Barriers
+from zmqdist.coordination.keys_machine import Keys
+from zmqdist.coordination.machine import Coordination
+from zmqdist.tasks import collectives_machine
+from zmqdist.tasks.agreement_machine import Agreed, Agreements
+from zmqdist.tasks.mailbox_machine import Mailbox, Outbox
+from zmqdist.testing.simulation.groups import simulate_group
+from zmqdist.testing.simulation.keeper import simulate_keeper
+from zmqdist.testing.simulation.mail import simulate_mail
+from zmqdist.testing.simulation.variables import simulate_variables
+from zmqdist.variables.once import Once
+from zmqdist.variables.updates_machine import DONE, NEW, RUNNING, KeptSessions, Steps, UpdateLog
+
+pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds
+
+SEEDS_MAX = 500
+
+Simulate = Callable[[int], Any]
+
+
+def nothing(self: Any, *args: Any, **more: Any) -> list[Any]:
+    return []
+
+
+def anything_agrees(self: Agreements, group: str, code: int, message: str, counter: int, members: list[Any]) -> Any:
+    members.sort(key=lambda one: one.rank)
+    agreed = Agreed(counter, members)
+    return agreed if code == 0 else VERDICT(self, group, code, message, counter, members)
+
+
+VERDICT = Agreements._verdict  # reach: plants bugs
+CAME = Barriers.came
+BEGIN = UpdateLog.begin
+PUSH = Steps.push
+SENT = Mailbox.sent
+NUMBERS = Outbox.numbers
+
+
+def of_any_round(self: Barriers, ticket: Any, name: str, counter: Any, *args: Any, **more: Any) -> Any:
+    return CAME(self, ticket, name, None, *args, **more)
+
+
+def without_failures(
+    self: Barriers,
+    ticket: Any,
+    name: str,
+    counter: Any,
+    task: Any,
+    tasks: Any,
+    due: float,
+    problem: Any = None,
+    *more: Any,
+) -> Any:
+    return CAME(self, ticket, name, counter, task, tasks, due, None, *more)
+
+
+def runs_twice(self: UpdateLog, *args: Any) -> Any:
+    found = BEGIN(self, *args)
+    return (NEW, None) if found[0] == RUNNING else found
+
+
+def forgets(self: UpdateLog, *args: Any) -> Any:
+    found = BEGIN(self, *args)
+    if found[0] == DONE:
+        self.fail(*args[:2])
+        return BEGIN(self, *args)
+    return found
+
+
+def one_too_few(self: Steps, step: int, ticket: Any, wanted: int) -> Any:
+    return PUSH(self, step, ticket, max(1, wanted - 1))
+
+
+def earlier_steps_too(self: Steps, step: int, ticket: Any, wanted: int) -> Any:
+    self.applied = min(self.applied, step - 1)
+    return PUSH(self, step, ticket, wanted)
+
+
+def nobody_late(self: Steps, step: int, ticket: Any, wanted: int) -> Any:
+    return replace(PUSH(self, step, ticket, wanted), late=())
+
+
+def as_they_come(
+    self: Mailbox, key: Any, letter: Any, nbytes: int = 0, number: int = 0, low: int = 0, after: int = 0
+) -> Any:
+    return SENT(self, key, letter, nbytes, number, low, 0)
+
+
+def again_and_again(self: Mailbox, key: Any, letter: Any, nbytes: int = 0, *numbers: Any) -> Any:
+    return SENT(self, key, letter, nbytes)
+
+
+def never_full(self: Mailbox, nbytes: int) -> bool:
+    return False
+
+
+def other_lives(self: Mailbox, name: str, life: int) -> list[Any]:
+    return []
+
+
+def after_nothing(self: Outbox, tag: str) -> tuple[int, int, int]:
+    number, low, _ = NUMBERS(self, tag)
+    return number, low, 0
+
+
+def never_a_skip(self: Outbox, number: int, failed: bool, held: int = 0) -> None:
+    ENDED(self, number, False)
+
+
+ENDED = Outbox.ended
+
+
+def in_the_wrong_order(rank: int, size: int, piece: Any, keep: Any) -> Any:
+    for step in range(1, size):
+        arrived = yield collectives_machine.Step((rank + 1) % size, piece, (rank - 1) % size)
+        keep((rank + step) % size, arrived)
+        piece = arrived
+
+
+BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
+    ("members agree on anything", simulate_group, Agreements, "_verdict", anything_agrees, ("A2", "collectives")),
+    ("members of different rounds meet", simulate_group, Barriers, "came", of_any_round, "A5"),
+    ("a member that fails takes part", simulate_group, Barriers, "came", without_failures, "A2"),
+    ("a deadline is not seen", simulate_group, Barriers, "ticked", nothing, "a machine asks"),
+    ("an abort stays", simulate_group, Agreements, "reset", nothing, "A4"),
+    (
+        "pieces of a ring go to the wrong place",
+        simulate_group,
+        collectives_machine,
+        "gather_ring",
+        in_the_wrong_order,
+        "",
+    ),
+    ("a failed task does not end a barrier", simulate_keeper, Barriers, "task_failed", nothing, "coordination P3"),
+    ("a barrier passes in any round", simulate_keeper, Barriers, "came", of_any_round, "barriers"),
+    ("a deadline of a barrier is not seen", simulate_keeper, Barriers, "ticked", nothing, "a machine asks"),
+    ("silent tasks are not looked for", simulate_keeper, Coordination, "_check", nothing, "a machine asks"),
+    ("a wait for a key never ends", simulate_keeper, Keys, "ticked", nothing, "a machine asks"),
+    ("letters overtake each other", simulate_mail, Mailbox, "sent", as_they_come, "mailbox P1"),
+    ("the sender does not number them", simulate_mail, Outbox, "numbers", after_nothing, "mailbox P1"),
+    ("a lost letter is not skipped", simulate_mail, Outbox, "ended", never_a_skip, ("mailbox", "outbox")),
+    ("the mailbox is never full", simulate_mail, Mailbox, "_is_full", never_full, "mailbox P5"),
+    ("a letter of another life is given out", simulate_mail, Mailbox, "heard", other_lives, "mailbox"),
+    ("an update runs twice", simulate_variables, UpdateLog, "begin", runs_twice, ""),
+    ("an update is carried out again", simulate_variables, UpdateLog, "begin", forgets, ("U1", "U2")),
+    ("a value is not asked what it has", simulate_variables, Once, "of", lambda self, key: {}, "U1"),
+    ("a restored value knows no keys", simulate_variables, Once, "saved", lambda self, *args: b"", ("U1", "U5")),
+    ("a step takes one update less", simulate_variables, Steps, "push", one_too_few, ("U5", "U2")),
+    ("an earlier step is applied later", simulate_variables, Steps, "push", earlier_steps_too, "U5"),
+    ("who is late is not told", simulate_variables, Steps, "push", nobody_late, "U2"),
+    (
+        "sessions are dropped at once",
+        simulate_variables,
+        KeptSessions,
+        "__init__",
+        lambda self, s: KEPT(self, 0.0),
+        "U7",
+    ),
+]
+
+KEPT = KeptSessions.__init__
+
+
+def first_complaint(simulate: Simulate, seed: int) -> str | None:
+    """What the simulation says of a seed; "" where a machine itself stumbles."""
+    try:
+        simulate(seed)
+    except AssertionError as error:
+        return str(error)
+    except (KeyError, IndexError, ValueError):
+        return ""
+    return None
+
+
+@pytest.mark.parametrize(("what", "simulate", "owner", "name", "bug", "said"), BUGS, ids=[bug[0] for bug in BUGS])
+def test_the_simulation_finds_that(
+    what: str,
+    simulate: Simulate,
+    owner: Any,
+    name: str,
+    bug: Any,
+    said: str | tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(owner, name, bug)
+    found = next((found for seed in range(SEEDS_MAX) if (found := first_complaint(simulate, seed)) is not None), None)
+    assert found is not None, f"{SEEDS_MAX} seeds did not find that {what}"
+    assert found.startswith(said), "found, but by another promise"

@@ -1,0 +1,71 @@
+"""What the tasks of a cluster do together, in virtual time, with seeded faults: barriers and keys, groups, messages.
+
+Which faults there are, and what is checked, is in zmqdist/testing/simulation/{keeper,groups,mail}.py; the promises are numbered in the
+machines' modules.
+
+    pytest tests/sim --seed 1234      replays one seed exactly
+    pytest tests/sim --seeds 5000     a long run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from zmqdist.testing.simulation.groups import simulate_group
+from zmqdist.testing.simulation.keeper import simulate_keeper
+from zmqdist.testing.simulation.mail import simulate_mail
+
+ALL: list[Callable[..., Any]] = [simulate_keeper, simulate_group, simulate_mail]
+
+
+@pytest.mark.parametrize("simulate", ALL)
+def test_whatever_goes_wrong_every_promise_holds_and_the_tasks_go_on_together(
+    simulate: Callable[..., Any], seed: int
+) -> None:
+    simulate(seed)
+
+
+@pytest.mark.parametrize("simulate", ALL)
+def test_the_same_seed_is_the_same_run(simulate: Callable[..., Any]) -> None:
+    first, second = simulate(7), simulate(7)
+    assert first.trace == second.trace
+    assert len(first.trace) > 5
+
+
+def test_without_faults_nothing_ever_fails() -> None:
+    for seed in range(5):
+        group, mail, keeper = (
+            simulate_group(seed, faults=0),
+            simulate_mail(seed, faults=0),
+            simulate_keeper(seed, faults=0),
+        )
+        assert {each.code for each in group.operations if each.code is not None} <= {0, 4}, (
+            "but for deadlines at the end"
+        )
+        assert {letter.code for letter in mail.letters.values()} <= {0, 8}, "but for a full mailbox"
+        assert keeper.rounds > 50
+
+
+def test_the_simulations_meet_what_they_are_about() -> None:
+    """Over some seeds members agree, disagree and exchange, rounds pass among faults, letters are lost: a mild one would find nothing."""
+    codes: set[int | None] = set()
+    agreements = rounds = lost = 0
+    for seed in range(25):
+        group, mail, keeper = simulate_group(seed), simulate_mail(seed), simulate_keeper(seed)
+        codes |= {each.code for each in group.operations}
+        agreements += group.agreements - group.agreed_in_calm
+        rounds += keeper.rounds - keeper.rounds_in_calm
+        lost += sum(letter.code != 0 for letter in mail.letters.values())
+    assert codes >= {0, 1, 3, 4, 10, 14}, "agreed, cancelled, different, late, aborted, gone"
+    assert agreements > 100
+    assert rounds > 100
+    assert lost > 100
+
+
+def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.tasks.mailbox_machine.Mailbox.returned", lambda self, wait: [])
+    with pytest.raises(AssertionError, match=r"(?s)mailbox P1.*pytest tests/sim --seed 5.*got"):
+        simulate_mail(5)

@@ -1,0 +1,36 @@
+"""Updates of variables at a parameter server that are asked for again and again, in virtual time, with seeded faults.
+
+Which faults there are, and what is checked, is in zmqdist/testing/simulation/variables.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from zmqdist.testing.simulation.variables import simulate_variables
+
+
+def test_whatever_goes_wrong_each_update_is_made_once_and_answered(seed: int) -> None:
+    simulate_variables(seed)
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    assert (
+        simulate_variables(7).server.sessions.popitem()[1].value
+        == simulate_variables(7).server.sessions.popitem()[1].value
+    )
+
+
+def test_the_simulation_meets_what_it_is_about() -> None:
+    """Over some seeds updates are refused, steps are applied, servers are lost and their values come back."""
+    worlds = [simulate_variables(seed) for seed in range(25)]
+    assert sum(world.answers for world in worlds) > 1000
+    assert sum(world.steps for world in worlds) > 100
+    assert sum(world.refusals for world in worlds) > 20
+    assert sum(world.servers > 1 and world.saved[0] > 1 for world in worlds) > 5
+
+
+def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqdist.variables.updates_machine.UpdateLog.end", lambda self, *args: self.fail(*args[:2]))
+    with pytest.raises(AssertionError, match=r"(?s)U\d.*pytest tests/sim --seed 5"):
+        simulate_variables(5)
