@@ -11,20 +11,20 @@ import pytest
 
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.messages import Message, Submit
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 
 
 def sent_by_coordinators(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """Grows by each message that a coordinator of this process sends to its dispatcher."""
     sent: list[Message] = []
-    send = Dealer.send
+    send = DealerConnection.send
 
-    def noting(self: Dealer, message: Message, *rest: Any) -> bool:
+    def noting(self: DealerConnection, message: Message, *rest: Any) -> bool:
         if threading.current_thread().name == "zmqdist-coordinator":  # workers that are threads have dealers, too
             sent.append(message)
         return send(self, message, *rest)
 
-    monkeypatch.setattr(Dealer, "send", noting)
+    monkeypatch.setattr(DealerConnection, "send", noting)
     return sent
 
 
@@ -33,10 +33,10 @@ def stalled(coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch) ->
     """While the body runs, the coordinator's loop stands in the middle of sending a function of its own; gives what it sends afterwards."""
     assert coordinator.schedule(abs, (-1,)).get(20) == 1  # the dispatcher is there
     sent = sent_by_coordinators(monkeypatch)
-    send = Dealer.send
+    send = DealerConnection.send
     reached, gate = threading.Event(), threading.Event()
 
-    def stalling(self: Dealer, message: Message, *rest: Any) -> bool:
+    def stalling(self: DealerConnection, message: Message, *rest: Any) -> bool:
         done = send(self, message, *rest)
         if (
             isinstance(message, Submit)
@@ -48,7 +48,7 @@ def stalled(coordinator: ClusterCoordinator, monkeypatch: pytest.MonkeyPatch) ->
             sent.clear()
         return done
 
-    monkeypatch.setattr(Dealer, "send", stalling)
+    monkeypatch.setattr(DealerConnection, "send", stalling)
     coordinator.schedule(int)
     assert reached.wait(20)
     try:

@@ -341,6 +341,23 @@ def test_what_a_worker_keeps_itself_is_not_pulled(hold: Callable[..., BulkStore]
         pulled.fetch(reference)
 
 
+def test_what_there_is_no_memory_for_is_an_error_and_tried_again_by_the_next(
+    hold: Callable[..., BulkStore], fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, pulled = hold(near=False), Pulled(hold(), fetcher)
+    payload = encode_reference(far.hold([ramp(LARGE)], shared=True))
+
+    def no_arena() -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as full:
+        full.setattr("zmqdist.scheduling.worker.pulled.this_arena", no_arena)
+        with pytest.raises(MemoryError):
+            pulled.pull(payload)
+    assert (len(pulled), pulled.nbytes) == (0, 0)
+    assert as_bytes(pulled.fetch(decode_reference(payload))) == [ramp(LARGE)]
+
+
 def test_what_could_not_be_pulled_is_tried_again_by_the_next(hold: Callable[..., BulkStore], fetcher: Fetcher) -> None:
     far, own = hold(near=False), hold()
     pulled = Pulled(own, fetcher)

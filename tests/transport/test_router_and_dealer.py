@@ -53,13 +53,13 @@ HELLO = encode_hello(our_hello("client", 3, "raw"))
 
 DIALLING = """
 import sys
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.security import client_security
 from zmqdist.wire.hello import our_hello
 loop = Loop("zmqdist-child")
 ignore = lambda *args: None
-dealer = Dealer(loop, sys.argv[1], client_security(sys.argv[1], "worker"), our_hello("worker", 5, "worker:0"),
+dealer = DealerConnection(loop, sys.argv[1], client_security(sys.argv[1], "worker"), our_hello("worker", 5, "worker:0"),
                 on_up=lambda hello: loop.set_timer("beating", loop.now() + 0.5, lambda: print("beating", flush=True)),
                 on_message=ignore, on_down=ignore, on_refused=ignore)
 dealer.connect()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zmqdist.messages import Call, Calls, Reply
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.transport.security import ClientSecurity, ServerSecurity
@@ -57,7 +57,7 @@ class Dialled:
         self.loop = Loop("zmqdist-dialled")
         self.events: queue.Queue[tuple[Any, ...]] = queue.Queue()
         put = self.events.put
-        self.dealer = Dealer(
+        self.dealer = DealerConnection(
             self.loop,
             address,
             security,

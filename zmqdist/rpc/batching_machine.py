@@ -5,7 +5,7 @@ Theory of operation
     call does not fit any more; a call of more rows than that is a batch of its own. A batch may run when it is closed, or when
     its first call has waited for `delay_s`. While none can run - one is running - those that are open go on gathering.
 
-Promises, checked by tests/machines/test_batching.py
+Promises, checked by tests/machines/test_batching.py and in simulation (tests/sim/test_rpc.py)
     P1  each call is in exactly one batch, with calls of its kind only, in the order of arrival
     P2  a batch has at most `rows_max` rows, or one call
     P3  no batch waits longer than `delay_s` for company, nor at all once it is closed

@@ -13,16 +13,16 @@ from typing import Any
 from zmqdist.errors import OpError, UnavailableError, from_code
 from zmqdist.messages import Call, Message, Replies, Reply
 from zmqdist.rpc import payload
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 
 Then = Callable[[Any, OpError | None], None]
 """Gets the value, or the error."""
 
 
 class LoopCalls:
-    """Calls to the server at the other end of a Dealer, which tells it what it hears."""
+    """Calls to the server at the other end of a DealerConnection, which tells it what it hears."""
 
-    def __init__(self, dealer: Dealer) -> None:
+    def __init__(self, dealer: DealerConnection) -> None:
         self._dealer = dealer
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Then] = {}

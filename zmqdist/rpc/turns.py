@@ -10,7 +10,7 @@ Theory of operation
     So a client that sends more than the server works off is held back at its own end, and nobody else is. Each way has bounds of its
     own: what one client has pulled never stands in the way of another one's small calls.
 
-Promises, checked by tests/machines/test_turns.py
+Promises, checked by tests/machines/test_turns.py and in simulation (tests/sim/test_rpc.py)
     P1  a call begins at most once, when all its arguments are here, and never after it was dropped
     P2  between two calls of a client every other client whose calls are ready has its turn; those of one client begin in their order
     P3  calls that have not begun hold at most `client_bytes_max` pulled bytes of a client and `all_bytes_max` of all clients; a larger

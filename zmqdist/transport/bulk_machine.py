@@ -13,7 +13,7 @@ Theory of operation
     acknowledges what it has taken out of the queue, wanted or not. So the end of a transfer, on either side and at any moment, has
     nothing to settle.
 
-Promises, checked by tests/machines/test_bulk.py
+Promises, checked by tests/machines/test_bulk.py and in simulation (tests/sim/test_rpc.py)
     P1  the chunks of a transfer leave in order and are its parts, each byte once; none is longer than its pace's
     P2  no chunk leaves that its pace has no room for, whatever the number of transfers
     P3  between two chunks of a transfer every other one that has chunks left has its turn

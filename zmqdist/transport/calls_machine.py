@@ -18,7 +18,7 @@ Theory of operation
     The server takes a call only when it names this life of it, holds at most `pending_max` of one peer, and drops what
     nobody waits for any more: cancelled, past its time, or of a peer that has gone.
 
-Promises, checked by tests/machines/test_calls.py
+Promises, checked by tests/machines/test_calls.py and in simulation (tests/sim/test_rpc.py)
     P1  a call ends exactly once: value, remote error, DEADLINE_EXCEEDED, CANCELLED, UNAVAILABLE, or the refusal's error
     P2  a call is sent at most once that could be delivered; one that was in flight is never sent again
     P3  a call is sent only to a server whose hello is known, and names its incarnation

@@ -36,7 +36,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
 
 
-class Dealer:
+class DealerConnection:
     """See the module's docstring.
 
     Attributes:

@@ -9,7 +9,7 @@ import logging
 
 from zmqdist import limits
 from zmqdist.scheduling.coordinator.machine import Closures
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 
 log = logging.getLogger("zmqdist.coordinator")
@@ -18,7 +18,7 @@ log = logging.getLogger("zmqdist.coordinator")
 class Missing:
     """What the machine says of it, for people. `watch` is the loop's; `whom` may be asked by any thread."""
 
-    def __init__(self, loop: Loop, machine: Closures, dealer: Dealer) -> None:
+    def __init__(self, loop: Loop, machine: Closures, dealer: DealerConnection) -> None:
         self._loop = loop
         self._machine = machine
         self._dealer = dealer

@@ -66,7 +66,7 @@ from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.scheduling.worker.store import BulkStore
 from zmqdist.transport.address import join as join_address
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
 from zmqdist.wire import trusted
@@ -361,7 +361,7 @@ class Shell:
             width=self._width,
             now=loop.now(),
         )
-        self._dealer = Dealer(
+        self._dealer = DealerConnection(
             loop,
             self.address,
             credentials.client(self.address, "submit"),

@@ -108,11 +108,12 @@ class Pulled:
         return future.result()  # who fetches it is waited for as long as something comes
 
     def _fetch(self, reference: Reference, part: Held, future: Future[Held], key: tuple[int, int]) -> None:
-        arena = this_arena()
-        block = None if arena is None else arena.place(part.size)
-        place = np.empty(part.size, np.uint8) if block is None else block.array()
-        try:
+        try:  # others wait for the outcome, whatever it is
+            arena = this_arena()
+            block = None if arena is None else arena.place(part.size)
+            place = np.empty(part.size, np.uint8) if block is None else block.array()
             self._fetcher.read(reference, [part], [place])
+            held = self._store.keep(place if block is None else block)
         except BaseException as error:
             with self._lock:
                 if self._parts.get(key) is future:
@@ -121,7 +122,7 @@ class Pulled:
             future.set_exception(error)
             return
         self.pulls += 1
-        future.set_result(self._store.keep(place if block is None else block))
+        future.set_result(held)
 
     def _trim(self) -> None:
         old: list[Future[Held]] = []

@@ -53,7 +53,7 @@ from zmqdist.scheduling.worker.worker_events import (
 )
 from zmqdist.transport.address import join, split
 from zmqdist.transport.credentials import Credentials
-from zmqdist.transport.dealer import Dealer
+from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Router
 from zmqdist.wire.hello import Hello, our_hello
@@ -284,7 +284,7 @@ class _Shell:
             self._fetcher = Fetcher(credentials, "worker", self._dispatcher)
             self._pulled = Pulled(self._store, self._fetcher)
             service.register(PULL, self._pulled.pull, roles=SLOTS)
-            self._dealer = Dealer(
+            self._dealer = DealerConnection(
                 loop,
                 self._dispatcher,
                 credentials.client(self._dispatcher, "worker"),
