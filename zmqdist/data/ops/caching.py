@@ -24,14 +24,14 @@ from typing import Any
 from zmqdist.data import storage
 from zmqdist.data.chunks import ElementsFile, read_elements
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import READY, own_dicts, read_only
 from zmqdist.errors import AlreadyExistsError
 from zmqdist.files import open_regular
 
 
-class _CacheNode(Node):
+class _CacheNode(OperatorNode):
     """`position` elements are given; `recorded` are those of this pass, None when it reads a record; `dicts`: there are some in them."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -83,7 +83,7 @@ class Cache(Op):
     """Elements kept in memory from the first complete pass on."""
 
 
-class _FileCacheNode(Node):
+class _FileCacheNode(OperatorNode):
     """`position` elements are given, of the file where `reading`."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
