@@ -31,7 +31,7 @@ import numpy as np
 from zmqdist.background import in_background
 from zmqdist.data.interfaces import DatasetLike, deserialize
 from zmqdist.data.options import Options
-from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
+from zmqdist.data.structure import from_json, invalid, is_dataset, map_items, to_json
 from zmqdist.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -547,20 +547,10 @@ def _packed(value: Any) -> Any:
         if value.has_functions():
             raise UnimplementedError("no state while a buffer holds datasets with functions")
         return {_DATASET: description}
-    if isinstance(value, dict):
-        return {key: _packed(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        items = map(_packed, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+    return map_items(_packed, value)
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, dict):
-        if _DATASET in value:
-            return deserialize(value[_DATASET])
-        return {key: _unpacked(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        items = map(_unpacked, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+    if isinstance(value, dict) and _DATASET in value:
+        return deserialize(value[_DATASET])
+    return map_items(_unpacked, value)
