@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 
 import pytest
 
@@ -30,8 +32,25 @@ def test_a_wait_for_what_was_left_to_threads_says_whether_there_was_anything() -
     assert not wait_finished(30)
     leave = threading.Event()
     in_background("zmqdist-test-end", leave.wait, 30)
-    threading.Timer(0.02, leave.set).start()
-    assert wait_finished(30)
+    found: list[bool] = []
+    waiting = threading.Thread(target=lambda: found.append(wait_finished(30)))
+    waiting.start()
+    until_it_joins(waiting)
+    leave.set()
+    waiting.join(30)
+    assert found == [True]
+
+
+def until_it_joins(thread: threading.Thread) -> None:
+    """Wait until `thread` waits for another one."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        frame = sys._current_frames().get(thread.ident or 0)
+        while frame is not None:
+            if frame.f_code is threading.Thread.join.__code__:
+                return
+            frame = frame.f_back
+    raise AssertionError("it does not wait")
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), MemoryError()])

@@ -26,7 +26,7 @@ from zmqdist.data import (
     TFRecordDataset,
 )
 from zmqdist.data.interfaces import make
-from zmqdist.data.ops.filtering import Shard
+from zmqdist.data.ops.filtering import ShardOp
 from zmqdist.data.ops.snapshots import ChunkFiles, Chunks
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import spec_of
@@ -188,7 +188,7 @@ EXAMPLES: dict[str, list[Example]] = {
     "skip": [Example(lambda _: Dataset.range(6).skip(4)), Example(lambda _: Dataset.range(6).skip(-1))],
     "shard": [
         Example(lambda _: Dataset.range(10).shard(4, 1)),
-        Example(lambda _: make(Shard(4, 1, full=True), [Dataset.range(10)])),
+        Example(lambda _: make(ShardOp(4, 1, full=True), [Dataset.range(10)])),
     ],
     "take_while": [Example(lambda _: Dataset.range(10).take_while(lambda x: x < 4))],
     "unique": [Example(lambda _: Dataset.from_tensor_slices([3, 1, 3, 2, 1]).unique())],

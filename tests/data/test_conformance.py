@@ -58,7 +58,7 @@ def spoiled(elements: Iterator[Any]) -> Iterator[Any]:
 
 
 def test_every_operator_has_an_example_and_every_example_an_operator() -> None:
-    assert EXAMPLES.keys() == OPERATORS.keys() - ELSEWHERE.keys()
+    assert EXAMPLES.keys() == (OPERATORS.keys() | ELSEWHERE.keys()) - {"distribute"}
 
 
 @rule

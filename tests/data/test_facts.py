@@ -15,7 +15,7 @@ import zmqdist as zd
 from tests.data.reading import plain
 from tests.scheduling.work import until
 from zmqdist import TensorSpec
-from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options
+from zmqdist.data import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset, Options, Ragged
 from zmqdist.data.constants import SHARD_HINT
 from zmqdist.data.creation import Creation
 from zmqdist.data.structure import DatasetSpec
@@ -611,6 +611,16 @@ def test_a_cache_file_serves_other_datasets_and_has_one_writer(tmp_path: Any) ->
             next(iter(Dataset.range(4).cache(name)))
         list(writer)
     assert numbers(Dataset.range(100).cache(name)) == [0, 1, 2, 3]
+
+
+def test_what_a_cache_file_records_is_given_read_only_and_as_it_was(tmp_path: Any) -> None:
+    dataset = Dataset.range(6).map(lambda x: {"x": np.arange(x)}).ragged_batch(2).cache(str(tmp_path / "kept"))
+    first, again = list(dataset), list(dataset)
+    with pytest.raises(ValueError, match="read-only"):
+        first[0]["x"].values[0] = 1
+    for one, other in zip(first, again, strict=True):
+        assert type(one["x"]) is type(other["x"]) is Ragged
+        assert one["x"].values.tolist() == other["x"].values.tolist()
 
 
 def test_a_cut_cache_file_is_data_loss(tmp_path: Any) -> None:

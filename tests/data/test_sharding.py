@@ -21,7 +21,7 @@ from zmqdist.data import (
 from zmqdist.data.constants import SHARD_HINT
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.interfaces import make
-from zmqdist.data.ops.filtering import Shard
+from zmqdist.data.ops.filtering import ShardOp
 from zmqdist.data.sharding import distributed_cardinality, shard_for_worker
 from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -310,12 +310,12 @@ def test_no_files_at_all_are_no_error() -> None:
 
 
 def test_a_shard_that_is_told_of_too_few_ends_for_those_who_ignore_errors() -> None:
-    few = make(Shard(5, 1, full=True), [Dataset.range(4)])
+    few = make(ShardOp(5, 1, full=True), [Dataset.range(4)])
     assert read(few.ignore_errors()) == []
 
 
 def test_a_state_holds_the_first_round() -> None:
-    dataset = make(Shard(4, 1, full=True), [Dataset.range(7)])
+    dataset = make(ShardOp(4, 1, full=True), [Dataset.range(7)])
     iterator, other = iter(dataset), iter(dataset)
     assert next(iterator) == 1
     other.load_state_dict(iterator.state_dict())
@@ -335,7 +335,7 @@ def test_to_see_what_a_function_returns_no_buffer_is_filled(names: list[str]) ->
 
 
 def test_an_error_in_the_first_round_costs_its_element_only() -> None:
-    dataset = make(Shard(4, 2, full=True), [Dataset.range(-1, 8).map(lambda x: 12 // int(x))]).ignore_errors()
+    dataset = make(ShardOp(4, 2, full=True), [Dataset.range(-1, 8).map(lambda x: 12 // int(x))]).ignore_errors()
     assert read(dataset) == [6, 2]
 
 

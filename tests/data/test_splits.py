@@ -13,7 +13,7 @@ import pytest
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, TextLineDataset
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.interfaces import OPERATORS, make, operator
-from zmqdist.data.iterators import Node
+from zmqdist.data.iterators import OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.splits import SplitProvider, open_split, split_cardinalities, split_providers
 from zmqdist.errors import FailedPreconditionError, UnavailableError, UnimplementedError
@@ -172,7 +172,7 @@ def test_a_snapshot_cannot_be_dealt_out(tmp_path: Path) -> None:
 def test_a_source_has_its_own_words_for_why_it_cannot_be_dealt_out() -> None:
     try:
 
-        @operator("elsewhere", Node)
+        @operator("elsewhere", OperatorNode)
         @dataclass(frozen=True)
         class Elsewhere(Op):
             def split_count(self) -> int:

@@ -1,4 +1,4 @@
-"""A service of threads for tests of snapshots: a dispatcher's `Snapshots`, workers that write streams, no sockets."""
+"""A service of threads for tests of snapshots: a dispatcher's `SnapshotFolder`, workers that write streams, no sockets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import numpy as np
 
 from zmqdist.data import Dataset, layout
 from zmqdist.data.chunks import spec_to_json
-from zmqdist.data.service.snapshots.manager import Mode, Snapshot
+from zmqdist.data.service.snapshots.machine import SnapshotMode
+from zmqdist.data.service.snapshots.manager import SnapshotFolder
 from zmqdist.data.service.snapshots.writer import StreamWriter
 from zmqdist.errors import OpError
 
 
-def begin(path: Path | str, dataset: Dataset, compression: str | None = "AUTO") -> Snapshot:
+def begin(path: Path | str, dataset: Dataset, compression: str | None = "AUTO") -> SnapshotFolder:
     """A snapshot that nobody writes yet."""
-    return Snapshot.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), compression)
+    return SnapshotFolder.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), compression)
 
 
-def ask_of(snapshot: Snapshot, worker: str, stream: int) -> Callable[[int, int, int, int], range]:
+def ask_of(snapshot: SnapshotFolder, worker: str, stream: int) -> Callable[[int, int, int, int], range]:
     """What a writer of a stream asks for positions with: the snapshot answers, as a worker's dispatcher does."""
 
     def ask(source: int, repetition: int, taken: int, count: int) -> range:
@@ -32,12 +33,12 @@ def ask_of(snapshot: Snapshot, worker: str, stream: int) -> Callable[[int, int, 
     return ask
 
 
-def writer_of(snapshot: Snapshot, worker: str, stream: int, **options: Any) -> StreamWriter:
+def writer_of(snapshot: SnapshotFolder, worker: str, stream: int, **options: Any) -> StreamWriter:
     """The writer of a stream whose questions a snapshot answers."""
     return StreamWriter(snapshot.path, stream, ask_of(snapshot, worker, stream), **options)
 
 
-def write(snapshot: Snapshot, worker: str = "w", **options: Any) -> None:
+def write(snapshot: SnapshotFolder, worker: str = "w", **options: Any) -> None:
     """Write the stream that a worker gets, to its end."""
     stream = snapshot.assign(worker)
     assert stream is not None
@@ -51,17 +52,17 @@ def write(snapshot: Snapshot, worker: str = "w", **options: Any) -> None:
 
 def save(
     dataset: Dataset, path: Path | str, workers: int = 1, compression: str | None = "AUTO", **options: Any
-) -> Snapshot:
+) -> SnapshotFolder:
     """Write a snapshot by some workers at the same time."""
     snapshot = begin(path, dataset, compression)
     with writing(snapshot, workers, **options):
         pass
-    assert snapshot.mode is Mode.DONE
+    assert snapshot.mode is SnapshotMode.DONE
     return snapshot
 
 
 @contextmanager
-def writing(snapshot: Snapshot, workers: int, **options: Any) -> Iterator[None]:
+def writing(snapshot: SnapshotFolder, workers: int, **options: Any) -> Iterator[None]:
     """Workers at work meanwhile; each has its stream before any of them begins."""
     writers = [(f"worker-{number}", snapshot.assign(f"worker-{number}")) for number in range(workers)]
 

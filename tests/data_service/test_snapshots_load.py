@@ -104,7 +104,7 @@ def test_chunks_come_by_index_and_then_by_stream(tmp_path: Path) -> None:
     save(Dataset.range(100), tmp_path / "s", 3, chunk_bytes_max=80)
     names: list[str] = []
     Dataset.load(str(tmp_path / "s"), reader_func=lambda chunks: names.extend(_names(chunks)) or chunks)
-    found = [layout.Chunk.of(name) for name in names]
+    found = [layout.CommittedChunk.of(name) for name in names]
     assert found == sorted(found) == layout.committed(str(tmp_path / "s"))  # type: ignore[type-var]
 
 

@@ -16,7 +16,8 @@ from tests.data_service.snapshots import begin, names, save
 from zmqdist.data import Dataset, layout, storage
 from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
-from zmqdist.data.service.snapshots.manager import Mode, Snapshot, Snapshots, StreamState
+from zmqdist.data.service.snapshots.machine import SnapshotMode, StreamState
+from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -30,20 +31,20 @@ from zmqdist.errors import (
 )
 
 
-def several(tmp_path: Path, count: int, concurrent_max: int = 3) -> Snapshots:
-    made = Snapshots(concurrent_max)
+def several(tmp_path: Path, count: int, concurrent_max: int = 3) -> SnapshotManager:
+    made = SnapshotManager(concurrent_max)
     for number in range(count):
         make(made, tmp_path / f"s{number}")
     return made
 
 
-def make(snapshots: Snapshots, path: Path, request: str = "") -> None:
+def make(snapshots: SnapshotManager, path: Path, request: str = "") -> None:
     dataset = Dataset.range(10)
     snapshots.add(snapshots.create(str(path), dataset.serialize(), spec_to_json(dataset.element_spec), None, request))
 
 
 def ask(
-    snapshot: Snapshot, worker: str, stream: int, local: int, source: int = 0, repetition: int = 0, count: int = 1
+    snapshot: SnapshotFolder, worker: str, stream: int, local: int, source: int = 0, repetition: int = 0, count: int = 1
 ) -> Any:
     return snapshot.hand_out(worker, stream, source, repetition, local, count)
 
@@ -60,8 +61,8 @@ def test_a_snapshot_begins_with_its_skeleton_and_its_metadata(tmp_path: Path) ->
         "snapshot.metadata",
         "streams",
     ]
-    recovered = Snapshot.recover(str(tmp_path / "s"))
-    assert (recovered.mode, recovered.streams()) == (Mode.ACTIVE, [])
+    recovered = SnapshotFolder.recover(str(tmp_path / "s"))
+    assert (recovered.mode, recovered.streams()) == (SnapshotMode.ACTIVE, [])
     assert recovered.progress()["positions"] == -1
 
 
@@ -93,14 +94,14 @@ def test_a_path_that_is_known_cannot_be_saved_to_again(tmp_path: Path) -> None:
 
 
 def test_a_request_that_is_made_again_is_the_same_snapshot(tmp_path: Path) -> None:
-    snapshots = Snapshots()
+    snapshots = SnapshotManager()
     for _ in range(2):
         make(snapshots, tmp_path / "s", "wish 1")
-    again = Snapshots()  # the dispatcher ended before it wrote down that there is a snapshot
+    again = SnapshotManager()  # the dispatcher ended before it wrote down that there is a snapshot
     make(again, tmp_path / "s", "wish 1")
     assert len(again.all()) == 1
     with pytest.raises(AlreadyExistsError):
-        make(Snapshots(), tmp_path / "s", "wish 2")
+        make(SnapshotManager(), tmp_path / "s", "wish 2")
 
 
 # -- who writes which stream --------------------------------------------------------------------------------------------
@@ -140,12 +141,12 @@ def test_no_stream_begins_when_one_has_come_to_its_end(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign("a"), snapshot.assign("b")] == [0, 1]
     snapshot.finished("a", 0)
-    assert snapshot.mode is Mode.WINDING_DOWN
+    assert snapshot.mode is SnapshotMode.WINDING_DOWN
     assert snapshot.assign("c") is None
     assert snapshot.assign("a") is None
     snapshot.finished("b", 1)
     snapshot.finished("b", 1)
-    assert snapshot.mode is Mode.DONE
+    assert snapshot.mode is SnapshotMode.DONE
     assert os.path.exists(snapshot_done_path(snapshot.path))
 
 
@@ -165,7 +166,7 @@ def test_the_stream_of_a_lost_worker_goes_to_its_former_owner_or_to_another(tmp_
     snapshot.finished("c", 2)
     snapshot.worker_lost("d")
     assert snapshot.assign("c") == 0, "its own is done"
-    assert Snapshot.recover(snapshot.path).streams()[0].owner == "c"
+    assert SnapshotFolder.recover(snapshot.path).streams()[0].owner == "c"
 
 
 def test_an_owner_that_was_thought_lost_goes_on_until_another_has_its_stream(tmp_path: Path) -> None:
@@ -179,9 +180,9 @@ def test_a_failed_stream_fails_the_snapshot_and_ends_the_others(tmp_path: Path) 
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     snapshot.failed("elsewhere", 0, DataLossError(None, None, "not its own"))
-    assert snapshot.mode is Mode.ACTIVE
+    assert snapshot.mode is SnapshotMode.ACTIVE
     snapshot.failed("b", 1, DataLossError(None, None, "a bad file"))
-    assert snapshot.mode is Mode.ERROR
+    assert snapshot.mode is SnapshotMode.ERROR
     assert snapshot.assign("a") is None
     snapshot.finished("a", 0)
     with pytest.raises(FailedPreconditionError, match="a bad file"):
@@ -229,7 +230,7 @@ def test_asked_again_it_gives_the_same(tmp_path: Path) -> None:
     assert [snapshot.assign(worker) for worker in "ab"] == [0, 1]
     first = [ask(snapshot, "a", 0, 0, count=50), ask(snapshot, "b", 1, 0), ask(snapshot, "a", 0, 50, count=10)]
     assert first == [(0, 50), (50, 1), (51, 10)]
-    again = Snapshot.recover(snapshot.path)
+    again = SnapshotFolder.recover(snapshot.path)
     for one in (snapshot, again):
         assert ask(one, "a", 0, 0) == (0, 50)
         assert ask(one, "a", 0, 7) == (7, 43)
@@ -284,7 +285,7 @@ def test_whatever_is_asked_each_position_has_one_stream(
     had: dict[Any, list[int]] = {}
     for worker, repetition, count, again in questions:
         if again:
-            snapshot = Snapshot.recover(snapshot.path)
+            snapshot = SnapshotFolder.recover(snapshot.path)
         stream = snapshot.assign(worker)
         assert stream is not None
         mine = had.setdefault((stream, repetition), [])
@@ -352,7 +353,7 @@ def test_what_cannot_be_right_in_a_folder_is_named(tmp_path: Path, case: list[An
     path = folder(tmp_path, OWNED, *files)
     assert issubclass(error, ValueError if error is InvalidArgumentError else RuntimeError)
     with pytest.raises(error) as raised:
-        Snapshot.recover(path)
+        SnapshotFolder.recover(path)
     assert text in str(raised.value)
     assert path in str(raised.value)
 
@@ -361,8 +362,8 @@ def test_a_folder_is_read_back_as_it_was(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, f"{SPLITS}/split_0_0=3", f"{SPLITS}/split_3_4", f"{SPLITS}/split_4_9.tmp",
                   "stream_1/owner_worker=a", "stream_1/DONE", "stream_1/splits/source_0/repetition_0/split_0_3",
                   "stream_2/splits/.gitkeep.tmp")  # fmt: skip
-    recovered = Snapshot.recover(path)
-    assert recovered.mode is Mode.WINDING_DOWN
+    recovered = SnapshotFolder.recover(path)
+    assert recovered.mode is SnapshotMode.WINDING_DOWN
     assert [(one.owner, one.state) for one in recovered.streams()] == [
         ("a", StreamState.ASSIGNED),
         ("a", StreamState.DONE),
@@ -375,26 +376,26 @@ def test_a_folder_is_read_back_as_it_was(tmp_path: Path) -> None:
 
 def test_a_stream_that_was_being_made_is_made_again(tmp_path: Path) -> None:
     path = folder(tmp_path, "stream_0/splits/.tmp")
-    recovered = Snapshot.recover(path)
+    recovered = SnapshotFolder.recover(path)
     assert recovered.streams() == []
     assert recovered.assign("a") == 0
 
 
 def test_streams_that_are_all_done_make_a_snapshot_that_is(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, "stream_0/DONE")
-    assert Snapshot.recover(path).mode is Mode.DONE
+    assert SnapshotFolder.recover(path).mode is SnapshotMode.DONE
     assert os.path.exists(snapshot_done_path(path))
-    assert Snapshot.recover(path).mode is Mode.DONE
+    assert SnapshotFolder.recover(path).mode is SnapshotMode.DONE
 
 
 def test_an_error_in_a_folder_stays_an_error(tmp_path: Path) -> None:
     path = folder(tmp_path, OWNED, 'stream_0/ERROR={"code": 15, "message": "a bad file"}')
     for _ in range(2):
-        recovered = Snapshot.recover(path)
-        assert (recovered.mode, type(recovered.error)) == (Mode.ERROR, DataLossError)
+        recovered = SnapshotFolder.recover(path)
+        assert (recovered.mode, type(recovered.error)) == (SnapshotMode.ERROR, DataLossError)
     assert os.path.exists(snapshot_error_path(path))
     Path(snapshot_error_path(path)).write_text("")
-    assert "but not why" in str(Snapshot.recover(path).error)
+    assert "but not why" in str(SnapshotFolder.recover(path).error)
 
 
 def test_a_folder_without_metadata_or_of_a_later_version_is_refused(tmp_path: Path) -> None:
@@ -402,18 +403,18 @@ def test_a_folder_without_metadata_or_of_a_later_version_is_refused(tmp_path: Pa
     metadata = Path(path) / "snapshot.metadata"
     metadata.write_text(metadata.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(FailedPreconditionError, match="of version 2"):
-        Snapshot.recover(path)
+        SnapshotFolder.recover(path)
     metadata.write_text("{")
     with pytest.raises(DataLossError, match="corrupted record"):
-        Snapshot.recover(path)
+        SnapshotFolder.recover(path)
     metadata.unlink()
     with pytest.raises(DataLossError, match=r"has no snapshot\.metadata"):
-        Snapshot.recover(path)
+        SnapshotFolder.recover(path)
 
 
 def test_recovery_blocks_overwrite(tmp_path: Path) -> None:
     snapshots = several(tmp_path, 1)
-    again = Snapshots()
+    again = SnapshotManager()
     again.recover(snapshots.all()[0].path)
     with pytest.raises(AlreadyExistsError):
         make(again, tmp_path / "s0")
@@ -423,7 +424,7 @@ def test_recovery_blocks_overwrite(tmp_path: Path) -> None:
 def test_streams_keep_their_workers_over_a_restart(tmp_path: Path) -> None:
     snapshot = begin(tmp_path / "s", Dataset.range(10))
     given = {worker: snapshot.assign(worker) for worker in "abcde"}
-    recovered = Snapshot.recover(snapshot.path)
+    recovered = SnapshotFolder.recover(snapshot.path)
     assert {worker: recovered.assign(worker) for worker in "edcba"} == given
     assert [stream.index for stream in recovered.streams()] == [0, 1, 2, 3, 4]
 
@@ -447,6 +448,6 @@ def test_a_disk_that_is_full_at_the_very_end_leaves_nobody_waiting(
         end = failed if full == "ERROR" else partial(snapshot.finished, "a", 0)
         with pytest.raises(OSError, match="No space left"):
             end()
-    assert snapshot.mode is Mode.ERROR
+    assert snapshot.mode is SnapshotMode.ERROR
     assert snapshot.error is not None
     assert isinstance(snapshot.error, ResourceExhaustedError if full == "DONE" else InternalError)

@@ -14,7 +14,7 @@ from tests.data_service.clusters import TestCluster, until, values
 from tests.data_service.snapshots import names
 from zmqdist.data import Dataset, experimental, layout, service
 from zmqdist.data.service.policy import ShardingPolicy
-from zmqdist.data.service.snapshots.manager import StreamState
+from zmqdist.data.service.snapshots.machine import StreamState
 from zmqdist.data.service.snapshots.save import distributed_save
 from zmqdist.errors import (
     AlreadyExistsError,

@@ -19,7 +19,7 @@ from tests.data.reading import plain, read
 from tests.data_service.snapshots import always, ask_of, begin, names, numbers, save, write, writer_of
 from zmqdist.data import INFINITE_CARDINALITY, Dataset, layout, storage
 from zmqdist.data.layout import snapshot_done_path, snapshot_error_path
-from zmqdist.data.service.snapshots.manager import Mode
+from zmqdist.data.service.snapshots.machine import SnapshotMode
 from zmqdist.data.service.snapshots.writer import StreamWriter, commit_interval_s
 from zmqdist.data.splits import open_split, open_stream, split_providers
 from zmqdist.errors import CancelledError, InternalError, InvalidArgumentError, UnimplementedError
@@ -131,7 +131,7 @@ def crash_and_go_on(kind: str, step: int, firsts: range, tmp_path: Path, monkeyp
         stream = snapshot.assign("w")
         assert stream == 0
         lives, at = 0, first
-        while snapshot.mode is not Mode.DONE:
+        while snapshot.mode is not SnapshotMode.DONE:
             with monkeypatch.context() as patch:
                 writer = writer_of(snapshot, "w", 0, chunk_bytes_max=30, interval_s=always)
                 crashing(patch, at)
@@ -164,7 +164,7 @@ def test_a_stream_taken_over_while_its_writer_lives_is_written_once(
     monkeypatch.setattr(layout, "write_json", overtaken)
     with pytest.raises(CancelledError, match="has another writer now"):
         old.run()
-    assert snapshot.mode is Mode.DONE
+    assert snapshot.mode is SnapshotMode.DONE
     assert numbers(Dataset.load(str(path), reader_func=lambda chunks: chunks.flat_map(lambda one: one))) == list(
         range(30)
     )
@@ -235,7 +235,7 @@ def test_an_error_of_the_pipeline_is_the_streams_and_the_snapshots(tmp_path: Pat
     snapshot = begin(tmp_path / "s", Dataset.range(10).map(fails_at_five))
     with pytest.raises(InvalidArgumentError, match="element is NaN"):
         write(snapshot)
-    assert snapshot.mode is Mode.ERROR
+    assert snapshot.mode is SnapshotMode.ERROR
     for folder in (tmp_path / "s", tmp_path / "s" / "streams" / "stream_0"):
         told = json.loads((folder / "ERROR").read_text())
         assert told == {"code": 3, "message": "element is NaN"}

@@ -26,9 +26,8 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import repeat
 from typing import IO, Any
 
@@ -39,6 +38,7 @@ from zmqdist.data.structure import DatasetSpec, invalid, stack_leaves
 from zmqdist.errors import DataLossError, UnimplementedError
 from zmqdist.specs import TensorSpec
 from zmqdist.wire.arrays import BadArray, read_dtype, tell_dtype
+from zmqdist.wire.namedtuples import generic_namedtuple
 
 ROWS_MAX = 1024
 """Elements of a block: what a reader has in memory at least, and what the line of JSON and the heads of the arrays cost is shared by."""
@@ -73,17 +73,14 @@ def restored(text: Any, leaf: Callable[[Any], Any]) -> Any:
         case ["dict", *items]:
             return {key: restored(item, leaf) for key, item in items}
         case ["namedtuple", str(name), *items]:
-            return _named(name, tuple(key for key, _ in items))(*(restored(item, leaf) for _, item in items))
+            return generic_namedtuple(name, tuple(key for key, _ in items))(
+                *(restored(item, leaf) for _, item in items)
+            )
         case ["tuple", *items]:
             return tuple(restored(item, leaf) for item in items)
         case list():
             raise ValueError(f"no structure: {text}")
     return leaf(text)
-
-
-@lru_cache(maxsize=64)
-def _named(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)
 
 
 def spec_to_json(spec: Any) -> Any:
@@ -233,6 +230,11 @@ class ElementsFile:
     def nbytes(self) -> int:
         """Of the elements so far, before compression."""
         return self._blocks.nbytes
+
+    def flush(self) -> None:
+        """Have the elements so far where a reader of an uncompressed file finds them."""
+        self._blocks.flush()
+        self._file.flush()
 
     def close(self) -> None:
         """Complete it; it is on disk when this returns."""

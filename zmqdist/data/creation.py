@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zmqdist.data.ops import sources
-from zmqdist.data.ops.base import Function
+from zmqdist.data.ops.base import PickledFunction
 from zmqdist.data.structure import without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
@@ -18,11 +18,11 @@ from zmqdist.random import operation_seed
 D = TypeVar("D", bound="Creation")
 
 
-def user_function(value: Any, what: str) -> Function:
+def user_function(value: Any, what: str) -> PickledFunction:
     """What an operator keeps of a function. Raises TypeError for anything else; `what` is whose argument it was."""
     if not callable(value):
         raise TypeError(f"{what} takes a function, not {type(value).__name__}")
-    return Function(value)
+    return PickledFunction(value)
 
 
 def _plain(number: Any) -> int | float:
@@ -116,12 +116,12 @@ class Creation(Tree):
                 f"{type(source).__name__} can be read once only: give from_generator a function that makes it"
             )
         if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not _is_iterable_of_torch(source):
-            return cls(sources.Source(Function(source), len(source), spec))
+            return cls(sources.Source(PickledFunction(source), len(source), spec))
         if not hasattr(source, "__iter__"):
             raise TypeError(
                 f"a source is iterable, or has a length and items by position; {type(source).__name__} is neither"
             )
-        return cls(sources.Generator(Function(functools.partial(iter, source)), (), spec, kept=True))
+        return cls(sources.Generator(PickledFunction(functools.partial(iter, source)), (), spec, kept=True))
 
     @classmethod
     def random(

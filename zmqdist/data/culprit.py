@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from zmqdist.data.iterators import Node
+from zmqdist.data.iterators import OperatorNode
 
 
 def culprit(error: BaseException) -> str:
     """The operator that was at work where an error came from, as `explain` writes it; "" where there was none."""
-    found: Node | None = None
+    found: OperatorNode | None = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, Node):
+        if isinstance(owner, OperatorNode):
             found = owner
         trace = trace.tb_next
     if found is None:

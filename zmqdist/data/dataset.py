@@ -40,7 +40,7 @@ from zmqdist.data.ops import (
 )
 from zmqdist.data.ops.base import Op
 from zmqdist.data.options import Options
-from zmqdist.data.results import Results
+from zmqdist.data.results import DatasetResults
 from zmqdist.data.structure import UNKNOWN_SPEC, common_spec, element, invalid, is_dataset, whole, without_attrs
 from zmqdist.data.tree import Tree
 from zmqdist.random import operation_seed
@@ -61,7 +61,7 @@ def _several(datasets: Any) -> tuple[Dataset, ...]:
 
 
 @dataset_class
-class Dataset(Creation, Results):
+class Dataset(Creation, DatasetResults):
     """Elements that are computed when somebody reads them: `for element in dataset`.
 
     A dataset never changes and can be read any number of times; each iterator starts anew.
@@ -167,7 +167,7 @@ class Dataset(Creation, Results):
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
         """Elements number `index`, `index + num_shards`, ..."""
-        return self._then(filtering.Shard.build(whole(num_shards, "num_shards"), whole(index, "index")))
+        return self._then(filtering.ShardOp.build(whole(num_shards, "num_shards"), whole(index, "index")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """Elements before the first for which `predicate` says False."""
@@ -197,8 +197,8 @@ class Dataset(Creation, Results):
           num_parallel_calls, deterministic: as of `map`: threads that stack, which pays for large arrays.
         """
         calls = background.checked_parallel(num_parallel_calls)
-        size = batching.Batch.checked(batch_size)
-        return self._then(batching.Batch(size, bool(drop_remainder), calls, deterministic))
+        size = batching.BatchOp.checked(batch_size)
+        return self._then(batching.BatchOp(size, bool(drop_remainder), calls, deterministic))
 
     def unbatch(self, name: str | None = None) -> Dataset:
         """Takes elements apart along axis 0. Raises ValueError where a spec says that they cannot be."""
@@ -244,7 +244,7 @@ class Dataset(Creation, Results):
           ValueError: a rank is unknown. TypeError: a padding value of another type, or elements that are Ragged or Sparse. Reading
             raises DataLossError for an element that is larger than its shape.
         """
-        size = batching.Batch.checked(batch_size)
+        size = batching.BatchOp.checked(batch_size)
         op = padding.PaddedBatch(size, bool(drop_remainder), padded_shapes, padding_values)
         op.check(self.known_spec)
         return self._then(op)
@@ -253,7 +253,7 @@ class Dataset(Creation, Results):
         self, batch_size: int, drop_remainder: bool = False, row_splits_dtype: Any = np.int64, name: str | None = None
     ) -> Dataset:
         """As `batch`, of elements that differ along their first axis: a `Ragged(values, row_splits)` for each leaf."""
-        size = batching.Batch.checked(batch_size)
+        size = batching.BatchOp.checked(batch_size)
         return self._then(padding.RaggedBatch(size, bool(drop_remainder), np.dtype(row_splits_dtype).str))
 
     def bucket_by_sequence_length(

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from zmqdist.data.ops.base import Function, Op
+from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.structure import invalid
 from zmqdist.data.tree import Tree
 from zmqdist.errors import FailedPreconditionError
@@ -42,7 +42,7 @@ def stateful_operators(dataset: Tree) -> list[str]:
 
 def _marked(op: Op) -> bool:
     values = (getattr(op, field.name) for field in dataclasses.fields(op))
-    return any(isinstance(value, Function) and value.marked(_MARK) for value in values)
+    return any(isinstance(value, PickledFunction) and value.marked(_MARK) for value in values)
 
 
 def check_external_state(dataset: Tree) -> None:

@@ -23,8 +23,8 @@ FORMAT_VERSION = 1
 OPERATORS: dict[str, Any] = {}
 """Every operator's class by its name."""
 
-ELSEWHERE = {"distribute": "zmqdist.data.service.source"}
-"""Operators that stand above this package, with the module that enters them."""
+ELSEWHERE = {"distribute": "zmqdist.data.service.source", "parquet": "zmqdist.data.ops.parquet"}
+"""Operators that `Dataset` has no method for, with the module that enters each: imported when a description first names one."""
 
 C = TypeVar("C", bound=type)
 

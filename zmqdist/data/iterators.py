@@ -1,7 +1,7 @@
 """Operators at work: what an open dataset is made of, and the iterator that a user holds.
 
 Theory
-    Each operator is a `Node`. Its `run` is a generator that goes on from the node's own fields, and the fields are right
+    Each operator is an `OperatorNode`. Its `run` is a generator that goes on from the node's own fields, and the fields are right
     whenever it yields and whenever something it calls may raise. That one rule gives both things that generators lack: a state
     can be saved and loaded between any two elements, and after an error a new generator goes on behind the element that failed.
     Elements pass through plain generators, some 50 ns an operator.
@@ -31,7 +31,7 @@ import numpy as np
 from zmqdist.background import in_background
 from zmqdist.data.interfaces import DatasetLike, deserialize
 from zmqdist.data.options import Options
-from zmqdist.data.structure import from_json, invalid, is_dataset, to_json
+from zmqdist.data.structure import from_json, invalid, is_dataset, map_items, to_json
 from zmqdist.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -153,15 +153,15 @@ class Context:
         """Whether sources give what somebody deals out."""
         return self._splits is not None
 
-    def open(self, dataset: DatasetLike) -> Node:
+    def open(self, dataset: DatasetLike) -> OperatorNode:
         """The node of a dataset, with those below it."""
-        node: Node = dataset.op.open(dataset, self)
+        node: OperatorNode = dataset.op.open(dataset, self)
         return node
 
-    def open_inputs(self, dataset: DatasetLike) -> list[Node]:
+    def open_inputs(self, dataset: DatasetLike) -> list[OperatorNode]:
         """The nodes of a dataset's inputs; those that are not split have their sources whole."""
         split = None if self._splits is None else dataset.op.split_inputs(len(dataset.inputs))
-        nodes: list[Node] = []
+        nodes: list[OperatorNode] = []
         try:
             for number, each in enumerate(dataset.inputs):
                 context = self if split is None or number in split else self.inner()
@@ -176,7 +176,7 @@ class Context:
         """The number of the source that is opened next."""
         return self._sources
 
-    def reopen(self, dataset: DatasetLike, place: int) -> Node:
+    def reopen(self, dataset: DatasetLike, place: int) -> OperatorNode:
         """Open a dataset once more, as a repetition, whose first source has number `place`."""
         before, self._sources = self._sources, place
         try:
@@ -235,7 +235,7 @@ class Dealt:
         self._context.reached(self._source, self._repetition)
 
 
-class Node:
+class OperatorNode:
     """One operator at work. Subclasses give `run`, and `state` and `load` where they have fields of their own.
 
     Attributes:
@@ -246,7 +246,7 @@ class Node:
         self.dataset = dataset
         self.op: Any = dataset.op
         self.context = context
-        self.children: list[Node] = context.open_inputs(dataset)
+        self.children: list[OperatorNode] = context.open_inputs(dataset)
         self._stream: Iterator[Any] | None = None
 
     def run(self) -> Iterator[Any]:
@@ -307,7 +307,7 @@ class _Reading:
     It does not know the iterator, so that the iterator goes when its last user does.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: OperatorNode) -> None:
         self.node = node
         self.ended = False
         self.closed = False
@@ -372,15 +372,14 @@ class DatasetIterator(chain[Any]):
     _dataset: DatasetLike
     _names: list[str]
 
-    @classmethod
-    def over(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
+    def __new__(cls, dataset: DatasetLike, context: Context) -> DatasetIterator:
         """Open a dataset."""
         reading = _Reading(context.open(dataset))
-        made: Any = cls.from_iterable(reading.streams())
-        made._reading = reading
-        made._dataset = dataset
-        made._names = [each.op.name for each in dataset.walk()]
-        return made  # type: ignore[no-any-return]
+        self: Any = cls.from_iterable(reading.streams())
+        self._reading = reading
+        self._dataset = dataset
+        self._names = [each.op.name for each in dataset.walk()]
+        return self  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """Where this iterator is, JSON-able: another one over an equal dataset goes on there after `load_state_dict`.
@@ -471,7 +470,7 @@ _END = object()
 _NOTHING = Timed()
 
 
-class Failure:
+class BufferedError:
     """An error in a buffer, until its turn comes."""
 
     __slots__ = ("error",)
@@ -508,7 +507,7 @@ def save_elements(elements: Iterable[Any]) -> list[Any]:
         room[0] -= _weigh(one)
         if room[0] < 0:
             raise ResourceExhaustedError(TOO_LARGE)
-        if isinstance(one, Failure):
+        if isinstance(one, BufferedError):
             if run:
                 kept.append({"elements": to_json(run)})
                 run = []
@@ -527,7 +526,7 @@ def load_elements(kept: Sequence[Any]) -> list[Any]:
     found: list[Any] = []
     for part in kept:
         if "error" in part:
-            found.append(Failure(from_code(*part["error"])))
+            found.append(BufferedError(from_code(*part["error"])))
         else:
             found += map(_unpacked, from_json(part["elements"]))
     return found
@@ -548,20 +547,10 @@ def _packed(value: Any) -> Any:
         if value.has_functions():
             raise UnimplementedError("no state while a buffer holds datasets with functions")
         return {_DATASET: description}
-    if isinstance(value, dict):
-        return {key: _packed(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        items = map(_packed, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+    return map_items(_packed, value)
 
 
 def _unpacked(value: Any) -> Any:
-    if isinstance(value, dict):
-        if _DATASET in value:
-            return deserialize(value[_DATASET])
-        return {key: _unpacked(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        items = map(_unpacked, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
+    if isinstance(value, dict) and _DATASET in value:
+        return deserialize(value[_DATASET])
+    return map_items(_unpacked, value)

@@ -31,7 +31,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, order=True)
-class Chunk:
+class CommittedChunk:
     """A committed file of elements; sorted as readers read them."""
 
     index: int
@@ -44,7 +44,7 @@ class Chunk:
         return f"chunk_{self.stream}_{self.index}_{self.count}"
 
     @classmethod
-    def of(cls, name: str) -> Chunk | None:
+    def of(cls, name: str) -> CommittedChunk | None:
         """None for another file."""
         found = re.fullmatch(r"chunk_(\d+)_(\d+)_(\d+)", name, re.ASCII)
         return found and cls(int(found[2]), int(found[1]), int(found[3]))
@@ -75,9 +75,9 @@ def splits_path(path: str, stream: int, source: int, repetition: int) -> str:
     return storage.join(stream_path(path, stream), "splits", f"source_{source}", f"repetition_{repetition}")
 
 
-def committed(path: str) -> list[Chunk]:
+def committed(path: str) -> list[CommittedChunk]:
     """The chunks of a snapshot so far, as readers read them: first chunks of all streams, then second ones."""
-    found = (Chunk.of(name) for name in storage.names(chunks_path(path)))
+    found = (CommittedChunk.of(name) for name in storage.names(chunks_path(path)))
     return sorted(chunk for chunk in found if chunk is not None)
 
 

@@ -24,6 +24,12 @@ def _names(filenames: Any) -> Dataset:
     return Dataset.from_tensor_slices([os.fsdecode(one) for one in many])
 
 
+def _how(compression_type: str | None, num_parallel_reads: int | None) -> dict[str, Any]:
+    """What all readers of files take."""
+    parallel = checked_parallel(num_parallel_reads, "num_parallel_reads")
+    return {"compression": readers.checked_compression(compression_type), "parallel": parallel}
+
+
 def TextLineDataset(
     filenames: Any,
     compression_type: str | None = None,
@@ -36,11 +42,8 @@ def TextLineDataset(
     Args:
       compression_type: None, "GZIP" or "ZLIB".
     """
-    compression, parallel = (
-        readers.checked_compression(compression_type),
-        checked_parallel(num_parallel_reads, "num_parallel_reads"),
-    )
-    return Dataset(readers.TextLines(compression, parallel=parallel), (_names(filenames),))
+    how = _how(compression_type, num_parallel_reads)
+    return Dataset(readers.TextLines(**how), (_names(filenames),))
 
 
 def FixedLengthRecordDataset(
@@ -60,13 +63,10 @@ def FixedLengthRecordDataset(
     """
     if record_bytes < 1:
         raise invalid(f"record_bytes must be > 0, not {record_bytes}")
-    compression, parallel = (
-        readers.checked_compression(compression_type),
-        checked_parallel(num_parallel_reads, "num_parallel_reads"),
-    )
+    how = _how(compression_type, num_parallel_reads)
     given = {"record_bytes": record_bytes, "header_bytes": header_bytes or 0, "footer_bytes": footer_bytes or 0}
-    sizes = [whole(size, what) for what, size in given.items()]
-    return Dataset(readers.FixedLengthRecords(compression, *sizes, parallel=parallel), (_names(filenames),))
+    sizes: dict[str, Any] = {what: whole(size, what) for what, size in given.items()}
+    return Dataset(readers.FixedLengthRecords(**how, **sizes), (_names(filenames),))
 
 
 def TFRecordDataset(
@@ -81,11 +81,8 @@ def TFRecordDataset(
     Needs google-crc32c, for the checksums: pip install zmqdist[tfrecord].
     """
     readers.crc32c()  # an ImportError here is better than one at a worker
-    compression, parallel = (
-        readers.checked_compression(compression_type),
-        checked_parallel(num_parallel_reads, "num_parallel_reads"),
-    )
-    return Dataset(readers.TFRecords(compression, parallel=parallel), (_names(filenames),))
+    how = _how(compression_type, num_parallel_reads)
+    return Dataset(readers.TFRecords(**how), (_names(filenames),))
 
 
 def ParquetDataset(

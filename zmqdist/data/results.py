@@ -11,7 +11,7 @@ from zmqdist.data.structure import element, invalid, spec_of
 from zmqdist.data.tree import Tree
 
 
-class Results(Tree):
+class DatasetResults(Tree):
     """The part of `Dataset` that reads."""
 
     __slots__ = ()

@@ -26,7 +26,7 @@ from typing import Any
 from zmqdist.data.constants import INFINITE_CARDINALITY, SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import Interleave
-from zmqdist.data.ops.filtering import IgnoreErrors, Shard
+from zmqdist.data.ops.filtering import IgnoreErrors, ShardOp
 from zmqdist.data.splits import repeatable
 from zmqdist.data.tree import Tree
 from zmqdist.errors import NotFoundError, UnimplementedError
@@ -60,7 +60,7 @@ def shard_for_worker(dataset: Tree, policy: str, num_workers: int, index: int, s
     """
 
     def put(below: Tree, full: bool = True) -> Tree:
-        return _then(Shard.build(num_workers, index, full), repeatable(below, seed))
+        return _then(ShardOp.build(num_workers, index, full), repeatable(below, seed))
 
     if policy in ("FILE", "FILE_OR_DATA"):
         try:
@@ -94,7 +94,7 @@ def _then(op: Op, below: Tree) -> Tree:
 
 
 def _is_hint(dataset: Tree) -> bool:
-    return isinstance(dataset.op, Shard) and dataset.op.count == SHARD_HINT
+    return isinstance(dataset.op, ShardOp) and dataset.op.count == SHARD_HINT
 
 
 def _by_element(dataset: Tree, put: Put) -> Tree:

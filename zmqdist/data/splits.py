@@ -127,7 +127,7 @@ def open_split(dataset: Tree, ask: Callable[[int, int], int | None], sources: in
             partial(ask, source, repetition), None
         )  # no generator: that would end with the first error of `ask`
 
-    return DatasetIterator.over(dataset, Context(dataset.options(), splits=positions))
+    return DatasetIterator(dataset, Context(dataset.options(), splits=positions))
 
 
 def open_stream(dataset: Tree, ask: Callable[[int, int, int], Sequence[int]]) -> DatasetIterator:
@@ -143,7 +143,7 @@ def open_stream(dataset: Tree, ask: Callable[[int, int, int], Sequence[int]]) ->
             taken += len(given)
             yield from given
 
-    return DatasetIterator.over(dataset, Context(dataset.options(), splits=positions, resumable=True))
+    return DatasetIterator(dataset, Context(dataset.options(), splits=positions, resumable=True))
 
 
 def repeatable(dataset: T, seed: int = 0) -> T:

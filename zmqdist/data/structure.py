@@ -20,6 +20,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from operator import index, is_
 from typing import Any, Final
@@ -128,11 +129,16 @@ def without_attrs(structure: Any) -> Any:
         names = [each.name for each in cls.__attrs_attrs__]
         kind = generic_namedtuple(cls.__name__, tuple(name.lstrip("_") for name in names))
         return kind._make([without_attrs(getattr(structure, name)) for name in names])
+    return map_items(without_attrs, structure)
+
+
+def map_items(change: Callable[[Any], Any], structure: Any) -> Any:
+    """A tuple, namedtuple or dict of what `change` makes of its items; anything else as it is."""
     if isinstance(structure, tuple):
-        items = map(without_attrs, structure)
-        return cls(*items) if hasattr(structure, "_fields") else tuple(items)
+        items = map(change, structure)
+        return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
     if isinstance(structure, dict):
-        return {key: without_attrs(item) for key, item in structure.items()}
+        return {key: change(item) for key, item in structure.items()}
     return structure
 
 
@@ -179,11 +185,8 @@ def spec_of(value: Any) -> Any:
         return DatasetSpec(value.element_spec)
     if type(value) in COMPOSITES:
         return spec_of_composite(value)
-    if isinstance(value, tuple):
-        items = map(spec_of, value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, dict):
-        return {key: spec_of(item) for key, item in value.items()}
+    if isinstance(value, (tuple, dict)):
+        return map_items(spec_of, value)
     array = np.asarray(value)
     return TensorSpec(array.shape, plain_dtype(array.dtype))
 
@@ -198,12 +201,7 @@ def map_specs(change: Callable[[Any], Any], spec: Any) -> Any:
     """`change` on each TensorSpec and each composite; a DatasetSpec stays as it is."""
     if type(spec) in COMPOSITES or isinstance(spec, TensorSpec):
         return change(spec)
-    if isinstance(spec, tuple):
-        items = (map_specs(change, one) for one in spec)
-        return type(spec)(*items) if hasattr(spec, "_fields") else tuple(items)
-    if isinstance(spec, dict):
-        return {key: map_specs(change, one) for key, one in spec.items()}
-    return spec
+    return map_items(partial(map_specs, change), spec)
 
 
 def batched(spec: Any, size: int | None) -> Any:

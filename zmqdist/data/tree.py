@@ -52,7 +52,7 @@ class Tree:
     # -- reading it --
 
     def __iter__(self) -> DatasetIterator:
-        return DatasetIterator.over(self, Context(self.options()))
+        return DatasetIterator(self, Context(self.options()))
 
     def as_numpy_iterator(self) -> Iterator[Any]:
         """The elements with arrays that cannot be written."""
@@ -105,7 +105,7 @@ class Tree:
 
     def probe(self) -> Iterator[Any]:
         """The elements for somebody who only looks: draws no seed, writes no cache, starts no thread."""
-        with DatasetIterator.over(self, Context(self.options(), probing=True)) as iterator:
+        with DatasetIterator(self, Context(self.options(), probing=True)) as iterator:
             yield from iterator
 
     def options(self) -> Options:

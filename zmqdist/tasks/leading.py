@@ -30,6 +30,7 @@ from zmqdist.tasks.agreement_machine import Agreed, Agreements, Announcement, Ve
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.tasks.watch import Watches
+from zmqdist.transport.router import Peer
 
 RESULT, GO = 0, 1
 """What an answer is, after the number of the round that has ended: RESULT and the value; or GO, the name of the exchange, what each
@@ -73,7 +74,7 @@ class Leader:
 
     def _asked(self, asked: Asked, group: str, tasks: list[Any], *given: Any) -> None:
         asked.on_dropped(partial(self.withdrew, group, asked))
-        self.announce(group, tasks, *given, token=asked)
+        self.announce(group, tasks, *given, token=asked, peer=asked.peer)
 
     def announce(
         self,
@@ -88,6 +89,7 @@ class Leader:
         brought: tuple[Any, ...],
         *,
         token: Any,
+        peer: Peer | None = None,
     ) -> None:
         """A member of a group says what it is about to do.
 
@@ -95,13 +97,14 @@ class Leader:
           counter: the round that it means, or None: see Agreements.
           what: what must be equal for all, for people, too.
           token: has `answer` and `fail`, as Asked.
+          peer: the connection that it said so by; None for the own task.
         """
         if self._node.closed:
             raise self._no_more(token)
         members = [self._node.task(tuple(task)) for task in tasks]
         for task in members:
             self._watches.watch(task)
-        self._watches.speaks(members[rank], incarnation)
+        self._watches.speaks(members[rank], incarnation, peer)
         load = Brought(incarnation, *brought)
         one = Announcement(rank, counter, what, monotonic() + timeout_s, load, failure, token)
         with self._lock:

@@ -72,13 +72,19 @@ class Watches:
         """What is to be said of a task that was there and has gone; empty for one that is there or was never seen."""
         return self._gone.get(task, "")
 
-    def speaks(self, task: Task, life: int) -> None:
+    def speaks(self, task: Task, life: int, peer: Peer | None = None) -> None:
         """Something has come from a life of a task: that is there, also where its watch has not noticed yet.
 
-        Unless it is the one that has gone: its last words may have been read late.
+        Unless it is the one that has gone: its last words may be handled late.
+
+        Args:
+          peer: the connection that they came by, if they came from the task itself.
         """
-        if self._lives.get(task) != life and self._gone.pop(task, ""):
-            self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
+        with self._lock:  # a connection is marked as gone before `_left` hears of it, so it is one or the other
+            if peer is not None and peer.gone:
+                return
+            if self._lives.get(task) != life and self._gone.pop(task, ""):
+                self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
 
     def _left(self, peer: Peer) -> None:
         """A connection to us has ended. Where it is from a task that we have only begun to watch, that one was there and has gone.
@@ -149,7 +155,9 @@ class Watches:
         life = self._lives.get(task, 0)
         which = f"its life {life:016x}" if life else "it"
         told = f"{which} has ended, or cannot be reached any more" if code == UNAVAILABLE else message
-        self._gone[task] = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {told}"
-        log.info("%s", self._gone[task])
+        gone = f"{named(task)} at {self._node.spec.task_address(*task)} has gone: {told}"
+        with self._lock:
+            self._gone[task] = gone
+        log.info("%s", gone)
         for fn in self._on_gone:
-            fn(task, self._gone[task])
+            fn(task, gone)

@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from zmqdist.data.constants import AUTOTUNE
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
+from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import invalid, whole
 from zmqdist.errors import FailedPreconditionError
@@ -85,33 +85,35 @@ class Ahead:
     """Reads a node in a thread, `least` elements ahead, or up to `most` where they come quickly; stands in the node's place.
 
     The thread starts with the first read, or with `begin`. It reads in runs, holding `_pulling`, and leaves a run when there is no more
-    room or somebody is waiting (`_wanted`): a reader for an element, or who takes a state, for a place between two elements (`_held`).
+    room or somebody is waiting (`wanted`): a reader for an element, or who takes a state, for a place between two elements (`_held`).
     Each of the two says that it waits before it looks whether it must; who brings something looks for a waiter behind that.
     """
 
-    def __init__(self, node: Node, least: int, most: int = 0, changed: threading.Condition | None = None) -> None:
+    def __init__(
+        self, node: OperatorNode, least: int, most: int = 0, changed: threading.Condition | None = None
+    ) -> None:
         """`changed` is that of all among which `wait_for_one` waits; by default it is this one's own."""
         self._node = node
         self._room = Room(least, most)
         self._buffer: deque[Any] = deque()
-        self._changed = changed or threading.Condition()
+        self.changed = changed or threading.Condition()
         self._pulling = threading.Lock()
         self._thread: threading.Thread | None = None
         self._pid = 0
-        self._wanted = False
+        self.wanted = False
         self._full = False
         self._held = False
         self._stop = False
         self._ended = False
 
     def stream(self) -> Iterator[Any]:
-        """The elements from here on; as `Node.stream`, but made anew each time."""
+        """The elements from here on; as `OperatorNode.stream`, but made anew each time."""
         buffer, room = self._buffer, self._room
         while buffer or self._wait():
             x = buffer.popleft()
             if self._full and len(buffer) <= room.low:
                 self._wake()
-            if type(x) is Failure:
+            if type(x) is BufferedError:
                 raise x.error
             yield x
 
@@ -129,15 +131,15 @@ class Ahead:
     def wait_for_one(several: Sequence[Ahead]) -> None:
         """Until one of them is ready; they have one `changed`."""
         for each in several:
-            each._begin_here()
-        with several[0]._changed:
+            each.begin_here()
+        with several[0].changed:
             while not any(each.ready() for each in several):
                 for each in several:
-                    each._wanted = True
+                    each.wanted = True
                 if not any(each.ready() for each in several):
-                    several[0]._changed.wait()
+                    several[0].changed.wait()
 
-    def _begin_here(self) -> None:
+    def begin_here(self) -> None:
         """The child of a fork has no thread that reads: FailedPreconditionError."""
         if self._thread is None:
             self._start()
@@ -146,30 +148,30 @@ class Ahead:
 
     def _wait(self) -> bool:
         """Until an element is there; False at the end."""
-        self._begin_here()
-        with self._changed:
+        self.begin_here()
+        with self.changed:
             while not (self._buffer or self._ended or self._stop):
-                self._wanted = True
+                self.wanted = True
                 if not (self._buffer or self._ended):
-                    self._changed.wait()
+                    self.changed.wait()
         return bool(self._buffer)
 
     def _pause(self) -> None:
         """The thread: until a part of the room is free."""
-        with self._changed:
+        with self.changed:
             self._full = True
             while (self._held or len(self._buffer) > self._room.low) and not self._stop:
-                self._changed.wait()
+                self.changed.wait()
             self._full = False
         self._room.turn()
 
     def _wake(self) -> None:
-        with self._changed:
-            self._wanted = False
-            self._changed.notify_all()
+        with self.changed:
+            self.wanted = False
+            self.changed.notify_all()
 
     def _start(self) -> None:
-        with self._changed:  # `halt`, which another thread may call, joins only a thread that has begun
+        with self.changed:  # `halt`, which another thread may call, joins only a thread that has begun
             self._stop = False
             self._pid = os.getpid()
             self._thread = threading.Thread(target=self._read, name="zmqdist-data-ahead", daemon=True)
@@ -185,15 +187,15 @@ class Ahead:
                     self._run()
                 except BaseException as error:  # whoever waits for this thread must hear of it
                     self._node.restart()
-                    self._buffer.append(Failure(error))
-            if self._wanted:
+                    self._buffer.append(BufferedError(error))
+            if self.wanted:
                 self._wake()
 
     def _run(self) -> None:
         buffer, size = self._buffer, self._room.size
         for x in self._node.stream():
             buffer.append(x)
-            if self._wanted or self._stop or len(buffer) >= size:
+            if self.wanted or self._stop or len(buffer) >= size:
                 return
         self._ended = True
 
@@ -202,7 +204,7 @@ class Ahead:
 
     def halt(self) -> None:
         """End the thread; what it has read stays."""
-        with self._changed:
+        with self.changed:
             self._stop = True
             self._wake()
             thread, self._thread = self._thread, None
@@ -210,7 +212,7 @@ class Ahead:
             thread.join()
 
     def abandon(self) -> None:
-        """As `Node.abandon`."""
+        """As `OperatorNode.abandon`."""
         self._node.abandon()
 
     def close(self) -> None:
@@ -222,7 +224,7 @@ class Ahead:
 
     def state_dict(self) -> dict[str, Any]:
         """The elements that are ahead, and the node's state behind them."""
-        self._held = self._wanted = True
+        self._held = self.wanted = True
         try:
             with self._pulling:
                 ahead = save_elements(list(self._buffer))
@@ -240,7 +242,7 @@ class Ahead:
         self._node.load_state_dict(state["node"])
 
 
-class _PrefetchNode(Node):
+class _PrefetchNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         size, most = (PREFETCH_AUTOTUNE, ahead_max(context)) if self.op.size == AUTOTUNE else (self.op.size, 0)

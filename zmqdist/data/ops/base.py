@@ -22,18 +22,20 @@ from typing import Any, ClassVar
 
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.structure import UNKNOWN_SPEC, from_json, spec_of, to_json
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
-class Function:
+_UNSET: Any = object()
+
+
+class PickledFunction:
     """A function of the user, or another object that only pickle takes: pickled when somebody asks, unpickled when it is used."""
 
     __slots__ = ("_blob", "_value")
-    _UNSET: ClassVar[Any] = object()
 
     def __init__(self, value: Any = _UNSET, blob: bytes | None = None) -> None:
         self._value = value
@@ -42,7 +44,7 @@ class Function:
     @property
     def value(self) -> Any:
         """The function; unpickles it at the first use after it came from a description. Runs the sender's code."""
-        if self._value is Function._UNSET:
+        if self._value is _UNSET:
             from zmqdist.wire.trusted import unpack
 
             self._value = unpack(self._blob)  # type: ignore[arg-type]
@@ -61,16 +63,19 @@ class Function:
             self._blob = pack_function(self._value)
         return self._blob
 
+    def wraps(self, value: Any) -> bool:
+        """Whether it is this very object."""
+        return self._value is value
+
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Function):
+        if not isinstance(other, PickledFunction):
             return NotImplemented
-        same = self._value is other._value and self._value is not Function._UNSET
-        return same or self.blob == other.blob
+        return (self._value is not _UNSET and other.wraps(self._value)) or self.blob == other.blob
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        if self._value is Function._UNSET:
+        if self._value is _UNSET:
             return "<function>"
         return str(getattr(self._value, "__name__", type(self._value).__name__))
 
@@ -88,7 +93,7 @@ class Op:
     """
 
     name: ClassVar[str]
-    node: ClassVar[type[Node]]
+    node: ClassVar[type[OperatorNode]]
     is_reader: ClassVar[bool] = False
     instead: ClassVar[str] = ""
     in_background: ClassVar[bool] = False
@@ -98,7 +103,7 @@ class Op:
         """Whether other programs take elements of it, so that a pass may be empty and the next one not."""
         return False
 
-    def open(self, dataset: DatasetLike, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         """Put it to work."""
         return self.node(dataset, context)
 
@@ -168,19 +173,19 @@ class Op:
 def _described(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, Function):
+    if isinstance(value, PickledFunction):
         return {"pickle": base64.b64encode(value.blob).decode()}
     try:
         return {"value": to_json(value)}
     except InvalidArgumentError:  # namedtuples of a user's class with methods, objects
-        return {"pickle": base64.b64encode(Function(value).blob).decode()}
+        return {"pickle": base64.b64encode(PickledFunction(value).blob).decode()}
 
 
 def _restored(described: Any) -> Any:
     if not isinstance(described, dict):
         return described
     if "pickle" in described:
-        return Function(blob=base64.b64decode(described["pickle"]))
+        return PickledFunction(blob=base64.b64decode(described["pickle"]))
     return from_json(described["value"])
 
 

@@ -11,14 +11,14 @@ from typing import Any
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op, finite
 from zmqdist.data.ops.parallel import ParallelNode
 from zmqdist.data.structure import batched, element, invalid, leaves_of, length_of, rows_of, stack, unbatched, whole
 from zmqdist.specs import TensorSpec
 
 
-class GatheringNode(Node):
+class GatheringNode(OperatorNode):
     """Gathers elements into `held`, and makes one of them when there are enough.
 
     An error of the input leaves `held` as it is: only the element that failed is lost.
@@ -65,7 +65,7 @@ class Gathering(Op):
         """The size. Raises InvalidArgumentError for none, TypeError for what is no whole number."""
         count = whole(size, "batch_size")
         if count < 1:
-            raise invalid(f"Batch size must be greater than zero, not {size}")
+            raise invalid(f"BatchOp size must be greater than zero, not {size}")
         return count
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
@@ -110,18 +110,18 @@ class _ParallelBatchNode(ParallelNode):
 
 @operator("batch", GatheringNode)
 @dataclass(frozen=True)
-class Batch(Gathering):
+class BatchOp(Gathering):
     """Stacks elements of one shape; in `parallel` threads where that is not 0."""
 
     parallel: int = 0
     deterministic: bool | None = None
 
-    def open(self, dataset: DatasetLike, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         parallel = self.parallel and not context.probing
         return _ParallelBatchNode(dataset, context) if parallel else GatheringNode(dataset, context)
 
 
-class _UnbatchNode(Node):
+class _UnbatchNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.batch: Any = None

@@ -17,15 +17,15 @@ from zmqdist import nest
 from zmqdist.data import seeds
 from zmqdist.data.constants import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
+from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.background import AHEAD_MAX, Ahead, in_order, threads_for
-from zmqdist.data.ops.base import Function, Op, all_of, finite
+from zmqdist.data.ops.base import Op, PickledFunction, all_of, finite
 from zmqdist.data.ops.opening import Opening
 from zmqdist.data.structure import UNKNOWN_SPEC, NoElements, common_spec, invalid, is_dataset, read_only, whole
 from zmqdist.random import is_seeded
 
 
-class _ZipNode(Node):
+class _ZipNode(OperatorNode):
     """`ended`: an input has no more, and the others have been read as far as it."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -93,7 +93,7 @@ class Zip(Op):
         return nest.pack_sequence_as(self.form, list(inputs))
 
 
-class _ConcatenateNode(Node):
+class _ConcatenateNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.turn = 0
@@ -124,7 +124,7 @@ class Concatenate(Op):
         return common_spec(*inputs)
 
 
-class _RepeatNode(Node):
+class _RepeatNode(OperatorNode):
     """`epoch` passes are done; `empty`: nothing came in this one yet."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -197,12 +197,12 @@ def returned_dataset(value: Any, what: str) -> DatasetLike:
     return value  # type: ignore[no-any-return]
 
 
-class InterleaveNode(Node):
+class InterleaveNode(OperatorNode):
     """`slots` hold (input element, its dataset's node) or None; `turn` is the slot in use, `taken` how much of its block is gone.
 
     A slot whose dataset has ended is filled with the next input when its turn comes again. With threads it is filled at once, which gives
     the same order: slots end in the order of their next turns. So all datasets are being opened at the same time, and a thread reads each
-    from its beginning. An input that failed waits in its slot, as (Failure, None), for its turn.
+    from its beginning. An input that failed waits in its slot, as (BufferedError, None), for its turn.
     """
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -285,7 +285,7 @@ class InterleaveNode(Node):
         except Exception as error:
             if not self.threads:
                 raise
-            self.slots[number] = (Failure(error), None)
+            self.slots[number] = (BufferedError(error), None)
             self.children[0].restart()
             return True
         self.ended = True
@@ -362,7 +362,7 @@ class InterleaveNode(Node):
             kept = state["slots"][number]
             if kept is not None:
                 (x,) = load_elements(kept[0])
-                self.slots[number] = (x, None if type(x) is Failure else self._open_inner(number, x, kept[1]))
+                self.slots[number] = (x, None if type(x) is BufferedError else self._open_inner(number, x, kept[1]))
 
 
 def _itself(dataset: DatasetLike) -> DatasetLike:
@@ -382,7 +382,7 @@ def default_cycle_length(parallel: int | None) -> int:
 class Interleave(Op):
     """Blocks of the datasets that a function makes of the elements, in turn; flat_map with one dataset at a time."""
 
-    function: Function
+    function: PickledFunction
     cycle_length: int = 1
     block_length: int = 1
     parallel: int = 0
@@ -413,7 +413,7 @@ class Interleave(Op):
 # -- one of several at a time ---------------------------------------------------------------------------------------
 
 
-class _ChooseNode(Node):
+class _ChooseNode(OperatorNode):
     """The first child selects, the others are selected from; `ended` are those that have no more."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -478,7 +478,7 @@ class Choose(_Selecting):
     """Elements of the inputs behind the first, which says whose turn it is."""
 
 
-class _SelectorNode(Node):
+class _SelectorNode(OperatorNode):
     """Numbers of inputs, by weight. Weights come from the input where there is one."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Function, Op
+from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.parallel import ParallelMapNode
 from zmqdist.data.signatures import Fitting
 from zmqdist.data.structure import READY, UNKNOWN_SPEC, element, problem_of, read_only, spec_of
 from zmqdist.specs import TensorSpec
 
 
-class _MapNode(Node):
+class _MapNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         fn = self.op.fitting().value
         for x in self.source():
@@ -31,17 +31,17 @@ class _MapNode(Node):
 class Map(Op):
     """A function of each element; in `parallel` threads or processes where that is not 0."""
 
-    function: Function
+    function: PickledFunction
     output_signature: Any = None
     parallel: int = 0
     deterministic: bool | None = None
 
-    def fitting(self) -> Function:
+    def fitting(self) -> PickledFunction:
         """The function, whose results fit the signature."""
         spec = self.output_signature
-        return self.function if spec is None else Function(Fitting(self.function.value, spec, "map"))
+        return self.function if spec is None else PickledFunction(Fitting(self.function.value, spec, "map"))
 
-    def open(self, dataset: DatasetLike, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         parallel = self.parallel and not context.probing
         return ParallelMapNode(dataset, context) if parallel else _MapNode(dataset, context)
 
@@ -52,7 +52,7 @@ class Map(Op):
         return UNKNOWN_SPEC if self.output_signature is None else self.output_signature
 
 
-class _ScanNode(Node):
+class _ScanNode(OperatorNode):
     """The state is read-only for the function and what it gives for the reader: the two may be the same array."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -92,13 +92,13 @@ class Scan(Op):
     """A function of a state and each element, which gives the next state and an element."""
 
     initial: Any
-    function: Function
+    function: PickledFunction
 
     def element_spec(self, inputs: tuple[Any, ...]) -> Any:
         return UNKNOWN_SPEC
 
 
-class _EnumerateNode(Node):
+class _EnumerateNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.position = self.op.start
@@ -127,7 +127,7 @@ class Enumerate(Op):
         return TensorSpec((), np.int64), inputs[0]
 
 
-class _PassNode(Node):
+class _PassNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         return self.source()
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from zmqdist.data.constants import SHARD_HINT, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Function, Op, finite
+from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.elementwise import truth
 from zmqdist.data.structure import invalid
 from zmqdist.errors import FailedPreconditionError
@@ -25,7 +25,7 @@ class _Unknown(Op):
         return UNKNOWN_CARDINALITY
 
 
-class _FilterNode(Node):
+class _FilterNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         fn = self.op.function.value
         for x in self.source():
@@ -39,13 +39,13 @@ class _FilterNode(Node):
 class Filter(_Unknown):
     """Elements for which the function says True."""
 
-    function: Function
+    function: PickledFunction
 
     def per_split(self) -> Fraction | None:
         return None
 
 
-class _CountingNode(Node):
+class _CountingNode(OperatorNode):
     """Counts what has passed."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -183,18 +183,18 @@ class _FullShardNode(_ShardNode):
 
 @operator("shard", _ShardNode)
 @dataclass(frozen=True)
-class Shard(Op):
+class ShardOp(Op):
     """Every `count`-th element. Where a data service has put it in place, `full`: too few for all shards are an error."""
 
     count: int
     index: int
     full: bool = False
 
-    def open(self, dataset: DatasetLike, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         return _FullShardNode(dataset, context) if self.full else _ShardNode(dataset, context)
 
     @classmethod
-    def build(cls, count: int, index: int, full: bool = False) -> Shard:
+    def build(cls, count: int, index: int, full: bool = False) -> ShardOp:
         """Raises InvalidArgumentError for numbers that make no shard."""
         if count != SHARD_HINT:
             if count < 1:
@@ -228,10 +228,10 @@ class _TakeWhileNode(_CountingNode):
 class TakeWhile(_Unknown):
     """Elements up to the first for which the function says False."""
 
-    function: Function
+    function: PickledFunction
 
 
-class _UniqueNode(Node):
+class _UniqueNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.seen: dict[Any, None] = {}
@@ -258,7 +258,7 @@ class Unique(_Unknown):
     """The first of equal scalars."""
 
 
-class _IgnoreErrorsNode(Node):
+class _IgnoreErrorsNode(OperatorNode):
     def run(self) -> Iterator[Any]:
         child = self.children[0]
         while True:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.errors import CancelledError
 
 
@@ -35,19 +35,19 @@ class Opening:
         self._context = context
         self._before = before
         self._lock = threading.Lock()
-        self._node: Node | None = None
+        self._node: OperatorNode | None = None
         self._saved: dict[str, Any] | None = None
         self._over = False
         self._abandoned = False
         self.opened = threading.Event()
 
     def stream(self) -> Iterator[Any]:
-        """As `Node.stream`; the first call opens the dataset."""
+        """As `OperatorNode.stream`; the first call opens the dataset."""
         if self._over:
             return iter(())
         return self.open().stream()
 
-    def open(self) -> Node:
+    def open(self) -> OperatorNode:
         """The node. Raises what the function raised, and CancelledError where the iterator is being closed."""
         if self._node is None:
             try:
@@ -64,7 +64,7 @@ class Opening:
                 self._node.abandon()
         return self._node
 
-    def _open(self) -> Node:
+    def _open(self) -> OperatorNode:
         dataset = self._made()
         if self._before is not None:
             self._before.wait()
@@ -76,12 +76,12 @@ class Opening:
         return node
 
     def restart(self) -> None:
-        """As `Node.restart`."""
+        """As `OperatorNode.restart`."""
         if self._node is not None:
             self._node.restart()
 
     def abandon(self) -> None:
-        """As `Node.abandon`; those that are to be opened behind this one do not wait for it any more."""
+        """As `OperatorNode.abandon`; those that are to be opened behind this one do not wait for it any more."""
         with self._lock:
             self._abandoned = True
             node = self._node
@@ -90,7 +90,7 @@ class Opening:
             node.abandon()
 
     def close(self) -> None:
-        """As `Node.close`."""
+        """As `OperatorNode.close`."""
         if self._node is not None:
             self._node.close()
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike
-from zmqdist.data.iterators import Context, Failure, Node, load_elements, save_elements
+from zmqdist.data.iterators import BufferedError, Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.background import Room, ahead_max, in_order, threads_for
 from zmqdist.data.structure import READY, element
 
@@ -27,11 +27,11 @@ _END = object()
 _ANY = object()
 
 
-class Piece:
+class MapCall:
     """An input, and what became of it.
 
     Attributes:
-      y: the output, or a Failure; it is there when `done`.
+      y: the output, or a BufferedError; it is there when `done`.
     """
 
     __slots__ = ("done", "x", "y")
@@ -42,7 +42,7 @@ class Piece:
         self.done = False
 
 
-class Crew:
+class MapThreads:
     """Threads that call a function of the pieces in a queue. They refer to nothing but the queue and the function.
 
     Who goes to sleep says so before it looks for something to do once more; who brings something looks behind that whether anybody sleeps.
@@ -50,7 +50,7 @@ class Crew:
 
     def __init__(self, size: int, call: Callable[[Any], Any]) -> None:
         self._size, self._call = size, call
-        self._todo: deque[Piece] = deque()
+        self._todo: deque[MapCall] = deque()
         self._threads: list[threading.Thread] = []
         self._work = threading.Condition()
         self._idle = 0
@@ -58,7 +58,7 @@ class Crew:
         self._done = threading.Condition()
         self._awaited: Any = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: MapCall) -> None:
         """Have it done."""
         self._todo.append(piece)
         if self._idle:
@@ -71,7 +71,7 @@ class Crew:
             self._threads.append(thread)
             thread.start()
 
-    def wait(self, pieces: Sequence[Piece], ordered: bool) -> Piece:
+    def wait(self, pieces: Sequence[MapCall], ordered: bool) -> MapCall:
         """The first of them when it is done; one that is done, where the order does not matter."""
         with self._done:
             self._awaited = pieces[0] if ordered else _ANY
@@ -116,14 +116,14 @@ class Crew:
             try:
                 piece.y = call(piece.x)
             except BaseException as error:  # the reader's to see, whatever it is
-                piece.y = Failure(error)
+                piece.y = BufferedError(error)
             piece.done = True
             if self._awaited is piece or self._awaited is _ANY:
                 with self._done:
                     self._done.notify_all()
 
 
-class ParallelNode(Node):
+class ParallelNode(OperatorNode):
     """Calls of a function at once. Subclasses say of what (`feed`) and which (`call`)."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -131,8 +131,8 @@ class ParallelNode(Node):
         self.threads = threads_for(self.op.parallel, context)
         self.ordered = in_order(self.op.deterministic, context)
         self.room = Room(self.threads, ahead_max(context))
-        self.pending: deque[Piece] = deque()
-        self._crew: Crew | None = None
+        self.pending: deque[MapCall] = deque()
+        self._crew: MapThreads | None = None
         context.openings.waits = True
 
     def feed(self) -> Iterator[Any]:
@@ -158,7 +158,7 @@ class ParallelNode(Node):
                 pending.popleft()
             else:
                 pending.remove(piece)
-            if type(piece.y) is Failure:
+            if type(piece.y) is BufferedError:
                 raise piece.y.error
             yield piece.y
 
@@ -171,19 +171,19 @@ class ParallelNode(Node):
             except Exception as error:
                 self.children[0].restart()
                 feed = self.feed()
-                x = Failure(error)
+                x = BufferedError(error)
             if x is _END:
                 return
             self._add(x)
 
     def _add(self, x: Any) -> None:
-        piece = Piece(x)
+        piece = MapCall(x)
         self.pending.append(piece)
-        if type(x) is Failure:
+        if type(x) is BufferedError:
             piece.y, piece.done = x, True
             return
         if self._crew is None:
-            self._crew = Crew(self.threads, self.call())
+            self._crew = MapThreads(self.threads, self.call())
         self._crew.add(piece)
 
     def close(self) -> None:

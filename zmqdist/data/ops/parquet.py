@@ -20,7 +20,7 @@ import numpy as np
 
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import UNKNOWN_SPEC, batched, element, invalid, map_specs, stack
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError
@@ -46,7 +46,7 @@ def opened(path: str) -> Any:
         raise DataLossError(f"{path}: {error}") from error
 
 
-class _ParquetNode(Node):
+class _ParquetNode(OperatorNode):
     """`place` is the (path, row group) that is being read, None between two; `done` the elements of it that were given."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from zmqdist.data import storage
 from zmqdist.data.constants import AUTOTUNE, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import InterleaveNode, default_cycle_length
 from zmqdist.data.ops.sources import Tensors
@@ -54,7 +54,7 @@ def open_file(path: str, compression: str) -> IO[bytes]:
         raise NotFoundError(f"{path}: No such file") from None
 
 
-class ReaderNode(Node):
+class ReaderNode(OperatorNode):
     """`path` is the file that is being read, "" between two; `done` the records of it that were given."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -90,7 +90,7 @@ class ReaderNode(Node):
 
 
 @dataclass(frozen=True)
-class Reader(Op):
+class FileReader(Op):
     """Reads the files that its input names."""
 
     is_reader: ClassVar[bool] = True
@@ -101,7 +101,7 @@ class Reader(Op):
     parallel: int = field(default=0, kw_only=True)
     """Files that are read at once, a record of each in turn; 0: one after the other."""
 
-    def open(self, dataset: DatasetLike, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         return InterleaveNode(dataset, context) if self.parallel else ReaderNode(dataset, context)
 
     @property
@@ -129,7 +129,7 @@ class Reader(Op):
 
 @operator("text_lines", ReaderNode)
 @dataclass(frozen=True)
-class TextLines(Reader):
+class TextLines(FileReader):
     """Lines without their ends."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:
@@ -141,7 +141,7 @@ class TextLines(Reader):
 
 @operator("fixed_length_records", ReaderNode)
 @dataclass(frozen=True)
-class FixedLengthRecords(Reader):
+class FixedLengthRecords(FileReader):
     """Pieces of `record_bytes`, between a header and a footer that are skipped."""
 
     record_bytes: int = 1
@@ -183,7 +183,7 @@ _TAIL = struct.Struct("<I")
 
 @operator("tf_records", ReaderNode)
 @dataclass(frozen=True)
-class TFRecords(Reader):
+class TFRecords(FileReader):
     """Records of TFRecord files; both checksums of each are checked."""
 
     def records(self, file: IO[bytes], path: str) -> Iterator[Any]:

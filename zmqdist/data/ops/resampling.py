@@ -15,14 +15,14 @@ import numpy as np
 from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Function, Op
+from zmqdist.data.iterators import Context, OperatorNode
+from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import invalid
 from zmqdist.specs import TensorSpec
 
 
-class _ResampleNode(Node):
+class _ResampleNode(OperatorNode):
     """`seen` counts the classes."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -60,7 +60,7 @@ class _ResampleNode(Node):
 class RejectionResample(Op):
     """(class, element), of which some are left out."""
 
-    function: Function
+    function: PickledFunction
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
     seed: tuple[int, int] | None

@@ -25,10 +25,10 @@ from zmqdist.data import layout, storage
 from zmqdist.data.chunks import ElementsFile, spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops import snapshots
-from zmqdist.data.ops.base import Function, Op
-from zmqdist.data.ops.snapshots import OpenFile, Saved
+from zmqdist.data.ops.base import Op, PickledFunction
+from zmqdist.data.ops.snapshots import OpenFile, SavedFiles
 from zmqdist.data.ops.sources import Slices
 from zmqdist.data.ops.windows import int_scalar
 from zmqdist.data.structure import invalid, read_only, whole
@@ -274,7 +274,7 @@ def _load_run(path: str, told: Any, spec: Any, compression: str, reader_func: Ca
         files = files.take(0)
     if reader_func is not None:
         return reader_func(files.map(OpenFile(spec, compression)))
-    return make(Saved(compression, spec, len(names), told["count"]), [files])
+    return make(SavedFiles(compression, spec, len(names), told["count"]), [files])
 
 
 def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
@@ -297,7 +297,7 @@ def _metadata(path: str, wait: bool) -> tuple[str, dict[str, Any]]:
 # -- snapshot -------------------------------------------------------------------------------------------------------
 
 
-class _SnapshotNode(Node):
+class _SnapshotNode(OperatorNode):
     """Reads the run that is in `folder` when it is opened, else writes one on the way.
 
     Who goes on with a state of a pass that was writing writes nothing: the first part of the run is gone.
@@ -364,8 +364,8 @@ class Snapshot(Op):
 
     folder: str
     compression: str
-    reader_func: Function | None
-    shard_func: Function | None
+    reader_func: PickledFunction | None
+    shard_func: PickledFunction | None
 
     def split_inputs(self, count: int) -> tuple[int, ...]:
         raise UnimplementedError("Splitting is not implemented for snapshot datasets")

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from zmqdist.data import seeds
 from zmqdist.data.constants import UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
+from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
 from zmqdist.data.ops.base import Op
 from zmqdist.data.structure import invalid, whole
 
 
-class _ShuffleNode(Node):
+class _ShuffleNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         number = 0 if context.probing else dataset.memory.number()

@@ -27,10 +27,10 @@ from zmqdist.data import layout, storage
 from zmqdist.data.chunks import read_elements
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.ops.combining import InterleaveNode
-from zmqdist.data.ops.readers import Reader, ReaderNode
+from zmqdist.data.ops.readers import FileReader, ReaderNode
 from zmqdist.data.ops.sources import Tensors
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError, DataLossError, UnimplementedError
@@ -53,7 +53,7 @@ def checked_compression(compression: Any) -> str:
 
 @operator("saved", ReaderNode)
 @dataclass(frozen=True)
-class Saved(Reader):
+class SavedFiles(FileReader):
     """Elements of files, one file after the other.
 
     Attributes:
@@ -81,10 +81,10 @@ class OpenFile:
         self.spec, self.compression = spec, compression
 
     def __call__(self, path: Any) -> DatasetLike:
-        return make(Saved(self.compression, self.spec), [make(Tensors.build(str(path)))])
+        return make(SavedFiles(self.compression, self.spec), [make(Tensors.build(str(path)))])
 
 
-class _ChunkFilesNode(Node):
+class _ChunkFilesNode(OperatorNode):
     """`given` is how many chunks of each stream were given."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -117,7 +117,7 @@ class _ChunkFilesNode(Node):
             delay = min(POLL_S[1], delay * 1.5)
 
     def _dealt(self) -> Iterator[Any]:
-        chunks: list[layout.Chunk] | None = None
+        chunks: list[layout.CommittedChunk] | None = None
         assert self.splits is not None
         for position in self.splits:
             if chunks is None:
@@ -143,7 +143,7 @@ class _ChunkFilesNode(Node):
         if self._abandoned.wait(delay):
             raise CancelledError(f"nobody waits for {self.op.path} any more")
 
-    def _path(self, chunk: layout.Chunk) -> Any:
+    def _path(self, chunk: layout.CommittedChunk) -> Any:
         return storage.join(layout.chunks_path(self.op.path), chunk.name)
 
     def state(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from zmqdist.data import seeds, structure
 from zmqdist.data.composites import COMPOSITES
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node
-from zmqdist.data.ops.base import Function, Op
+from zmqdist.data.iterators import Context, OperatorNode
+from zmqdist.data.ops.base import Op, PickledFunction
 from zmqdist.data.signatures import as_spec
 from zmqdist.data.structure import UNKNOWN_SPEC, element, invalid, read_only, spec_of
 from zmqdist.errors import InvalidArgumentError
@@ -65,7 +65,7 @@ class Indexed(Op):
         return Fraction(1)
 
 
-class _IndexedNode(Node):
+class _IndexedNode(OperatorNode):
     """`position` is that of the next chunk; what was given of the present one, its iterator knows."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -122,12 +122,13 @@ class Range(Indexed):
         if kept.kind in "iu" and made.count():
             bits = 8 * kept.itemsize - (kept.kind == "i")
             low, high = (-(2**bits) if kept.kind == "i" else 0), 2**bits - 1
-            for end in made._ends():
+            for end in made.ends():
                 if not low <= int(end) <= high:
                     raise invalid(f"range({start}, {stop}, {step}) holds {end}, which {kept} does not")
         return made
 
-    def _ends(self) -> tuple[int | float, int | float]:
+    def ends(self) -> tuple[int | float, int | float]:
+        """The first number and the last."""
         return self.start, self.start + (self.count() - 1) * self.step
 
     def count(self) -> int:
@@ -140,7 +141,7 @@ class Range(Indexed):
 
     def chunk(self, start: int) -> Sequence[Any]:
         stop = min(start + _CHUNK, self.count())
-        if max(map(abs, (*self._ends(), self.step))) >= 2**62:  # int64 might wrap around on the way
+        if max(map(abs, (*self.ends(), self.step))) >= 2**62:  # int64 might wrap around on the way
             return list(map(self.at, range(start, stop)))
         return list((self.start + np.arange(start, stop) * self.step).astype(self.dtype))
 
@@ -262,7 +263,7 @@ def _fitting(item: Any, spec: Any, what: str) -> Any:
 class Source(Indexed):
     """An object that knows its length and the item at a position: a torch or Hugging Face dataset, a Grain source, a list."""
 
-    source: Function
+    source: PickledFunction
     length: int
     output_signature: Any = None
 
@@ -281,7 +282,7 @@ _PLACES = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 """Methods of iterators that can tell their place and go on there: Grain's, and those of stateful loaders for torch."""
 
 
-class _GeneratorNode(Node):
+class _GeneratorNode(OperatorNode):
     """State: how many were read. A load calls the function again and skips those, or tells its iterator the place, if that can be told.
 
     A place of other types than the safe codec takes does not help: then items are skipped.
@@ -352,7 +353,7 @@ def _place_methods(items: Any) -> tuple[Any, Any]:
 class Generator(Op):
     """Whatever a function yields; it is called for each iterator."""
 
-    function: Function
+    function: PickledFunction
     args: tuple[Any, ...]
     spec: Any = field(default=None)
     kept: bool = False
@@ -365,7 +366,7 @@ class Generator(Op):
         return UNKNOWN_SPEC if self.spec is None else self.spec
 
 
-class _RandomNode(Node):
+class _RandomNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         number = 0 if context.probing else dataset.memory.number()

@@ -14,8 +14,8 @@ import numpy as np
 from zmqdist import nest
 from zmqdist.data.constants import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from zmqdist.data.interfaces import DatasetLike, make, operator
-from zmqdist.data.iterators import Context, Node, load_elements, save_elements
-from zmqdist.data.ops.base import Function, Op, finite
+from zmqdist.data.iterators import Context, OperatorNode, load_elements, save_elements
+from zmqdist.data.ops.base import Op, PickledFunction, finite
 from zmqdist.data.ops.combining import returned_dataset
 from zmqdist.data.ops.sources import Elements
 from zmqdist.data.structure import UNKNOWN_SPEC, DatasetSpec, NoElements, invalid, spec_of, whole
@@ -35,7 +35,7 @@ def _columns(elements: list[Any]) -> Any:
     return nest.pack_sequence_as(first, [gathered(list(column)) for column in columns])
 
 
-class _WindowNode(Node):
+class _WindowNode(OperatorNode):
     """`held` are elements from position `start` of the next window on; `gap` are to be thrown away before."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -106,13 +106,13 @@ class Window(Op):
         return nest.map_structure(DatasetSpec, inputs[0])
 
 
-class _GroupNode(Node):
+class _GroupNode(OperatorNode):
     """`groups` by key, in the order in which they began; `inner` is the dataset that is being read, made of `source` elements."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         self.groups: dict[int, list[Any]] = {}
-        self.inner: Node | None = None
+        self.inner: OperatorNode | None = None
         self.made_of: tuple[int, list[Any]] = (0, [])
 
     def run(self) -> Iterator[Any]:
@@ -139,7 +139,7 @@ class _GroupNode(Node):
             raise invalid(f"Window size must be greater than zero, not {size}")
         return int(size)
 
-    def _open(self, key: int, elements: list[Any]) -> Node:
+    def _open(self, key: int, elements: list[Any]) -> OperatorNode:
         self.made_of = key, elements
         self.inner = self.context.inner().open(self.op.reduced(key, elements, self.dataset))
         return self.inner
@@ -190,10 +190,10 @@ def int_scalar(value: Any, what: str) -> int:
 class GroupByWindow(Op):
     """Elements of one key together, as a dataset that a function turns into another, whose elements come out."""
 
-    key_function: Function
-    reduce_function: Function
+    key_function: PickledFunction
+    reduce_function: PickledFunction
     size: int | None = None
-    size_function: Function | None = None
+    size_function: PickledFunction | None = None
 
     def cardinality(self, inputs: tuple[int, ...]) -> int:
         return INFINITE_CARDINALITY if inputs[0] == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zmqdist.data.interfaces import DatasetLike, operator
-from zmqdist.data.iterators import Context, Node
+from zmqdist.data.iterators import Context, OperatorNode
 from zmqdist.data.ops.base import Op
 from zmqdist.data.service.machine.records import EXACTLY_ONCE, Terms
 from zmqdist.data.service.portions_reading import PortionsReader, saved_of
@@ -19,7 +19,7 @@ from zmqdist.errors import FailedPreconditionError, UnimplementedError
 from zmqdist.transport.credentials import Credentials
 
 
-class _ReadingNode(Node):
+class _ReadingNode(OperatorNode):
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
         super().__init__(dataset, context)
         kind = RoundsReader if self.op.num_consumers else Reader
@@ -46,7 +46,7 @@ class _ReadingNode(Node):
         self._reader.close()
 
 
-class _PortionsNode(Node):
+class _PortionsNode(OperatorNode):
     """Its reader is opened by the first question, so that a state can be loaded before an iteration begins."""
 
     def __init__(self, dataset: DatasetLike, context: Context) -> None:
@@ -133,7 +133,7 @@ class Distributed(Op):
         """For the dispatcher and the workers."""
         return Service(self.service, self.token_file, self.keys_dir, self.insecure).credentials
 
-    def open(self, dataset: DatasetLike, context: Context) -> Node:
+    def open(self, dataset: DatasetLike, context: Context) -> OperatorNode:
         portioned = self.delivery == EXACTLY_ONCE or self.ordered
         return (_PortionsNode if portioned else _ReadingNode)(dataset, context)
 

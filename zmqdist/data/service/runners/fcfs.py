@@ -22,7 +22,7 @@ from itertools import islice
 from math import inf
 from typing import Any, Final
 
-from zmqdist.data.iterators import DatasetIterator, Failure
+from zmqdist.data.iterators import BufferedError, DatasetIterator
 from zmqdist.data.service.dealing import Drained
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.failing import Failed
@@ -74,7 +74,7 @@ class FirstCome:
         if failed is not None and failed.for_good:
             self._dead = failed.error
         elif failed is not None:
-            self._buffer.append(Failure(failed.error))
+            self._buffer.append(BufferedError(failed.error))
             self._failures = 1
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
@@ -137,7 +137,9 @@ class FirstCome:
                     break
                 except BaseException as error:
                     with self._lock:
-                        buffer.append(Failure(self._named(error, f"element {self._progress[TAKEN] + len(buffer)}")))
+                        buffer.append(
+                            BufferedError(self._named(error, f"element {self._progress[TAKEN] + len(buffer)}"))
+                        )
                         self._failures += 1
                     self._wake()
                     self._wait_for_nothing_failed()
@@ -198,7 +200,7 @@ class FirstCome:
                     reply.fail(CancelledError("the task was stopped"))
                 else:
                     reply.end()
-            elif type(taken) is Failure:
+            elif type(taken) is BufferedError:
                 reply.fail(taken.error)
             else:
                 reply.elements(taken)
@@ -217,7 +219,7 @@ class FirstCome:
             taken = [popleft() for _ in range(count)]
         else:
             taken = []
-            while len(taken) < count and type(buffer[0]) is not Failure:
+            while len(taken) < count and type(buffer[0]) is not BufferedError:
                 taken.append(buffer.popleft())
             if not taken:
                 self._failures -= 1

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, TypeAlias
 
-from zmqdist.data.iterators import DatasetIterator, Failure
+from zmqdist.data.iterators import BufferedError, DatasetIterator
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.runners.base import ElementReply, Named, Wanted, skip_late
 from zmqdist.data.service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
@@ -193,7 +193,7 @@ class _Lane:
                     failure = self._named(error, f"element {offset} of positions {start} to {start + length - 1}")
                     with self._lock:
                         self._failures += 1
-                        elements.append(Failure(failure))
+                        elements.append(BufferedError(failure))
                     self._wake()
                     if not self._wait_for_room():
                         return
@@ -289,7 +289,7 @@ class _Lane:
         in_hand = (*(each.number for each in self._segments), *self._coming)
         return elements, (tuple(runs), len(elements) * self._bytes, in_hand)
 
-    def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], Failure | None]:
+    def _pop(self, buffer: deque[Any], count: int) -> tuple[list[Any], BufferedError | None]:
         """Some elements, and the failure behind them."""
         popleft = buffer.popleft
         if not self._failures:
@@ -297,7 +297,7 @@ class _Lane:
         taken: list[Any] = []
         while buffer and len(taken) < count:
             element = popleft()
-            if type(element) is Failure:
+            if type(element) is BufferedError:
                 self._failures -= 1
                 return taken, element
             taken.append(element)

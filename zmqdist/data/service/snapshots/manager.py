@@ -1,23 +1,8 @@
-"""The dispatcher's part of a snapshot: its folder, who writes which stream, and which positions each stream got.
+"""The dispatcher's part of a snapshot: its folder, written and read back, around the machine that decides (machine.py).
 
 Rules
-    The folder is the truth: whatever is answered was written before, so a dispatcher that begins again reads it and goes on.
-
-    A stream belongs to an address. A worker that is lost leaves an orphan: the first to ask gets it, its former owner or a worker that
-    has no unfinished stream of this snapshot, and goes on at the checkpoint. New streams begin until one has come to its end, since
-    then there is nothing left to hand out.
-
-    Positions of a source and repetition are handed out in order, to whichever stream asks. What a stream got is known by its own numbers:
-    (stream, source, repetition, local index). Asked again from a local index it gets the same again, so a writer that begins again
-    behind its checkpoint sees the same data. One hand-out is one file, of a run of positions where there is one source; where
-    there are several a position each, because a zip pairs what it gets, and must not hold what another stream needs.
-
-    Each repetition is dealt out for itself: a stream that is still in an earlier one finds there what is left of it.
-
-Promises
-    P1  each position of a source and repetition is handed out to one stream
-    P2  one worker writes at most one stream of a snapshot, and streams of `concurrent_max` snapshots
-    P3  DONE appears when all streams are done, ERROR when one has failed; nothing is handed out after either
+    Each snapshot has a lock: one question at a time is decided, written and applied. So a slow disk holds up the snapshot whose folder is
+    on it, and no other.
 
 All methods may be called from any thread; they write files.
 """
@@ -28,8 +13,6 @@ import json
 import re
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -38,11 +21,23 @@ from zmqdist.data.chunks import spec_from_json, spec_to_json
 from zmqdist.data.constants import INFINITE_CARDINALITY
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.ops.snapshots import checked_compression
+from zmqdist.data.service.snapshots.machine import (
+    OwnerChanged,
+    PositionRun,
+    PositionsGiven,
+    Record,
+    SnapshotCompleted,
+    SnapshotFailed,
+    SnapshotMachine,
+    SnapshotMode,
+    StreamAssignment,
+    StreamState,
+    begin_order,
+)
 from zmqdist.data.splits import split_providers
 from zmqdist.data.structure import invalid
 from zmqdist.errors import (
     AlreadyExistsError,
-    CancelledError,
     DataLossError,
     FailedPreconditionError,
     InternalError,
@@ -51,45 +46,13 @@ from zmqdist.errors import (
 )
 
 
-class Mode(Enum):
-    """Where a snapshot is."""
+class SnapshotFolder:
+    """One snapshot, as its folder has it. Made by `create` or `recover`; the methods are those of SnapshotMachine, whose records they
+    write.
 
-    ACTIVE = "active"
-    WINDING_DOWN = "winding down"
-    DONE = "done"
-    ERROR = "error"
-
-
-class StreamState(Enum):
-    """Where a stream is. ORPHAN: its worker is lost, and nobody has taken it over yet."""
-
-    UNKNOWN = 0
-    ASSIGNED = 1
-    DONE = 2
-    ORPHAN = 3
-
-
-@dataclass(frozen=True)
-class Run:
-    """One hand-out: `count` positions from `start` on, the first being the stream's number `local`."""
-
-    local: int
-    start: int
-    count: int
-
-
-@dataclass
-class Stream:
-    """One stream; `runs` by (source, repetition), in order."""
-
-    index: int
-    owner: str
-    state: StreamState = StreamState.ASSIGNED
-    runs: dict[tuple[int, int], list[Run]] = field(default_factory=dict)
-
-
-class Snapshot:
-    """One snapshot, as its folder has it. Made by `create` or `recover`."""
+    Attributes:
+      path: the folder.
+    """
 
     def __init__(self, path: str, metadata: dict[str, Any]) -> None:
         if metadata["version"] > layout.VERSION:
@@ -97,20 +60,26 @@ class Snapshot:
                 f"{path} is a snapshot of version {metadata['version']}, this zmqdist knows {layout.VERSION}",
             )
         self.path = path
-        self.mode = Mode.ACTIVE
-        self.error: OpError | None = None
-        self._counts: list[int] = metadata["sources"]
-        self._repetitions: list[int] = metadata["repetitions"]
-        self._streams: list[Stream] = []
-        self._next: dict[tuple[int, int], int] = {}
+        self._machine = SnapshotMachine(path, metadata["sources"], metadata["repetitions"])
+        self._sources = len(metadata["sources"])
         self._lock = threading.RLock()
+
+    @property
+    def mode(self) -> SnapshotMode:
+        """Where it is."""
+        return self._machine.mode
+
+    @property
+    def error(self) -> OpError | None:
+        """Why it failed."""
+        return self._machine.error
 
     # -- making one --
 
     @classmethod
     def create(
         cls, path: str, dataset: str, spec: Any, compression: str | None = "AUTO", request: str = ""
-    ) -> Snapshot:
+    ) -> SnapshotFolder:
         """Make the folder: skeleton, description, metadata.
 
         Args:
@@ -151,7 +120,7 @@ class Snapshot:
         return cls(path, metadata)
 
     @classmethod
-    def recover(cls, path: str) -> Snapshot:
+    def recover(cls, path: str) -> SnapshotFolder:
         """The snapshot of a folder.
 
         Raises:
@@ -165,224 +134,125 @@ class Snapshot:
             raise DataLossError(f"{path}: the snapshot has no {layout.METADATA}") from None
         except (ValueError, TypeError, KeyError) as error:
             raise DataLossError(f"{path}/{layout.METADATA}: corrupted record: {error}") from None
-        made.error = layout.read_error(path)
-        if made.error is not None:
-            made.mode = Mode.ERROR
-        elif storage.exists(layout.snapshot_done_path(path)):
-            made.mode = Mode.DONE
-        made._streams = _Folder(path, made._counts).streams()
-        for stream in made._streams:
-            for key, runs in stream.runs.items():
-                if runs:
-                    made._next[key] = max(made._next.get(key, 0), runs[-1].start + runs[-1].count)
-            if stream.state is StreamState.DONE:
-                made._wind_down()
-            elif made.error is None:
-                failure = layout.read_error(layout.stream_path(path, stream.index))
-                if failure is not None:
-                    made._end(failure)
+        made.restore()
         return made
 
-    # -- who writes --
+    def restore(self) -> None:
+        """Begin where the folder is. Raises as `recover`."""
+        error = layout.read_error(self.path)
+        done = storage.exists(layout.snapshot_done_path(self.path))
+        streams = _FolderReader(self.path, self._sources).streams()
+        folders = [layout.stream_path(self.path, each.index) for each in streams if each.state is not StreamState.DONE]
+        failures = [] if error is not None else [found for each in folders if (found := layout.read_error(each))]
+        with self._lock:
+            self._write(self._machine.restore(streams, done, error, failures))
+
+    def _write(self, records: Sequence[Record]) -> None:
+        """Put what was decided into the folder, a record at a time. The lock is held. Raises OSError."""
+        for record in records:
+            try:
+                self._write_one(record)
+            except OSError as error:
+                for each in self._machine.not_written(record, storage.error_of(error, self.path)):
+                    self._write_one(each)
+                raise
+            self._machine.apply(record)
+
+    def _write_one(self, record: Record) -> None:
+        match record:
+            case OwnerChanged(stream, worker):
+                folder = layout.stream_path(self.path, stream)
+                storage.make_folder(storage.join(folder, "splits"))
+                storage.write(storage.join(folder, "owner_worker"), worker.encode())
+            case PositionsGiven(stream, source, repetition, run):
+                folder = layout.splits_path(self.path, stream, source, repetition)
+                storage.make_folder(folder)
+                count = b"" if run.count == 1 else b"%d" % run.count
+                storage.write(storage.join(folder, f"split_{run.local}_{run.start}"), count)
+            case SnapshotCompleted():
+                storage.write(layout.snapshot_done_path(self.path), b"{}")
+            case SnapshotFailed(error):
+                layout.write_error(self.path, error)
+
+    # -- what workers and users ask --
 
     def assign(self, worker: str, may_begin: bool = True) -> int | None:
-        """The stream that a worker should write: the one it has, else an orphan, else a new one. None: none.
-
-        Args:
-          may_begin: whether it may get one that it does not have.
-        """
+        """As `SnapshotMachine.assign`."""
         with self._lock:
-            if self.mode in (Mode.DONE, Mode.ERROR):
-                return None
-            unfinished = [stream for stream in self._streams if stream.state is not StreamState.DONE]
-            for stream in unfinished:
-                if stream.owner == worker:
-                    stream.state = StreamState.ASSIGNED
-                    return stream.index
-            if not may_begin:
-                return None
-            for stream in unfinished:
-                if stream.state is StreamState.ORPHAN:
-                    self.reassign(stream.index, worker)
-                    return stream.index
-            return self._begin(worker) if self.mode is Mode.ACTIVE else None
-
-    def _begin(self, worker: str) -> int:
-        index = len(self._streams)
-        folder = layout.stream_path(self.path, index)
-        storage.make_folder(storage.join(folder, "splits"))
-        storage.write(storage.join(folder, "owner_worker"), worker.encode())
-        self._streams.append(Stream(index, worker))
-        return index
-
-    def reassign(self, stream: int, worker: str) -> None:
-        """Give a stream to another worker, which goes on at its checkpoint; the former one is refused from now on."""
-        with self._lock:
-            storage.write(storage.join(layout.stream_path(self.path, stream), "owner_worker"), worker.encode())
-            self._streams[stream].owner = worker
-            self._streams[stream].state = StreamState.ASSIGNED
-
-    def has(self, worker: str) -> bool:
-        """Whether a worker has an unfinished stream of this snapshot that is still to be written."""
-        with self._lock:
-            return self.mode in (Mode.ACTIVE, Mode.WINDING_DOWN) and any(
-                stream.owner == worker and stream.state is StreamState.ASSIGNED for stream in self._streams
-            )
-
-    def worker_lost(self, worker: str) -> None:
-        """What a worker was writing is an orphan."""
-        with self._lock:
-            for stream in self._streams:
-                if stream.owner == worker and stream.state is StreamState.ASSIGNED:
-                    stream.state = StreamState.ORPHAN
-
-    def owners(self) -> set[str]:
-        """The workers that are writing, or should be."""
-        with self._lock:
-            return {stream.owner for stream in self._streams if stream.state is StreamState.ASSIGNED}
-
-    # -- what it writes --
+            stream, records = self._machine.assign(worker, may_begin)
+            self._write(records)
+            return stream
 
     def hand_out(
         self, worker: str, stream: int, source: int, repetition: int, local: int, count: int
     ) -> tuple[int, int]:
-        """Positions for a stream: (the first, how many), none at the end of the repetition. They are on disk when this returns.
-
-        Args:
-          local: how many the stream has had. Where it had more already, these come again.
-
-        Raises:
-          InternalError: the stream is another worker's. FailedPreconditionError: the snapshot is over. InvalidArgumentError: there is no
-            such source, or the stream never had what is before `local`.
-        """
+        """As `SnapshotMachine.hand_out`."""
         with self._lock:
-            if not 0 <= source < len(self._counts) or repetition < 0:
-                raise invalid(f"{self.path}: no source {source}, or no repetition {repetition}")
-            runs = self._owned(worker, stream).runs.setdefault((source, repetition), [])
-            had = runs[-1].local + runs[-1].count if runs else 0
-            if local < had:
-                run = next(run for run in runs if local < run.local + run.count)
-                return run.start + local - run.local, run.local + run.count - local
-            if local > had:
-                raise invalid(f"{self.path}: stream {stream} had {had} positions of source {source}, not {local}")
-            start, number = self._more(source, repetition, count)
-            if number:
-                folder = layout.splits_path(self.path, stream, source, repetition)
-                storage.make_folder(folder)
-                storage.write(storage.join(folder, f"split_{local}_{start}"), b"" if number == 1 else b"%d" % number)
-                runs.append(Run(local, start, number))
-                self._next[source, repetition] = start + number
-            return start, number
-
-    def _more(self, source: int, repetition: int, count: int) -> tuple[int, int]:
-        """What comes next of a source: at most a quarter of what would be each stream's share."""
-        start = self._next.get((source, repetition), 0)
-        total = self._counts[source]
-        if 0 <= self._repetitions[source] <= repetition:
-            return start, 0
-        if len(self._counts) > 1:
-            count = 1
-        if total == INFINITE_CARDINALITY:
-            return start, max(1, count)
-        left = total - start
-        return start, min(left, max(1, min(count, left // (4 * max(1, len(self._streams))))))
-
-    def _owned(self, worker: str, index: int) -> Stream:
-        if self.mode in (Mode.DONE, Mode.ERROR):
-            text = f"{self.path}: the snapshot is over: {self.error or 'it is complete'}"
-            raise FailedPreconditionError(text)
-        if not 0 <= index < len(self._streams) or self._streams[index].owner != worker:
-            raise InternalError(f"{self.path}: worker {worker} writes stream {index}, which is not its own")
-        return self._streams[index]
+            positions, records = self._machine.hand_out(worker, stream, source, repetition, local, count)
+            self._write(records)
+            return positions
 
     def finished(self, worker: str, stream: int) -> None:
-        """A worker has written a stream to its end and left DONE. Harmless when told again, or too late.
-
-        Raises:
-          InternalError: the stream is another worker's.
-        """
+        """As `SnapshotMachine.finished`."""
         with self._lock:
-            if self.mode in (Mode.ACTIVE, Mode.WINDING_DOWN):
-                self._owned(worker, stream).state = StreamState.DONE
-                self._wind_down()
+            self._write(self._machine.finished(worker, stream))
 
     def failed(self, worker: str, stream: int, error: OpError) -> None:
-        """A worker cannot write its stream: the snapshot has failed. Nothing where that stream is not its own any more."""
+        """As `SnapshotMachine.failed`."""
         with self._lock:
-            if self.mode in (Mode.ACTIVE, Mode.WINDING_DOWN) and self._streams[stream].owner == worker:
-                self._end(error)
+            self._write(self._machine.failed(worker, stream, error))
 
     def cancel(self) -> None:
-        """Nobody needs it: ERROR with the code CANCELLED. What was committed stays. Harmless when it is over."""
+        """As `SnapshotMachine.cancel`."""
         with self._lock:
-            if self.mode in (Mode.ACTIVE, Mode.WINDING_DOWN):
-                self._end(CancelledError(f"{self.path}: the snapshot was cancelled"))
+            self._write(self._machine.cancel())
 
-    def _wind_down(self) -> None:
-        if self.mode is Mode.ACTIVE:
-            self.mode = Mode.WINDING_DOWN
-        if self.mode is Mode.WINDING_DOWN and all(each.state is StreamState.DONE for each in self._streams):
-            try:
-                storage.write(layout.snapshot_done_path(self.path), b"{}")
-            except OSError as error:  # nobody will say again that the last stream is done
-                self._end(storage.error_of(error, self.path))
-                raise
-            self.mode = Mode.DONE
+    def worker_lost(self, worker: str) -> None:
+        """As `SnapshotMachine.worker_lost`."""
+        with self._lock:
+            self._machine.worker_lost(worker)
 
-    def _end(self, error: OpError) -> None:
-        """Over, whether or not that can be written: who waits must hear of it also where the disk is full."""
-        self.mode, self.error = Mode.ERROR, error
-        layout.write_error(self.path, error)
+    def owners(self) -> set[str]:
+        """As `SnapshotMachine.owners`."""
+        with self._lock:
+            return self._machine.owners()
 
-    # -- what it looks like --
-
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[StreamAssignment]:
         """The streams, in order: copies without their runs."""
         with self._lock:
-            return [Stream(each.index, each.owner, each.state) for each in self._streams]
+            return [StreamAssignment(each.index, each.owner, each.state) for each in self._machine.streams]
 
     def progress(self) -> dict[str, Any]:
-        """Figures, JSON-able: `state`, `error`, `streams` and `streams_done`, `chunks` and `elements` that are committed, `handed_out` and
-        `positions`: those of all sources and repetitions, -1 without end."""
+        """The figures of `SnapshotMachine.figures`, with `chunks` and `elements` that are committed; JSON-able."""
         chunks = layout.committed(self.path)
         with self._lock:
-            totals = [count * times for count, times in zip(self._counts, self._repetitions, strict=True)]
-            endless = any(INFINITE_CARDINALITY in pair for pair in zip(self._counts, self._repetitions, strict=True))
-            return {
-                "state": self.mode.value,
-                "error": None if self.error is None else {"code": self.error.error_code, "message": str(self.error)},
-                "streams": len(self._streams),
-                "streams_done": sum(each.state is StreamState.DONE for each in self._streams),
-                "chunks": len(chunks),
-                "elements": sum(chunk.count for chunk in chunks),
-                "handed_out": sum(self._next.values()),
-                "positions": -1 if endless else sum(totals),
-            }
+            figures = self._machine.figures()
+        return figures | {"chunks": len(chunks), "elements": sum(chunk.count for chunk in chunks)}
 
 
 # -- reading a folder back -------------------------------------------------------------------------------------------
 
 
-class _Folder:
+class _FolderReader:
     """What is written of the streams of a snapshot, checked."""
 
-    def __init__(self, path: str, counts: Sequence[int]) -> None:
+    def __init__(self, path: str, sources: int) -> None:
         self._path = path
-        self._counts = counts
+        self._sources = sources
 
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[StreamAssignment]:
         """Every stream, in order. Raises InvalidArgumentError and InternalError."""
         root = storage.join(self._path, "streams")
         indexes = sorted(_number(name, "stream", root) for name in storage.names(root))
         # A folder without an owner is one that was being made when the dispatcher ended: nobody has heard of it.
         found = [self._stream(index) for index in indexes if self._owner(index) is not None]
         if [stream.index for stream in found] != list(range(len(found))):
-            raise _wrong(f"{root}: a stream is missing: there are {[stream.index for stream in found]}")
+            raise InternalError(f"{root}: a stream is missing: there are {[stream.index for stream in found]}")
         owners: dict[str, int] = {}
         for stream in found:
             if stream.state is not StreamState.DONE:
                 if stream.owner in owners:
-                    raise _wrong(
+                    raise InternalError(
                         f"{root}: stream {stream.index} is owned by {stream.owner}, but that worker is already assigned "
                         f"to stream {owners[stream.owner]}"
                     )
@@ -396,32 +266,32 @@ class _Folder:
         except FileNotFoundError:
             return None
 
-    def _stream(self, index: int) -> Stream:
+    def _stream(self, index: int) -> StreamAssignment:
         folder = layout.stream_path(self._path, index)
         done = storage.exists(layout.snapshot_done_path(folder))
-        stream = Stream(index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED)
+        stream = StreamAssignment(index, self._owner(index) or "", StreamState.DONE if done else StreamState.ASSIGNED)
         splits = storage.join(folder, "splits")
         for name in storage.names(splits):
             source = _number(name, "source", splits)
-            if source >= len(self._counts):
-                raise _wrong(
-                    f"{splits}: Found conflict between {name} and the dataset, which has {len(self._counts)} sources"
+            if source >= self._sources:
+                raise InternalError(
+                    f"{splits}: Found conflict between {name} and the dataset, which has {self._sources} sources"
                 )
             for inner in storage.names(storage.join(splits, name)):
                 repetition = _number(inner, "repetition", storage.join(splits, name))
                 stream.runs[source, repetition] = self._runs(storage.join(splits, name, inner))
         return stream
 
-    def _runs(self, folder: str) -> list[Run]:
+    def _runs(self, folder: str) -> list[PositionRun]:
         runs = sorted((self._run(folder, name) for name in storage.names(folder)), key=lambda run: run.local)
         local = 0
         for run in runs:
             if run.local != local:
-                raise _wrong(f"{folder}: Found missing local split index {local}")
+                raise InternalError(f"{folder}: Found missing local split index {local}")
             local += run.count
         return runs
 
-    def _run(self, folder: str, name: str) -> Run:
+    def _run(self, folder: str, name: str) -> PositionRun:
         found = re.fullmatch(r"split_(\d+)_(\d+)", name, re.ASCII)
         if found is None:
             raise invalid(f"{folder}/{name}: Expected split_<local_split_index>_<global_split_index>")
@@ -431,10 +301,10 @@ class _Folder:
         text = storage.read(storage.join(folder, name))
         if text and not re.fullmatch(rb"[1-9]\d*", text):
             raise invalid(f"{folder}/{name}: not a number of positions: {text[:40]!r}")
-        return Run(local, start, int(text or b"1"))
+        return PositionRun(local, start, int(text or b"1"))
 
-    def _check_positions(self, streams: Sequence[Stream]) -> None:
-        everything: dict[tuple[int, int], list[Run]] = {}
+    def _check_positions(self, streams: Sequence[StreamAssignment]) -> None:
+        everything: dict[tuple[int, int], list[PositionRun]] = {}
         for stream in streams:
             for key, runs in stream.runs.items():
                 everything.setdefault(key, []).extend(runs)
@@ -443,11 +313,11 @@ class _Folder:
             runs.sort(key=lambda run: run.start)
             for run, after in pairwise(runs):
                 if after.start < run.start + run.count:
-                    raise _wrong(f"{what}: Found duplicate global split index {after.start}")
+                    raise InternalError(f"{what}: Found duplicate global split index {after.start}")
             position = 0
             for run in runs:
                 if run.start != position:
-                    raise _wrong(f"{what}: Found missing global split index {position}")
+                    raise InternalError(f"{what}: Found missing global split index {position}")
                 position += run.count
 
 
@@ -458,21 +328,17 @@ def _request_of(path: str) -> str | None:
         return None
 
 
-def _wrong(text: str) -> InternalError:
-    return InternalError(text)
-
-
 def _number(name: str, kind: str, folder: str) -> int:
     found = re.fullmatch(kind + r"_(\d+)", name, re.ASCII)
     if found is None:
-        raise _wrong(f"Can't parse {name} in {folder}: expected {kind}_<index>")
+        raise InternalError(f"Can't parse {name} in {folder}: expected {kind}_<index>")
     return int(found[1])
 
 
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
-class Snapshots:
+class SnapshotManager:
     """The snapshots of a dispatcher.
 
     Args:
@@ -481,11 +347,11 @@ class Snapshots:
 
     def __init__(self, concurrent_max: int = 3) -> None:
         self._concurrent_max = concurrent_max
-        self._by_path: dict[str, Snapshot] = {}
+        self._by_path: dict[str, SnapshotFolder] = {}
         self._lock = threading.Lock()
         self._assigning = threading.Lock()
 
-    def __getitem__(self, path: str) -> Snapshot:
+    def __getitem__(self, path: str) -> SnapshotFolder:
         with self._lock:
             if path not in self._by_path:
                 raise NotFoundError(f"{path}: no snapshot of this dispatcher")
@@ -496,27 +362,27 @@ class Snapshots:
         """Whether there are any."""
         return bool(self._by_path)
 
-    def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> Snapshot:
+    def create(self, path: str, dataset: str, spec: Any, compression: str | None, request: str) -> SnapshotFolder:
         """Make one, which nobody gets a stream of before it is added. One at a time.
 
-        Raises: as `Snapshot.create`. AlreadyExistsError: it is known, and `request` is not the one that it was made for.
+        Raises: as `SnapshotFolder.create`. AlreadyExistsError: it is known, and `request` is not the one that it was made for.
         """
         with self._lock:
             known = self._by_path.get(path)
         if known is None:
-            return Snapshot.create(path, dataset, spec, compression, request)
+            return SnapshotFolder.create(path, dataset, spec, compression, request)
         if request and _request_of(path) == request:
             return known
         raise AlreadyExistsError(f"{path}: a snapshot there is already started or completed")
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: SnapshotFolder) -> None:
         """Let workers have its streams. Harmless when it is known."""
         with self._lock:
             self._by_path.setdefault(snapshot.path, snapshot)
 
     def recover(self, path: str) -> None:
-        """Go on with one that was begun before. Raises as `Snapshot.recover`."""
-        self.add(Snapshot.recover(path))
+        """Go on with one that was begun before. Raises as `SnapshotFolder.recover`."""
+        self.add(SnapshotFolder.recover(path))
 
     def assign(self, worker: str) -> dict[str, int]:
         """The streams that a worker should write, by path; at most one of them is new, of the snapshot that has the fewest so far."""
@@ -524,13 +390,16 @@ class Snapshots:
             return self._assign(worker)
 
     def _assign(self, worker: str) -> dict[str, int]:
-        running = [each for each in self.all() if each.mode in (Mode.ACTIVE, Mode.WINDING_DOWN)]
-        found = {each.path: index for each in running if (index := each.assign(worker, may_begin=False)) is not None}
-        if len(found) >= self._concurrent_max:
-            return found
-        for each in sorted(running, key=lambda one: len(one.owners())):
-            if each.path not in found and (index := each.assign(worker)) is not None:
-                found[each.path] = index
+        running = {
+            each.path: each for each in self.all() if each.mode in (SnapshotMode.ACTIVE, SnapshotMode.WINDING_DOWN)
+        }
+        found = {
+            path: index for path, each in running.items() if (index := each.assign(worker, may_begin=False)) is not None
+        }
+        owners = {path: each.owners() for path, each in running.items()}
+        for path in begin_order(owners, found, self._concurrent_max):
+            if (index := running[path].assign(worker)) is not None:
+                found[path] = index
                 break
         return found
 
@@ -539,7 +408,7 @@ class Snapshots:
         for each in self.all():
             each.worker_lost(worker)
 
-    def all(self) -> list[Snapshot]:
+    def all(self) -> list[SnapshotFolder]:
         """Every snapshot, in the order in which they were begun."""
         with self._lock:
             return list(self._by_path.values())

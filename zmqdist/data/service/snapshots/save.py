@@ -44,10 +44,10 @@ def distributed_save(
     if not data_service_address:
         raise ValueError("`data_service_address` must not be empty")
     checked_compression(compression)
-    handle = SnapshotHandle(storage.absolute(str(path)), service_of(data_service_address))
+    path, service = storage.absolute(str(path)), service_of(data_service_address)
     description, spec = dataset.serialize(), spec_to_json(dataset.element_spec)
-    handle._ask("save", uuid.uuid4().hex, handle.path, description, spec, compression)
-    return handle
+    _ask(path, service, "save", uuid.uuid4().hex, path, description, spec, compression)
+    return SnapshotHandle(path, service)
 
 
 class SnapshotHandle:
@@ -73,27 +73,28 @@ class SnapshotHandle:
         Raises:
           DeadlineExceededError: `timeout` passed first. What the pipeline raised on a worker; CancelledError: somebody cancelled it.
         """
-        code, message = self._ask("snapshot_wait", self.path, timeout_s=timeout)
+        code, message = _ask(self.path, self._service, "snapshot_wait", self.path, timeout_s=timeout)
         if code:
             raise from_code(code, message)
 
     def progress(self) -> dict[str, Any]:
         """How far it is: `state` ("active", "winding down", "done" or "error"), `error`, `streams`, `streams_done`, `chunks` and `elements`
         that are committed, `handed_out` of `positions` of its sources (-1: without end)."""
-        return dict(self._ask("snapshot_progress", self.path))
+        return dict(_ask(self.path, self._service, "snapshot_progress", self.path))
 
     def cancel(self) -> None:
         """End it. What was committed stays, and an ERROR that says so. Harmless when it is over."""
-        self._ask("snapshot_cancel", self.path)
+        _ask(self.path, self._service, "snapshot_cancel", self.path)
 
-    def _ask(self, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
-        patience_s = inf if timeout_s is None else timeout_s
-        due = time.monotonic() + patience_s
-        address = self._service.address
-        security = self._service.credentials.client(address, "submit")
-        with ZmqClient(address, "snapshot client", security=security) as client:
 
-            def question() -> Any:
-                return asking.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
+def _ask(path: str, service: Service, method: str, *args: Any, timeout_s: float | None = REGISTER_S) -> Any:
+    """Ask the dispatcher of a service, also over its restarts. Raises UnavailableError where none answers in time."""
+    patience_s = inf if timeout_s is None else timeout_s
+    due = time.monotonic() + patience_s
+    security = service.credentials.client(service.address, "submit")
+    with ZmqClient(service.address, "snapshot client", security=security) as client:
 
-            return insist(question, patience_s, threading.Event(), f"{method} of {self.path} at {address}")
+        def question() -> Any:
+            return asking.start(client, f"zmqdist.data.{method}", *args, due=due).get_value()
+
+        return insist(question, patience_s, threading.Event(), f"{method} of {path} at {service.address}")

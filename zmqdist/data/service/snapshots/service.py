@@ -13,11 +13,11 @@ Methods (each after "zmqdist.data."; `life` is the incarnation of the worker tha
     positions(life, path, stream, source, repetition, taken, count)         -> (start, length)
     stream_ended(life, path, stream, code, message)                         -> None
     snapshot_wait(path)                                                     -> (code, message) when it is over, code 0 when it is whole
-    snapshot_progress(path)                                                 -> figures, see manager.py
+    snapshot_progress(path)                                                 -> figures, see machine.py
     snapshot_streams(path)                                                  -> [(index, owner, state)]
     snapshot_cancel(path)                                                   -> None
 
-Not here: what is decided (manager.py), who writes (worker.py).
+Not here: what is decided (machine.py), the folder (manager.py), who writes (worker.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from typing import Any, Final
 
 from zmqdist.data import layout, storage
 from zmqdist.data.service.asked import Number, checked
-from zmqdist.data.service.snapshots.manager import Mode, Snapshot, Snapshots
+from zmqdist.data.service.snapshots.machine import SnapshotMode
+from zmqdist.data.service.snapshots.manager import SnapshotFolder, SnapshotManager
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, UnavailableError, from_code
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService
@@ -70,7 +71,7 @@ class SnapshotService:
         self._loop = loop
         self._note = note
         self._patience_s = patience_s
-        self._snapshots = Snapshots(concurrent_max)
+        self._snapshots = SnapshotManager(concurrent_max)
         self._addresses: dict[int, str] = {}
         self._parked: dict[int, tuple[Asked, dict[str, int]]] = {}
         self._waiting: dict[str, list[Asked]] = {}
@@ -107,7 +108,7 @@ class SnapshotService:
                 there.append(path)
             else:
                 log.warning("%s is no snapshot any more, and is left alone", path)
-        for made in self._pool.map(Snapshot.recover, there):
+        for made in self._pool.map(SnapshotFolder.recover, there):
             self._snapshots.add(made)
             log.info("recovered the snapshot %s: %s", made.path, made.mode.value)
         if there:
@@ -255,7 +256,7 @@ class SnapshotService:
         assert self._note is not None
         self._soon(self._note, _Noted(self, asked, made), path)
 
-    def begin(self, made: Snapshot) -> None:
+    def begin(self, made: SnapshotFolder) -> None:
         """The journal has it."""
         self._snapshots.add(made)
         self._changed()
@@ -318,7 +319,7 @@ class SnapshotService:
 class _Noted:
     """Waits for the journal."""
 
-    def __init__(self, service: SnapshotService, asked: Asked, made: Snapshot) -> None:
+    def __init__(self, service: SnapshotService, asked: Asked, made: SnapshotFolder) -> None:
         self._service = service
         self._asked = asked
         self._made = made
@@ -331,8 +332,8 @@ class _Noted:
         self._asked.fail(error)
 
 
-def _over(snapshot: Snapshot) -> tuple[int, str] | None:
-    if snapshot.mode is Mode.DONE:
+def _over(snapshot: SnapshotFolder) -> tuple[int, str] | None:
+    if snapshot.mode is SnapshotMode.DONE:
         return 0, ""
     if snapshot.error is not None:
         return snapshot.error.error_code, str(snapshot.error)

@@ -27,7 +27,7 @@ class SnapshotTaskProgress(NamedTuple):
     elements: int
 
 
-class Stream:
+class SnapshotStream:
     """One stream and its thread."""
 
     def __init__(

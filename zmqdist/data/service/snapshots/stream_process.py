@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from zmqdist.data.service.failing import ending
-from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress, Stream
+from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.errors import UNKNOWN
 from zmqdist.process.forks import SpawnChild
 from zmqdist.process.packets import PacketPipe
@@ -43,7 +43,7 @@ SAID_BYTES_MAX: Final = 64 << 10
 
 
 class StreamTerms(msgspec.Struct, array_like=True):
-    """What the process is for: the arguments of a Stream."""
+    """What the process is for: the arguments of a SnapshotStream."""
 
     dispatcher: str
     life: int
@@ -54,7 +54,7 @@ class StreamTerms(msgspec.Struct, array_like=True):
 
 
 class StreamProcess:
-    """A stream from its worker's side; as a `Stream`. Everything here runs in the worker's loop.
+    """A stream from its worker's side; as a `SnapshotStream`. Everything here runs in the worker's loop.
 
     Args:
       spawn: forks the process; SILENT is the exit code of one that was ended because this worker did not run.
@@ -154,11 +154,11 @@ def main(pipe_fd: int) -> None:
         except OSError:
             pass  # the worker has gone
 
-    def ended(_: Stream) -> None:
+    def ended(_: SnapshotStream) -> None:
         say(True)
         os._exit(0)
 
-    stream = Stream(client, begin.life, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended)
+    stream = SnapshotStream(client, begin.life, begin.path, begin.index, begin.timeout_s, begin.chunk_bytes_max, ended)
     stream.start()
     while True:
         if not select.select([pipe], [], [], TELL_S)[0]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from zmqdist.data.service.dealing import RETRIABLE
-from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress, Stream
+from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamTerms
 from zmqdist.errors import OpError
 from zmqdist.process.forks import SpawnChild
@@ -56,8 +56,8 @@ class SnapshotWorker:
         self._chunk_bytes_max = chunk_bytes_max
         self._asking = 0
         self.processes: SpawnChild | None = None
-        self._writing: dict[str, Stream | StreamProcess] = {}
-        self._ending: set[Stream | StreamProcess] = set()
+        self._writing: dict[str, SnapshotStream | StreamProcess] = {}
+        self._ending: set[SnapshotStream | StreamProcess] = set()
         """Stopped, and not at their end yet."""
         self._completed: dict[tuple[str, int], SnapshotTaskProgress] = {}
         self._client: ZmqClient | None = None
@@ -125,12 +125,12 @@ class SnapshotWorker:
         if self._client is None:
             security = self._credentials.client(self._dispatcher, "worker")
             self._client = ZmqClient(self._dispatcher, "snapshots", security=security)
-        stream = self._writing[path] = Stream(
+        stream = self._writing[path] = SnapshotStream(
             self._client, self._life, path, index, self._timeout_s, self._chunk_bytes_max, self._ended
         )
         stream.start()
 
-    def _ended(self, stream: Stream) -> None:
+    def _ended(self, stream: SnapshotStream) -> None:
         """In the stream's thread: there is nothing more to do for it."""
         try:
             self._loop.call_soon(self._note_ended, stream)
@@ -148,7 +148,7 @@ class SnapshotWorker:
         what = (self._life, stream.path, stream.index, code, message)
         self._calls.ask("zmqdist.data.stream_ended", what, told)
 
-    def _note_ended(self, stream: Stream | StreamProcess) -> None:
+    def _note_ended(self, stream: SnapshotStream | StreamProcess) -> None:
         self._ending.discard(stream)
         self._note_completed(stream)
         if self._writing.get(stream.path) is stream:
@@ -158,7 +158,7 @@ class SnapshotWorker:
             else:
                 self._ask_again()
 
-    def _note_completed(self, stream: Stream | StreamProcess) -> None:
+    def _note_completed(self, stream: SnapshotStream | StreamProcess) -> None:
         progress = stream.progress()
         if progress.completed:
             self._completed[stream.path, stream.index] = progress

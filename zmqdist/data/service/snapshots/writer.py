@@ -33,7 +33,7 @@ from zmqdist.data import layout, storage
 from zmqdist.data.chunks import ElementsFile
 from zmqdist.data.dataset import deserialize
 from zmqdist.data.iterators import DatasetIterator
-from zmqdist.data.layout import Chunk
+from zmqdist.data.layout import CommittedChunk
 from zmqdist.data.splits import open_stream
 from zmqdist.data.tree import Tree
 from zmqdist.errors import (
@@ -62,7 +62,7 @@ def commit_interval_s(chunk_index: int) -> float:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StreamProgress:
     """How far a stream is.
 
     Attributes:
@@ -109,14 +109,14 @@ class StreamWriter:
         self.failed = False
         self._iterator: DatasetIterator | None = None
         self._file: ElementsFile | None = None
-        self._waiting: list[Chunk] = []
+        self._waiting: list[CommittedChunk] = []
         self._chunks = 0
         self._elements = 0
         self._first = 0
-        self._committed = Progress(0, 0, False)
+        self._committed = StreamProgress(0, 0, False)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> StreamProgress:
         """What is committed."""
         return self._committed
 
@@ -173,7 +173,7 @@ class StreamWriter:
         self._end_chunk()
         self._commit()
         self._publish(layout.write_json, layout.snapshot_done_path(self._folder), {"elements": self._elements})
-        self._committed = Progress(self._chunks, self._elements, True)
+        self._committed = StreamProgress(self._chunks, self._elements, True)
         storage.remove_tree(storage.join(self._folder, "checkpoints"))
 
     # -- where it begins --
@@ -192,7 +192,7 @@ class StreamWriter:
         if name:
             state = json.loads(storage.read(storage.join(self._folder, "checkpoints", name)))
             self._iterator.load_state_dict(state)
-        self._committed = Progress(self._chunks, self._elements, False)
+        self._committed = StreamProgress(self._chunks, self._elements, False)
 
     def _recover_chunks(self) -> None:
         """Move what the checkpoint says is committed, delete the rest.
@@ -204,7 +204,7 @@ class StreamWriter:
         for life in storage.names(self._work):
             folder = storage.join(self._work, life)
             for name in storage.names(folder):
-                chunk = Chunk.of(name)
+                chunk = CommittedChunk.of(name)
                 if chunk is not None and chunk.index < self._chunks and chunk.index not in there:
                     storage.rename(storage.join(folder, name), storage.join(layout.chunks_path(self._path), name))
                     there.add(chunk.index)
@@ -226,7 +226,7 @@ class StreamWriter:
         if file is None:
             return
         file.close()
-        chunk = Chunk(self._chunks, self._stream, self._elements - self._first)
+        chunk = CommittedChunk(self._chunks, self._stream, self._elements - self._first)
         _guarded(storage.rename, self._open_path, storage.join(self._work, chunk.name))
         self._waiting.append(chunk)
         self._chunks += 1
@@ -247,7 +247,7 @@ class StreamWriter:
             there = storage.join(layout.chunks_path(self._path), chunk.name)
             _guarded(storage.rename, storage.join(self._work, chunk.name), there)
         self._waiting.clear()
-        self._committed = Progress(self._chunks, self._elements, False)
+        self._committed = StreamProgress(self._chunks, self._elements, False)
         for each in older:
             if each != name:
                 _guarded(storage.remove, storage.join(checkpoints, each))

@@ -1,0 +1,50 @@
+"""The machine of snapshots with models of folders and workers around it, with seeded faults: see snapshot_world.py.
+
+pytest tests/sim --seed 1234      replays one seed exactly
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.sim.snapshot_world import simulate_snapshots
+
+
+def test_whatever_goes_wrong_a_snapshot_holds_each_position_once_or_says_why_not(seed: int) -> None:
+    simulate_snapshots(seed)
+
+
+def test_without_faults_every_snapshot_becomes_whole(seed: int) -> None:
+    world = simulate_snapshots(seed, faults=0.0)
+    assert all(folder.done for folder in world.folders.values())
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, second = simulate_snapshots(11), simulate_snapshots(11)
+    assert first.trace == second.trace
+    assert [folder.records for folder in first.folders.values()] == [
+        folder.records for folder in second.folders.values()
+    ]
+
+
+def test_the_simulation_meets_what_it_is_about() -> None:
+    """A mild simulation would find nothing."""
+    met: Counter[str] = Counter()
+    whole = failed = 0
+    for seed in range(80):
+        world = simulate_snapshots(seed)
+        met += world.met
+        whole += sum(folder.done for folder in world.folders.values())
+        failed += sum(folder.error is not None for folder in world.folders.values())
+    assert whole > 50
+    assert failed > 5
+    for what in (
+        "a former writer is refused",
+        "a pipeline raises",
+        "a worker dies",
+        "a worker is thought lost",
+        "an answer is lost",
+        "the dispatcher dies",
+        "writing fails",
+    ):
+        assert met[what] > 2, what
