@@ -114,7 +114,7 @@ def _first_axis(item: Any, size: int) -> tuple[Rows, Any]:
         wanted = range(*item.indices(size))
         if wanted.step > 0:
             return wanted, slice(None)
-        return wanted[::-1], slice(-1)
+        return wanted[::-1], slice(None, None, -1)
     if isinstance(item, int):
         row = in_bounds(np.array([item]), size)[0]
         return range(int(row), int(row) + 1), 0
