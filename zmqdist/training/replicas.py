@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
+from zmqdist.futures import Future, ReadyValue
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training import caching, context
 from zmqdist.training.aggregation import ReduceOp, aggregated
 from zmqdist.training.context import ReplicaContext
-from zmqdist.training.pending import Pending, Ready
 
 
 class PerReplica:
@@ -187,7 +187,7 @@ class _Meeting:
         return [self._results[replica] for replica in range(self._replicas)]
 
 
-def once_for_all(variable: Any, value: Any, start: Callable[[Any], Pending]) -> Pending:
+def once_for_all(variable: Any, value: Any, start: Callable[[Any], Future]) -> Future:
     """`start(value)` changes `variable`; where several replicas do this, once for all of them with what their values become.
 
     Raises:
@@ -208,7 +208,7 @@ def once_for_all(variable: Any, value: Any, start: Callable[[Any], Pending]) -> 
         start(aggregated(given.values, variable.aggregation, variable.name)).get_value()
 
     replica.merge_call(merge, (variable, value if isinstance(value, IndexedSlices) else np.asarray(value)))
-    return Ready()
+    return ReadyValue()
 
 
 # -- bringing together ----------------------------------------------------------------------------------------------------
