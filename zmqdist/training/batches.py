@@ -19,7 +19,7 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import here
 from zmqdist.training.homes import LocalHome, RemoteHome
-from zmqdist.training.replicas import PerReplica
+from zmqdist.training.per_replica import PerReplica
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.variable import Variable
 from zmqdist.variables import client
