@@ -14,7 +14,7 @@ from zmqdist.training.context import (
 )
 from zmqdist.training.distributed import InputContext, ValueContext
 from zmqdist.training.embedding import embedding_lookup_sparse, safe_embedding_lookup_sparse
-from zmqdist.training.replicas import PerReplica
+from zmqdist.training.per_replica import PerReplica
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.strategy import ParameterServerStrategy
 from zmqdist.training.variable import Variable

@@ -10,16 +10,13 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
+from typing import Any, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 
 from zmqdist import limits
 from zmqdist.cluster.addresses import is_loopback, is_wildcard, split_address
 from zmqdist.cluster.sections import Job, Section, SingleJob
-
-if TYPE_CHECKING:
-    from zmqdist.cluster.config import ClusterConfig
 
 Path: TypeAlias = tuple[Any, ...]
 """Keys and list indices from the top of the file to a value."""
@@ -147,10 +144,21 @@ def _fits(hint: Any, value: Any, text_keys: bool) -> bool:
     return True
 
 
+class Config(Protocol):
+    """What the rules need of a ClusterConfig."""
+
+    @property
+    def jobs(self) -> Any: ...
+    @property
+    def program(self) -> str | list[str]: ...
+    @property
+    def security(self) -> Any: ...
+
+
 # -- rules between keys ----------------------------------------------------------------------------------------------
 
 
-def problems(config: ClusterConfig) -> Iterator[Mistake]:
+def problems(config: Config) -> Iterator[Mistake]:
     """Everything that the keys of a well-typed config say wrong together."""
     jobs = config.jobs
     if jobs.dispatcher is None and not jobs.task_jobs():
@@ -177,7 +185,7 @@ def _places(path: Path, job: Job) -> Iterator[Mistake]:
         yield Mistake((*path, "tasks"), f"has {len(job.tasks or ())} tasks, at most {limits.WORKERS_MAX} are allowed")
 
 
-def _addresses(config: ClusterConfig) -> Iterator[Mistake]:
+def _addresses(config: Config) -> Iterator[Mistake]:
     first: dict[tuple[str, int], Path] = {}
     for path, address in _written(config):
         try:
@@ -201,7 +209,7 @@ def _addresses(config: ClusterConfig) -> Iterator[Mistake]:
         first.setdefault((host, port), path)
 
 
-def _written(config: ClusterConfig) -> Iterator[tuple[Path, str]]:
+def _written(config: Config) -> Iterator[tuple[Path, str]]:
     if config.jobs.dispatcher is not None:
         yield ("jobs", "dispatcher", "address"), config.jobs.dispatcher.address
     for name, job in config.jobs.task_jobs().items():
@@ -209,7 +217,7 @@ def _written(config: ClusterConfig) -> Iterator[tuple[Path, str]]:
             yield ("jobs", name, "tasks", index), address
 
 
-def _command(config: ClusterConfig) -> Iterator[Mistake]:
+def _command(config: Config) -> Iterator[Mistake]:
     programs: list[tuple[Path, str | list[str]]] = [(("program",), config.program)]
     if config.jobs.evaluator is not None and config.jobs.evaluator.program is not None:
         programs.append((("jobs", "evaluator", "program"), config.jobs.evaluator.program))

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist.background import logged
 from zmqdist.coordination.answers import named
@@ -19,14 +19,11 @@ from zmqdist.limits import GRACE_S
 from zmqdist.rpc.asked import Asked
 from zmqdist.tasks.node import TASKS, Node, grace_s
 
-if TYPE_CHECKING:
-    from zmqdist.tasks.server import Server
 
+class ControlMethods:
+    """A part of one server. `server` refers to it, as long as it is there."""
 
-class Remote:
-    """A part of one server. `server` gives it, as long as it is there."""
-
-    def __init__(self, node: Node, server: weakref.ReferenceType[Server]) -> None:
+    def __init__(self, node: Node, server: weakref.ReferenceType[Any]) -> None:
         self._node = node
         self._server = server
         node.service.register("server.about", self._about, inline=True, roles=TASKS)

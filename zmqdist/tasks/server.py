@@ -33,7 +33,7 @@ from zmqdist.tasks.mail import Mail
 from zmqdist.tasks.named_variables import Variables
 from zmqdist.tasks.node import Node, grace_s
 from zmqdist.tasks.reach import Reach
-from zmqdist.tasks.remote import Remote
+from zmqdist.tasks.remote import ControlMethods
 from zmqdist.tasks.sessions import Sessions, current_server, current_variables
 from zmqdist.tasks.snapshot import TaskSnapshot
 from zmqdist.tasks.watch import Watches
@@ -109,7 +109,7 @@ class Server:
             self._operations = Operations(self._node, Collectives(self._node, watches))
             Reach(self._node)
             me_later = weakref.ref(self)
-            Remote(self._node, me_later)
+            ControlMethods(self._node, me_later)
             Host(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
             self._sessions = Sessions(self._node, self._definition, me_later)
             Working(self._node, self._definition.default_session_config)
@@ -212,7 +212,7 @@ class Server:
         Raises:
           FailedPreconditionError: called elsewhere, also in a thread that such a function has started.
         """
-        server = current_server()
+        server: Server | None = current_server()
         if server is None:
             raise FailedPreconditionError("Server.current() is for functions that Session.run runs on a task")
         return server

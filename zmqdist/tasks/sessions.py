@@ -23,7 +23,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -49,16 +49,13 @@ from zmqdist.tasks.options import ISOLATE
 from zmqdist.transport.router import Peer
 from zmqdist.wire import trusted
 
-if TYPE_CHECKING:
-    from zmqdist.tasks.server import Server
-
 VALUE, RAISED = 0, 1
 """How the answer to "session.run" begins: then come the parts of a packed value, or a packed error."""
 
 _here = threading.local()
 
 
-def current_server() -> Server | None:
+def current_server() -> Any:
     """The server that runs the present function for a session; None outside of one."""
     sessions: Sessions | None = getattr(_here, "sessions", None)
     return None if sessions is None else sessions.server()
@@ -93,7 +90,7 @@ class Sessions:
       shared: the variables of all sessions that are not isolated.
     """
 
-    def __init__(self, node: Node, definition: ServerDef, server: weakref.ReferenceType[Server]) -> None:
+    def __init__(self, node: Node, definition: ServerDef, server: weakref.ReferenceType[Any]) -> None:
         self.server = server
         self._node = node
         self._definition = definition

@@ -14,12 +14,12 @@ import numpy as np
 
 from zmqdist import nest
 from zmqdist.errors import InvalidArgumentError
+from zmqdist.futures import Future, all_values
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training.aggregation import aggregated
 from zmqdist.training.context import here
 from zmqdist.training.homes import LocalHome, RemoteHome
-from zmqdist.training.pending import Pending, all_values
-from zmqdist.training.replicas import PerReplica
+from zmqdist.training.per_replica import PerReplica
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.variable import Variable
 from zmqdist.variables import client
@@ -91,7 +91,7 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
             else:
                 local.append((part._home, change))
     steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
-    started: list[Pending] = [home.change(change, optimizer) for home, change in local]
+    started: list[Future] = [home.change(change, optimizer) for home, change in local]
     for ((each, _), wanted), how in zip(by_session.items(), steps, strict=True):
         started.append(each.update([(home.ref, change) for home, change in wanted], **how))
     all_values(started)

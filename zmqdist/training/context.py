@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from zmqdist import running
+from zmqdist.training.per_replica import reduce_replicas
 
 Creator = Callable[..., Any]
 """`creator(next_creator, **kwargs)`: makes a variable, as a rule by `next_creator(**kwargs)`."""
@@ -67,8 +68,6 @@ class ReplicaContext:
 
     def all_reduce(self, reduce_op: Any, value: Any) -> Any:
         """The sum or the mean of the replicas' values (arrays, or structures of them), the same in each."""
-        from zmqdist.training.replicas import reduce_replicas
-
         return self.merge_call(lambda strategy, values: reduce_replicas(reduce_op, values, None), (value,))
 
     def __repr__(self) -> str:

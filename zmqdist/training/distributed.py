@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest, running
-from zmqdist.training.replicas import PerReplica
+from zmqdist.training.per_replica import PerReplica
 
 
 class InputContext:
@@ -138,7 +138,7 @@ def _rebuilt(cls: type[_Distributed], source: Any, replicas: int) -> _Distribute
 
 def per_replica(fn: Callable[[Any], Any], replicas: int) -> Any:
     """`fn(ValueContext)` for each replica."""
-    from zmqdist.training.replicas import regroup
+    from zmqdist.training.per_replica import regroup
 
     values = [fn(ValueContext(replica, replicas)) for replica in range(replicas)]
     return values[0] if replicas == 1 else regroup(values)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 
 from zmqdist.cluster.devices import device_of
-from zmqdist.training.pending import Pending, Ready, Then
+from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.training.selection import Rows
 from zmqdist.variables import client, hosted
 from zmqdist.variables.client import Change, Outcome, Ref
@@ -64,23 +64,23 @@ class RemoteHome:
         """Of this process."""
         return client.client_of(self.ref.address)
 
-    def read(self) -> Pending:
+    def read(self) -> Future:
         """Version and value."""
         return Then(self.client.read([self.ref]), self._noted)
 
-    def rows(self, rows: Rows) -> Pending:
+    def rows(self, rows: Rows) -> Future:
         """Rows, in an array of the caller's own."""
         return Then(self.client.rows([(self.ref, rows)]), _only)
 
-    def saved(self) -> Pending:
+    def saved(self) -> Future:
         """Version, value, slots and updates, all of one moment; none of them changes any more."""
         return Then(self.client.saved([self.ref]), self._noted)
 
-    def change(self, change: Change) -> Pending:
+    def change(self, change: Change) -> Future:
         """An Outcome."""
         return Then(self.client.update([(self.ref, change)]), self._noted)
 
-    def apply(self, how: Any, gradient: Any, step: int | None) -> Pending:
+    def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
         """A step of an optimizer or a function: an Outcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._noted)
@@ -127,29 +127,29 @@ class LocalHome:
             f"{self.ref} lives in this process and stays there: make it inside strategy.scope(), so that workers reach it"
         )
 
-    def read(self) -> Pending:
+    def read(self) -> Future:
         with self._hosted.lock:  # updates are made in place
             version, value = self._hosted.version, self._hosted.read()
-            return Ready((version, value.copy() if value.flags.writeable else value))
+            return ReadyValue((version, value.copy() if value.flags.writeable else value))
 
-    def rows(self, rows: Rows) -> Pending:
+    def rows(self, rows: Rows) -> Future:
         wanted = client.rows_wanted(self.ref, rows)
         with self._hosted.lock:
-            return Ready(self._hosted.rows(wanted))
+            return ReadyValue(self._hosted.rows(wanted))
 
-    def saved(self) -> Pending:
+    def saved(self) -> Future:
         with self._hosted.lock:
             version, value, slots = self._hosted.version, self._hosted.read(), self._hosted.saved()
             own = {name: slot.copy() if slot.flags.writeable else slot for name, slot in slots.items()}
-            return Ready((version, value.copy() if value.flags.writeable else value, own, b""))
+            return ReadyValue((version, value.copy() if value.flags.writeable else value, own, b""))
 
-    def change(self, change: Change, function: Callable[..., Any] | None = None) -> Pending:
+    def change(self, change: Change, function: Callable[..., Any] | None = None) -> Future:
         with self._hosted.lock:
             commit = self._hosted.prepare(change, lambda _digest: (describe(function), function))
             changed = self._hosted.commit(commit)
-            return Ready(Outcome(self._hosted.version, changed))
+            return ReadyValue(Outcome(self._hosted.version, changed))
 
-    def apply(self, how: Any, gradient: Any, step: int | None) -> Pending:
+    def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
         return self.change(client.apply(self.ref, how, gradient), how)
 
 

@@ -11,61 +11,25 @@ Not here: what a key of `variable[key]` selects (selection.py), what is done wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqdist.futures import Gathered
 from zmqdist.training.selection import Rows
 from zmqdist.transport.received import memory_for
 
 
-class Together:
-    """Several questions that are on their way, and what is made of their answers."""
-
-    def __init__(self, waiting: Iterable[Any], combine: Callable[[list[Any]], Any] | None = None) -> None:
-        """Begin all.
-
-        Args:
-          waiting: asks the next question with each step, and gives what has its `get_value()`.
-          combine: makes the value of the answers; None where there is none.
-        """
-        self._waiting: list[Any] = []
-        self._combine = combine
-        try:
-            for one in waiting:
-                self._waiting.append(one)
-        except Exception:
-            self._answers()
-            raise
-
-    def get_value(self) -> Any:
-        """Wait for all; what they make. Raises the error of the first that failed, once all have ended."""
-        answers, error = self._answers()
-        if error is not None:
-            raise error
-        return None if self._combine is None else self._combine(answers)
-
-    def _answers(self) -> tuple[list[Any], Exception | None]:
-        answers: list[Any] = []
-        first: Exception | None = None
-        for one in self._waiting:
-            try:
-                answers.append(one.get_value())
-            except Exception as error:
-                first = first or error
-        return answers, first
-
-
-def start_read(variables: Sequence[Any]) -> Together:
+def start_read(variables: Sequence[Any]) -> Gathered:
     """Ask for all rows of all of them: their values, one after the other."""
     reads = (variable._start_read() for variable in variables)
-    return Together(reads, lambda parts: _joined(parts, variables[0]))
+    return Gathered(reads, lambda parts: _joined(parts, variables[0]))
 
 
-def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> Together:
+def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> Gathered:
     """Ask for some rows.
 
     Args:
@@ -75,7 +39,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
     """
     like = variables[0]
     if isinstance(rows, range):
-        return Together(
+        return Gathered(
             (_start_range(variables[place], part) for place, part in split_range(offsets, rows)),
             lambda parts: _joined(parts, like),
         )
@@ -89,7 +53,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
             result[places] = part
         return result
 
-    return Together((variables[place]._start_rows(local) for place, local, _ in split), in_order)
+    return Gathered((variables[place]._start_rows(local) for place, local, _ in split), in_order)
 
 
 def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, range]]:

@@ -28,11 +28,11 @@ import numpy as np
 
 from zmqdist.background import in_background
 from zmqdist.errors import FailedPreconditionError, OpError
+from zmqdist.futures import all_values
 from zmqdist.rpc.client import new_incarnation
 from zmqdist.specs import TensorSpec
 from zmqdist.training.homes import RemoteHome
 from zmqdist.training.partition import Initial
-from zmqdist.training.pending import all_values
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables import client
 from zmqdist.variables.client import Ref

@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqdist.errors import InvalidArgumentError, UnimplementedError
+from zmqdist.futures import Future, Gathered
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training import embedding
 from zmqdist.training.arithmetic import ArrayLike
-from zmqdist.training.pending import Pending
 from zmqdist.training.replicas import once_for_all
-from zmqdist.training.rows import Together, split_rows, start_read, start_rows
+from zmqdist.training.rows import split_rows, start_read, start_rows
 from zmqdist.training.selection import Rows, checked_numbers
 from zmqdist.variables.casting import cast
 
@@ -139,10 +139,10 @@ class ShardedVariable(ArrayLike):
         """As `numpy()`."""
         return self.numpy()
 
-    def _start_read(self) -> Together:
+    def _start_read(self) -> Gathered:
         return start_read(self._variables)
 
-    def _start_rows(self, rows: Rows) -> Together:
+    def _start_rows(self, rows: Rows) -> Gathered:
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
@@ -246,10 +246,10 @@ class ShardedVariable(ArrayLike):
         """
         self._start_apply(fn, grad, step).get_value()
 
-    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Pending:
-        def start(grad: Any) -> Together:
+    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
+        def start(grad: Any) -> Gathered:
             shares = self._shares(grad)
-            return Together(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
+            return Gathered(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
 
         return once_for_all(self, grad, start)
 
@@ -275,10 +275,10 @@ class ShardedVariable(ArrayLike):
         self._start_update(kind, value).get_value()
         return self
 
-    def _start_update(self, kind: str, value: Any) -> Pending:
-        def start(value: Any) -> Together:
+    def _start_update(self, kind: str, value: Any) -> Future:
+        def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
-            return Together(one._start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
+            return Gathered(one._start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
 
         return once_for_all(self, value, start)
 
@@ -290,10 +290,10 @@ class ShardedVariable(ArrayLike):
         self._start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
         return self
 
-    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Pending:
-        def start(delta: IndexedSlices) -> Together:
+    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
+        def start(delta: IndexedSlices) -> Gathered:
             rows, values = self._fitting_rows(delta)
-            return Together(
+            return Gathered(
                 self._variables[owner]._start_scatter(kind, local, values[places])
                 for owner, local, places in split_rows(self._offsets, rows)
             )

@@ -25,7 +25,7 @@ from zmqdist.cluster.devices import device_of
 from zmqdist.errors import InvalidArgumentError
 from zmqdist.limits import CONNECT_TIMEOUT_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.training import context, distributed, per_worker_variable, replicas
+from zmqdist.training import context, distributed, per_replica, per_worker_variable, replicas
 from zmqdist.training.batches import apply_all, read_all
 from zmqdist.training.connecting import connect
 from zmqdist.training.partition import Initial, offsets_of, shards_of
@@ -86,17 +86,17 @@ class OnWorkers:
           ValueError: no such operation; the sum of a value that the replicas did not make.
         """
         self._used("reduce")
-        return replicas.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
+        return per_replica.reduce_replicas(reduce_op, value, axis, self.num_replicas_in_sync)
 
     def gather(self, value: Any, axis: int) -> Any:
         """The replicas' arrays one behind the other along `axis`; of one replica its value."""
         self._used("gather")
-        return replicas.gather_replicas(value, axis)
+        return per_replica.gather_replicas(value, axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """One value for each replica, as a tuple; structures give a tuple of structures."""
-        if any(isinstance(leaf, replicas.PerReplica) for leaf in nest.flatten(value)):
-            return tuple(replicas.select(value, replica) for replica in range(self.num_replicas_in_sync))
+        if any(isinstance(leaf, per_replica.PerReplica) for leaf in nest.flatten(value)):
+            return tuple(per_replica.select(value, replica) for replica in range(self.num_replicas_in_sync))
         return (value,)
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> distributed.DistributedDataset:

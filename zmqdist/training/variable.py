@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from zmqdist import running
+from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training import caching
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike
 from zmqdist.training.homes import Home
-from zmqdist.training.pending import Pending, Ready, Then
 from zmqdist.training.replicas import once_for_all
 from zmqdist.training.selection import Rows
 from zmqdist.variables import client
@@ -231,36 +231,36 @@ class Variable(ArrayLike):
 
     # -- asking, without waiting -------------------------------------------------------------------------------------------
 
-    def _start_read(self) -> Pending:
+    def _start_read(self) -> Future:
         cache = caching.present()
         if cache is None or self._home.task is None:
             return Then(self._home.read(), lambda told: _scalar(told[1]))
         found, key = cache.get(self._home.key), self._home.key
         if found is not None:
-            return Ready(_scalar(caching.own(found)))
+            return ReadyValue(_scalar(caching.own(found)))
 
         def keep(told: tuple[int, Array]) -> Any:
             return _scalar(caching.own(cache.setdefault(key, told[1])))
 
         return Then(self._home.read(), keep)
 
-    def _start_rows(self, rows: Rows) -> Pending:
+    def _start_rows(self, rows: Rows) -> Future:
         return self._home.rows(rows)
 
-    def _start_update(self, kind: str, value: Any) -> Pending:
+    def _start_update(self, kind: str, value: Any) -> Future:
         """`kind` is "assign", "add" or "sub"."""
         change = _DENSE[kind]
         return once_for_all(self, value, lambda value: self._home.change(change(self._home.ref, value)))
 
-    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Pending:
+    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
         """`kind` is what comes behind "scatter_"."""
 
-        def start(delta: IndexedSlices) -> Pending:
+        def start(delta: IndexedSlices) -> Future:
             return self._home.change(client.scatter(self._home.ref, kind, delta))
 
         return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
 
-    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Pending:
+    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
         return once_for_all(self, grad, lambda grad: self._home.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:

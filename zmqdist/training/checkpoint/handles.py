@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from zmqdist.futures import Future
 from zmqdist.training.checkpoint.parts import Part
-from zmqdist.training.pending import Pending
 from zmqdist.training.sharded import ShardedVariable
 from zmqdist.training.variable import Variable
 from zmqdist.variables.client import restore
@@ -35,7 +35,7 @@ class Shard:
         version, value, slots, once = home.saved().get_value()
         return Part(value, slots, version, (home.ref.session, home.ref.number), once)
 
-    def start_writing(self, part: Part) -> Pending:
+    def start_writing(self, part: Part) -> Future:
         """Put a value and slots there; done when `get_value()` of what this gives returns. Raises PSUnavailableError."""
         home = self.variable._home
         return home.change(restore(home.ref, part.value, part.slots))

@@ -1,0 +1,116 @@
+"""Values that each replica of a worker has one of, and how they are brought together.
+
+Not here: running a function in each replica (replicas.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqdist import nest
+from zmqdist.training.aggregation import ReduceOp
+
+
+class PerReplica:
+    """A value for each replica of one worker.
+
+    Attributes:
+      values: tuple of them, in the order of the replicas.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.values = tuple(values)
+
+    def __repr__(self) -> str:
+        return f"PerReplica({', '.join(map(repr, self.values))})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.values == other.values if isinstance(other, PerReplica) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def select(structure: Any, replica: int) -> Any:
+    """A structure as one replica sees it."""
+    return nest.map_structure(lambda leaf: leaf.values[replica] if isinstance(leaf, PerReplica) else leaf, structure)
+
+
+def regroup(results: Sequence[Any]) -> Any:
+    """The structures that the replicas returned as one of PerReplica; None in all of them stays None.
+
+    Raises:
+      TypeError, ValueError: they are not of one form.
+    """
+    if len(results) == 1:
+        return results[0]
+
+    def grouped(*leaves: Any) -> Any:
+        return None if all(leaf is None for leaf in leaves) else PerReplica(leaves)
+
+    return nest.map_structure(grouped, *results)
+
+
+def local_results(value: Any) -> tuple[Any, ...]:
+    """One value for each replica; of a plain value only that."""
+    return value.values if isinstance(value, PerReplica) else (value,)
+
+
+def reduce_replicas(reduce_op: Any, value: Any, axis: int | Sequence[int] | None, replicas: int = 1) -> Any:
+    """The sum or mean of the replicas' values, leaf by leaf, and with `axis` of what each holds along those axes.
+
+    Args:
+      replicas: how many there are, for a value that is no PerReplica: it is the same in all, so its sum is refused.
+
+    Raises:
+      ValueError: no such operation, or the sum of a value that was not made by each replica.
+    """
+    op = ReduceOp.of(reduce_op)
+    axes = tuple(axis) if isinstance(axis, Sequence) else axis
+
+    def reduced(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        values = local_results(leaf)
+        if len(values) == 1 and replicas > 1 and op is ReduceOp.SUM and not _is_zero(leaf):
+            raise ValueError(
+                f"{leaf!r} is the same in all {replicas} replicas: its sum means nothing; reduce what `run` returned"
+            )
+        if axes is None:
+            return values[0] if len(values) == 1 else _summed(values, op, len(values))
+        parts = [np.asarray(each) for each in values]
+        count = sum(_count(part, axes) for part in parts)
+        return _summed([part.sum(axis=axes) for part in parts], op, count)
+
+    return nest.map_structure(reduced, value)
+
+
+def _is_zero(value: Any) -> bool:
+    return np.ndim(value) == 0 and not np.any(np.asarray(value))
+
+
+def _count(array: np.ndarray[Any, Any], axes: int | tuple[int, ...]) -> int:
+    named = (axes,) if isinstance(axes, int) else axes
+    return int(np.prod([array.shape[axis] for axis in named], dtype=np.int64))
+
+
+def _summed(values: Sequence[Any], op: ReduceOp, count: int) -> Any:
+    total = values[0]
+    for value in values[1:]:
+        total = np.add(total, value)
+    return total if op is ReduceOp.SUM else np.divide(total, count)
+
+
+def gather_replicas(value: Any, axis: int) -> Any:
+    """The replicas' arrays one behind the other along `axis`; a plain value as it is."""
+
+    def gathered(leaf: Any) -> Any:
+        return (
+            np.concatenate([np.asarray(each) for each in leaf.values], axis) if isinstance(leaf, PerReplica) else leaf
+        )
+
+    return nest.map_structure(gathered, value)
