@@ -35,19 +35,19 @@ def test_a_wait_for_what_was_left_to_threads_says_whether_there_was_anything() -
     found: list[bool] = []
     waiting = threading.Thread(target=lambda: found.append(wait_finished(30)))
     waiting.start()
-    until_it_joins(waiting)
+    until_it_waits(waiting)
     leave.set()
     waiting.join(30)
     assert found == [True]
 
 
-def until_it_joins(thread: threading.Thread) -> None:
-    """Wait until `thread` waits for another one."""
+def until_it_waits(thread: threading.Thread) -> None:
+    """Wait until `thread` waits for an event."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        frame = sys._current_frames().get(thread.ident or 0)
+        frame = sys._current_frames().get(thread.ident or 0)  # reach: documented by the standard library
         while frame is not None:
-            if frame.f_code is threading.Thread.join.__code__:
+            if frame.f_code is threading.Event.wait.__code__:
                 return
             frame = frame.f_back
     raise AssertionError("it does not wait")

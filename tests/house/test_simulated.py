@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from tests.house.test_structure import MACHINES, name_of
+from tests.sim.snapshot_world import simulate_snapshots
 from zmqdist.testing import simulate, simulate_data_service
 from zmqdist.testing.simulation.groups import simulate_group
 from zmqdist.testing.simulation.keeper import simulate_keeper
 from zmqdist.testing.simulation.mail import simulate_mail
+from zmqdist.testing.simulation.rpc import simulate_rpc
 from zmqdist.testing.simulation.variables import simulate_variables
 
 SIMULATIONS: tuple[Callable[[int], Any], ...] = (
@@ -26,6 +28,8 @@ SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     simulate_group,
     simulate_keeper,
     simulate_mail,
+    simulate_rpc,
+    simulate_snapshots,
     simulate_variables,
 )
 
@@ -34,12 +38,7 @@ SEEDS = range(1, 3)
 UNDRIVEN = frozenset(
     {
         "zmqdist/data/service/machine/snapshot.py",
-        "zmqdist/rpc/batching_machine.py",
-        "zmqdist/rpc/turns.py",
         "zmqdist/scheduling/coordinator/graph.py",
-        "zmqdist/transport/bulk_machine.py",
-        "zmqdist/transport/calls_machine.py",
-        "zmqdist/transport/pace.py",
     }
 )
 """Modules of machines that no simulation drives yet."""
