@@ -91,7 +91,7 @@ class TaskError(NamedTuple):
     message: str
 
 
-class Registered(NamedTuple):
+class TaskWelcome(NamedTuple):
     """What a task is told that has registered: the number of errors that have been told so far."""
 
     errors_count: int
@@ -171,7 +171,7 @@ class Coordination:
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A task says that it is there. The answer is a Registered."""
+        """A task says that it is there. The answer is a TaskWelcome."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -186,7 +186,7 @@ class Coordination:
         same = incarnation == record.incarnation
         if record.state == UP and same:
             self._heard(record, now)
-            return [Answer(ticket, Registered(self._errors_count))]
+            return [Answer(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
             effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was started again", now)
@@ -473,13 +473,13 @@ class Coordination:
         self._heard(record, now)
         if self._complete:
             record.state = UP
-            return [*effects, Answer(ticket, Registered(self._errors_count))]
+            return [*effects, Answer(ticket, TaskWelcome(self._errors_count))]
         record.state, record.joining = JOINING, ticket
         self._register_by = min(self._register_by, now + self._config.register_timeout_s)
         if all(other.state == JOINING for other in self._records.values()):
             self._complete, self._register_by = True, inf
             for other in self._records.values():
-                effects.append(Answer(other.joining, Registered(self._errors_count)))
+                effects.append(Answer(other.joining, TaskWelcome(self._errors_count)))
                 other.state, other.joining = UP, None
                 self._heard(other, now)
         return effects

@@ -34,7 +34,7 @@ import numpy as np
 from zmqdist.coordination.answers import Answer, Effect, Task, named
 from zmqdist.coordination.barriers_machine import RoundOutcome
 from zmqdist.coordination.keys_machine import Keys
-from zmqdist.coordination.machine import Coordination, CoordinationConfig, Registered, TaskError
+from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskError, TaskWelcome
 from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
 from zmqdist.limits import KEY_CHARS_MAX
@@ -252,7 +252,7 @@ class CoordinationService:
 
     def _plain(self, value: Any) -> Any:
         """Without the classes of the machines."""
-        if isinstance(value, Registered):
+        if isinstance(value, TaskWelcome):
             return value.errors_count, self._incarnation
         if isinstance(value, RoundOutcome):
             return tuple(value)
