@@ -19,7 +19,7 @@ import zmqdist as zd
 from tests.checkpoint.made import variable
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, checkpoints_iterator, latest_checkpoint
 from zmqdist.errors import NotFoundError, OpError, ResourceExhaustedError, UnknownError
-from zmqdist.training.checkpoint.reading import Reader
+from zmqdist.training.checkpoint.reading import CheckpointReader
 
 PATIENCE_S = 30.0
 
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_was_deleted_before_it_was_read_is_not_found(tmp_path:
 
 def test_one_that_is_deleted_while_it_is_read_is_not_found_either(tmp_path: Path) -> None:
     manager = CheckpointManager({"w": variable(np.ones(3))}, str(tmp_path), max_to_keep=1)
-    reader = Reader(manager.save(1))
+    reader = CheckpointReader(manager.save(1))
     manager.save(2)
     with pytest.raises(NotFoundError, match="was deleted while it was read"):
         reader.verify(["w"])
@@ -289,7 +289,7 @@ def test_one_that_is_deleted_while_it_is_read_is_not_found_either(tmp_path: Path
 
 def test_one_that_is_replaced_while_it_is_read_is_not_found_either(tmp_path: Path) -> None:
     w = variable(np.ones(3))
-    reader = Reader(zd.checkpoint.save(str(tmp_path / "c"), {"w": w}))
+    reader = CheckpointReader(zd.checkpoint.save(str(tmp_path / "c"), {"w": w}))
     zd.checkpoint.save(str(tmp_path / "c"), {"w": w})
     with pytest.raises(NotFoundError, match="was replaced while it was read"):
         reader.whole("w")
@@ -309,7 +309,7 @@ def test_a_step_may_be_a_number_of_numpy_or_a_variable(tmp_path: Path, step: Any
     manager = CheckpointManager({"n": 1}, str(tmp_path), every_steps=1)
     manager.save(step)
     assert names(manager) == ["ckpt-3"]
-    assert Reader(manager.checkpoints[0]).manifest.step == 3
+    assert CheckpointReader(manager.checkpoints[0]).manifest.step == 3
     assert manager.maybe_save(step) is None
 
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from zmqdist.coordination.answers import Answer, Effect, Task
-from zmqdist.coordination.barriers_machine import Outcome
+from zmqdist.coordination.barriers_machine import RoundOutcome
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import Coordination, CoordinationConfig
 from zmqdist.errors import OK
@@ -41,7 +41,7 @@ class Call:
         self.done = True
         if isinstance(effect, Answer):
             self.code, self.value = OK, effect.value
-            if isinstance(effect.value, Outcome):
+            if isinstance(effect.value, RoundOutcome):
                 self.code, self.message, self.counter = effect.value
         else:
             self.code, self.message = effect.code, effect.message

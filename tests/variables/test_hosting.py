@@ -18,7 +18,7 @@ from zmqdist.optimizers import SGD, Adam
 from zmqdist.specs import TensorSpec
 from zmqdist.tasks.server import Server
 from zmqdist.variables import client as c
-from zmqdist.variables.client import Outcome, PsClient, Ref
+from zmqdist.variables.client import PsClient, Ref, UpdateOutcome
 
 LARGE = (1 << 17, 4)  # 2 MiB: more than a message holds
 
@@ -28,9 +28,9 @@ def value_of(client: PsClient, ref: Ref) -> Any:
     return value
 
 
-def one(client: PsClient, ref: Ref, change: c.Change, **how: Any) -> Outcome:
+def one(client: PsClient, ref: Ref, change: c.Change, **how: Any) -> UpdateOutcome:
     (outcome,) = client.update([(ref, change)], **how).get_value()
-    assert isinstance(outcome, Outcome)
+    assert isinstance(outcome, UpdateOutcome)
     return outcome
 
 

@@ -10,7 +10,7 @@ Theory of operation
     A task that does not know where the others are, and may meet them anywhere, names no round: it is taken into the one that is on. That
     is how a group of collectives goes on after an error, and with a member that has begun another life (tasks/agreement_machine.py).
 
-    A barrier never blocks: a caller is a ticket, which is given its Outcome when the round ends. A caller that went away before
+    A barrier never blocks: a caller is a ticket, which is given its RoundOutcome when the round ends. A caller that went away before
     (`dropped`) has not come; a round that all have left again has not begun.
 
 Promises, checked by tests/machines/test_barriers.py
@@ -43,7 +43,7 @@ from zmqdist.errors import (
 from zmqdist.limits import BARRIERS_MAX
 
 
-class Outcome(NamedTuple):
+class RoundOutcome(NamedTuple):
     """What a caller gets. `counter` is the number of the last round that has ended: it goes on with the next one."""
 
     code: int
@@ -80,7 +80,7 @@ class _Barrier:
     code: int = OK
     message: str = ""
     round: _Round | None = None
-    late: dict[Task, Outcome] = field(default_factory=dict)
+    late: dict[Task, RoundOutcome] = field(default_factory=dict)
     restarted: set[Task] = field(default_factory=set)
     """Tasks of the last round that have begun another life since: they did not pass it."""
 
@@ -265,7 +265,7 @@ class Barriers:
         if earlier is not None:
             del self._by_ticket[earlier]
             text = f"{named(task)} called {barrier.title} again while this call waited"
-            effects.append(Answer(earlier, Outcome(CANCELLED, text, (current.counter or 0) - 1)))
+            effects.append(Answer(earlier, RoundOutcome(CANCELLED, text, (current.counter or 0) - 1)))
         current.came[task] = ticket
         self._by_ticket[ticket] = barrier, task
         if self._earliest_deadline or current.due == inf:
@@ -305,15 +305,15 @@ class Barriers:
             f"{named(task)} came to round {counter} of {barrier.title}, the last one was {last}: was it started again?"
         )
 
-    def _past(self, barrier: _Barrier, counter: int, task: Task) -> Outcome:
+    def _past(self, barrier: _Barrier, counter: int, task: Task) -> RoundOutcome:
         """What somebody gets who calls the round that has ended, or one that cannot begin yet."""
         assert barrier.counter is not None
         if counter != barrier.counter:
-            return Outcome(INTERNAL, self._out_of_step(barrier, counter, task), barrier.counter)
+            return RoundOutcome(INTERNAL, self._out_of_step(barrier, counter, task), barrier.counter)
         if task not in barrier.tasks:
             text = f"{named(task)} called {barrier.title}, which was for {listed(sorted(barrier.tasks))}"
-            return Outcome(INVALID_ARGUMENT, text, counter)
-        return Outcome(barrier.code, barrier.message, counter)
+            return RoundOutcome(INVALID_ARGUMENT, text, counter)
+        return RoundOutcome(barrier.code, barrier.message, counter)
 
     def _end(self, barrier: _Barrier, code: int, message: str) -> list[Effect]:
         """The round is over: all who wait are told, and those who have not come will be."""
@@ -323,7 +323,7 @@ class Barriers:
         barrier.counter = current.counter or 0
         barrier.tasks, barrier.code, barrier.message = current.tasks, code, message
         barrier.restarted.clear()
-        outcome = Outcome(code, message, barrier.counter)
+        outcome = RoundOutcome(code, message, barrier.counter)
         for task in current.tasks:
             if code == OK or task in current.came:
                 barrier.late.pop(task, None)

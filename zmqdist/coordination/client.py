@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zmqdist.background import in_background
 from zmqdist.cluster.devices import Device
 from zmqdist.coordination.answers import Task, named
-from zmqdist.coordination.link import Link, OnError, Wait
+from zmqdist.coordination.link import KeeperLink, LoggedWait, OnError
 from zmqdist.coordination.machine import UP
 from zmqdist.coordination.snapshot import CoordinationSnapshot
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, from_code
@@ -75,7 +75,7 @@ class CoordinationClient:
         security = (credentials or Credentials()).client(address.removeprefix("zmq://"), "worker")
         who = None if task is None else (*task_of(task), incarnation or new_incarnation())
         name = "" if who is None else named(who[:2])
-        self._link = Link(lambda: ZmqClient(address, name, security=security), who, keeper)
+        self._link = KeeperLink(lambda: ZmqClient(address, name, security=security), who, keeper)
         self.kv = KeyValues(self._link)
 
     # -- together -------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class CoordinationClient:
         who, due, members = self._who(), _due(timeout), _tasks_of(tasks)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
-        wait = Wait(f"at barrier {name!r}", name) if timeout is None else None
+        wait = LoggedWait(f"at barrier {name!r}", name) if timeout is None else None
         code, message, counter = self._link.ask(
             "barrier", who, name, self._link.counter(name), left, members, due=due, wait=wait
         )
@@ -129,7 +129,7 @@ class CoordinationClient:
         who, due = self._who(), _due(timeout)
         self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
-        wait = Wait("for all tasks", "zmqdist.all") if timeout is None else None
+        wait = LoggedWait("for all tasks", "zmqdist.all") if timeout is None else None
         told = self._link.ask("wait_for_all", who, list(devices), left, due=due, wait=wait)
         return list(told)
 
@@ -256,7 +256,7 @@ class KeyValues:
     They live with the keeper, and as long as it. What is got is a snapshot. No question but `get` waits for another task.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: KeeperLink) -> None:
         self._link = link
 
     def set(self, key: str, value: Any, overwrite: bool = False) -> None:
@@ -281,7 +281,9 @@ class KeyValues:
         if self._link.who is not None:
             self._link.ready(due)
         left = None if timeout is None else max(0.0, due - time.monotonic())
-        return self._link.ask("kv_get", key, left, due=due, wait=Wait(f"for key {key!r}") if timeout is None else None)
+        return self._link.ask(
+            "kv_get", key, left, due=due, wait=LoggedWait(f"for key {key!r}") if timeout is None else None
+        )
 
     def try_get(self, key: str) -> Any:
         """The value of a key. Raises NotFoundError where it has none."""

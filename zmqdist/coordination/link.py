@@ -65,7 +65,7 @@ _AT_WORK: Final = (LOOKING, UP, LOST)
 OnError: TypeAlias = Callable[[str, OpError], object]
 
 
-class Wait:
+class LoggedWait:
     """A question that may take long, for the log.
 
     Attributes:
@@ -78,7 +78,7 @@ class Wait:
         self.began = self.logged_at = time.monotonic()
 
 
-class Link:
+class KeeperLink:
     """See the module's docstring. Belongs to one client and to its thread; the client must `close` it."""
 
     def __init__(self, connect: Callable[[], ZmqClient], who: tuple[str, int, int] | None, keeper: str) -> None:
@@ -103,7 +103,7 @@ class Link:
         self._why = ""
         """Why it has ended."""
         self._closed = False
-        self._waits: set[Wait] = set()
+        self._waits: set[LoggedWait] = set()
         self._asked: set[StatusOrResult] = set()
         """Questions that wait; not those that were cut off."""
         self._counters: OrderedDict[str, int] = OrderedDict()
@@ -119,7 +119,7 @@ class Link:
 
     # -- questions ------------------------------------------------------------------------------------------------------------
 
-    def ask(self, method: str, *args: Any, due: float = inf, wait: Wait | None = None) -> Any:
+    def ask(self, method: str, *args: Any, due: float = inf, wait: LoggedWait | None = None) -> Any:
         """Ask the keeper, and wait for its answer.
 
         Args:
@@ -172,7 +172,7 @@ class Link:
             if wait is not None:
                 self._waits.discard(wait)
 
-    def _wait_aloud(self, started: StatusOrResult, wait: Wait) -> None:
+    def _wait_aloud(self, started: StatusOrResult, wait: LoggedWait) -> None:
         ended = threading.Event()
         started.add_done_callback(lambda _: ended.set())
         while not ended.wait(WAIT_LOG_S):

@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from zmqdist import limits
 from zmqdist.coordination.answers import Answer, Effect, Fail, Task, Ticket, listed, named
-from zmqdist.coordination.barriers_machine import Barriers, Outcome
+from zmqdist.coordination.barriers_machine import Barriers, RoundOutcome
 from zmqdist.errors import (
     ABORTED,
     CANCELLED,
@@ -91,13 +91,13 @@ class TaskError(NamedTuple):
     message: str
 
 
-class Welcome(NamedTuple):
+class TaskWelcome(NamedTuple):
     """What a task is told that has registered: the number of errors that have been told so far."""
 
     errors_count: int
 
 
-class TaskState(NamedTuple):
+class TaskStatus(NamedTuple):
     """What is known of a task: "missing", "joining", "up", "error" or "left"; code and message are of its error."""
 
     task: Task
@@ -171,7 +171,7 @@ class Coordination:
     # -- life ------------------------------------------------------------------------------------------------------------
 
     def registered(self, ticket: Ticket, task: Task, incarnation: int, now: float) -> list[Effect]:
-        """A task says that it is there. The answer is a Welcome."""
+        """A task says that it is there. The answer is a TaskWelcome."""
         record = self._records.get(task)
         if record is None and self._open:
             if len(self._records) >= limits.WORKERS_MAX:
@@ -186,7 +186,7 @@ class Coordination:
         same = incarnation == record.incarnation
         if record.state == UP and same:
             self._heard(record, now)
-            return [Answer(ticket, Welcome(self._errors_count))]
+            return [Answer(ticket, TaskWelcome(self._errors_count))]
         effects: list[Effect] = []
         if record.state == UP and task[0] in self._config.recoverable_jobs:
             effects = self._fail(record, UNAVAILABLE, f"{named(task)} is lost: it was started again", now)
@@ -308,7 +308,7 @@ class Coordination:
         due: float,
         now: float,
     ) -> list[Effect]:
-        """A task calls a barrier. The answer is an Outcome; who may not call at all gets an error.
+        """A task calls a barrier. The answer is a RoundOutcome; who may not call at all gets an error.
 
         Args:
           tasks: for whom it is; None: for the whole cluster.
@@ -366,11 +366,11 @@ class Coordination:
         asking[task] = ticket
         return effects + self._tell_alive()
 
-    def states(self, jobs: Iterable[str] | None = None) -> list[TaskState]:
+    def states(self, jobs: Iterable[str] | None = None) -> list[TaskStatus]:
         """What is known of all tasks, or of those of some jobs, in the order of the cluster."""
         wanted = None if jobs is None else set(jobs)
         return [
-            TaskState(r.task, r.state, r.incarnation, r.code, r.message)
+            TaskStatus(r.task, r.state, r.incarnation, r.code, r.message)
             for r in self._records.values()
             if wanted is None or r.task[0] in wanted
         ]
@@ -473,13 +473,13 @@ class Coordination:
         self._heard(record, now)
         if self._complete:
             record.state = UP
-            return [*effects, Answer(ticket, Welcome(self._errors_count))]
+            return [*effects, Answer(ticket, TaskWelcome(self._errors_count))]
         record.state, record.joining = JOINING, ticket
         self._register_by = min(self._register_by, now + self._config.register_timeout_s)
         if all(other.state == JOINING for other in self._records.values()):
             self._complete, self._register_by = True, inf
             for other in self._records.values():
-                effects.append(Answer(other.joining, Welcome(self._errors_count)))
+                effects.append(Answer(other.joining, TaskWelcome(self._errors_count)))
                 other.state, other.joining = UP, None
                 self._heard(other, now)
         return effects
@@ -555,12 +555,12 @@ class Coordination:
     def _told(self, effects: list[Effect], now: float) -> list[Effect]:
         """What the barriers say, with our own ones turned into what their callers wait for."""
         told: list[Effect] = []
-        gone: list[tuple[_Leaving, Outcome]] = []
+        gone: list[tuple[_Leaving, RoundOutcome]] = []
         for effect in effects:
             if not isinstance(effect, Answer) or not isinstance(effect.ticket, _Leaving | _Waiting):
                 told.append(effect)
                 continue
-            outcome: Outcome = effect.value
+            outcome: RoundOutcome = effect.value
             if isinstance(effect.ticket, _Leaving):
                 gone.append((effect.ticket, outcome))
             elif outcome.code == OK:
@@ -569,7 +569,7 @@ class Coordination:
                 told.append(Fail(effect.ticket.ticket, outcome.code, outcome.message))
         return told + self._let_go(gone, now)
 
-    def _let_go(self, gone: list[tuple[_Leaving, Outcome]], now: float) -> list[Effect]:
+    def _let_go(self, gone: list[tuple[_Leaving, RoundOutcome]], now: float) -> list[Effect]:
         """Those who waited to leave together leave, whether all have come or not; who has not is told that it was left behind."""
         effects: list[Effect] = []
         for place, outcome in gone:

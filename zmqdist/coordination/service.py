@@ -32,9 +32,9 @@ from typing import Any, Final
 import numpy as np
 
 from zmqdist.coordination.answers import Answer, Effect, Task, named
-from zmqdist.coordination.barriers_machine import Outcome
+from zmqdist.coordination.barriers_machine import RoundOutcome
 from zmqdist.coordination.keys_machine import Keys
-from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskError, Welcome
+from zmqdist.coordination.machine import Coordination, CoordinationConfig, TaskError, TaskWelcome
 from zmqdist.coordination.snapshot import KeeperSnapshot, TaskRow
 from zmqdist.errors import OK, UNAUTHENTICATED, InvalidArgumentError, UnavailableError, from_code
 from zmqdist.limits import KEY_CHARS_MAX
@@ -252,9 +252,9 @@ class CoordinationService:
 
     def _plain(self, value: Any) -> Any:
         """Without the classes of the machines."""
-        if isinstance(value, Welcome):
+        if isinstance(value, TaskWelcome):
             return value.errors_count, self._incarnation
-        if isinstance(value, Outcome):
+        if isinstance(value, RoundOutcome):
             return tuple(value)
         if type(value) is list:
             return [tuple(item) if isinstance(item, TaskError) else item for item in value]

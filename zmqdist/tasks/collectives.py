@@ -57,7 +57,7 @@ ON_THE_WAY_MAX = 2 * COLLECTIVE_WIDTH + 2
 """Pieces that a member has sent and the others have not taken note of. Less than twice the width could be a deadlock."""
 
 
-class Members:
+class GroupMembers:
     """A group as one of its members sees it.
 
     Attributes:
@@ -123,7 +123,7 @@ class Collectives:
         self._leader = Leader(node, watches)
         self._lock = threading.Lock()
         self._boxes: dict[str, dict[str, LockedMailbox]] = {}
-        self._running: dict[str, tuple[Members, str]] = {}
+        self._running: dict[str, tuple[GroupMembers, str]] = {}
         self._calls: dict[StatusOrResult, tuple[str, Task]] = {}
         node.service.register("collective.piece", self._arrived, inline=True, roles=TASKS)
         node.service.register("collective.fail", self._failed, inline=True, roles=TASKS)
@@ -143,7 +143,7 @@ class Collectives:
     # -- the announcement -------------------------------------------------------------------------------------------------
 
     def agree(
-        self, group: Members, what: str, brought: tuple[Any, ...], timeout_s: float, failure: OpError | None = None
+        self, group: GroupMembers, what: str, brought: tuple[Any, ...], timeout_s: float, failure: OpError | None = None
     ) -> tuple[Any, ...]:
         """Announce the next operation of a group, whose lock the caller holds, and wait for the verdict.
 
@@ -198,7 +198,7 @@ class Collectives:
                 answer.cancel()
             raise
 
-    def abort(self, group: Members, code: int, message: str) -> None:
+    def abort(self, group: GroupMembers, code: int, message: str) -> None:
         """Everything of this group fails at every member, now and until the reset."""
         tasks = list(group.tasks)
         calls = []
@@ -215,7 +215,7 @@ class Collectives:
         for call in calls:
             call.is_ok()  # who cannot be told has no part in it any more
 
-    def reset(self, group: Members) -> None:
+    def reset(self, group: GroupMembers) -> None:
         """The end of an abort."""
         if group.tasks[0] == self._node.me:
             self._leader.reset(group.name)
@@ -226,7 +226,7 @@ class Collectives:
 
     def exchange(
         self,
-        group: Members,
+        group: GroupMembers,
         counter: int,
         name: str,
         begin: Callable[[], tuple[Iterator[Schedule], Any]],
@@ -257,7 +257,7 @@ class Collectives:
             with self._lock:
                 self._boxes.get(group.name, {}).pop(name, None)
 
-    def _tell_the_others(self, group: Members, name: str, error: BaseException) -> None:
+    def _tell_the_others(self, group: GroupMembers, name: str, error: BaseException) -> None:
         told = f"{named(self._node.me)}: {str(error) or type(error).__name__}"
         code = error.error_code if isinstance(error, OpError) else UNKNOWN
         code = CANCELLED if isinstance(error, KeyboardInterrupt) else code
@@ -267,7 +267,7 @@ class Collectives:
                 self._node.start(task, "collective.fail", group.name, name, code, told, due=due)
 
     def _run(
-        self, group: Members, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
+        self, group: GroupMembers, name: str, box: LockedMailbox, schedules: Iterator[Schedule], timeout_s: float
     ) -> None:
         sent: deque[StatusOrResult] = deque()
         sent_to, received = [0] * group.size, [0] * group.size
@@ -297,7 +297,9 @@ class Collectives:
         while sent:  # who gets them may need us no more, but we may end now
             self._outcome(sent.popleft(), box)
 
-    def _send(self, group: Members, name: str, to: int, index: int, piece: Array, timeout_s: float) -> StatusOrResult:
+    def _send(
+        self, group: GroupMembers, name: str, to: int, index: int, piece: Array, timeout_s: float
+    ) -> StatusOrResult:
         block = lendable(piece) if piece.nbytes > CHUNK_BYTES else None
         args = (group.name, name, group.rank, index, piece)
         due = monotonic() + timeout_s
@@ -331,7 +333,7 @@ class Collectives:
             if meant(*about) and not call.done():  # an answer that has come was given before whatever ends it now
                 call.cancel()
 
-    def _receive(self, group: Members, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
+    def _receive(self, group: GroupMembers, box: LockedMailbox, source: int, index: int, timeout_s: float) -> Array:
         task = group.tasks[source]
         self._watches.watch(task)
         key, due = Key(str(source), 1, "", str(index)), monotonic() + timeout_s

@@ -28,7 +28,7 @@ from zmqdist.limits import COLLECTIVE_INLINE_BYTES_MAX, COLLECTIVE_TIMEOUT_S
 from zmqdist.specs import TensorSpec
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks import exchanges
-from zmqdist.tasks.collectives import Collectives, Members
+from zmqdist.tasks.collectives import Collectives, GroupMembers
 from zmqdist.tasks.leading import RESULT
 from zmqdist.tasks.mail import check_timeout
 from zmqdist.tasks.node import Node
@@ -47,7 +47,7 @@ class Group:
       rank: the own one.
     """
 
-    def __init__(self, members: Members, collectives: Collectives) -> None:
+    def __init__(self, members: GroupMembers, collectives: Collectives) -> None:
         self._members = members
         self._collectives = collectives
         self.name = members.name
@@ -120,7 +120,7 @@ class Operations:
         with self._lock:
             group = self._groups.get(name)
             if group is None:
-                group = self._groups[name] = Group(Members(name, members, self._node.me), self.collectives)
+                group = self._groups[name] = Group(GroupMembers(name, members, self._node.me), self.collectives)
         if list(group._members.tasks) != members:
             raise InvalidArgumentError(f"group {name!r} has the members {', '.join(group.tasks)}")
         return group
@@ -266,7 +266,7 @@ class Operations:
 class _Turn:
     """One operation of one group, by one of its members."""
 
-    def __init__(self, members: Members, collectives: Collectives, timeout_s: float) -> None:
+    def __init__(self, members: GroupMembers, collectives: Collectives, timeout_s: float) -> None:
         self._members = members
         self._collectives = collectives
         self._timeout_s = timeout_s

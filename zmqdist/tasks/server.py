@@ -39,7 +39,7 @@ from zmqdist.tasks.snapshot import TaskSnapshot
 from zmqdist.tasks.watch import Watches
 from zmqdist.tasks.working import Working
 from zmqdist.transport.credentials import Credentials
-from zmqdist.variables.host import Host
+from zmqdist.variables.host import VariableHost
 
 
 class Server:
@@ -110,7 +110,7 @@ class Server:
             Reach(self._node)
             me_later = weakref.ref(self)
             ControlMethods(self._node, me_later)
-            Host(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
+            VariableHost(self._node.service, self._node.router, self._node.loop, self._node.incarnation, self.task)
             self._sessions = Sessions(self._node, self._definition, me_later)
             Working(self._node, self._definition.default_session_config)
             self._together = Together(self._node, self._definition.default_session_config)

@@ -16,7 +16,7 @@ from zmqdist.cluster.devices import device_of
 from zmqdist.futures import Future, ReadyValue, Then
 from zmqdist.training.selection import Rows
 from zmqdist.variables import client, hosted
-from zmqdist.variables.client import Change, Outcome, Ref
+from zmqdist.variables.client import Change, Ref, UpdateOutcome
 from zmqdist.wire.trusted import describe
 
 Array = NDArray[Any]
@@ -77,11 +77,11 @@ class RemoteHome:
         return Then(self.client.saved([self.ref]), self._noted)
 
     def change(self, change: Change) -> Future:
-        """An Outcome."""
+        """An UpdateOutcome."""
         return Then(self.client.update([(self.ref, change)]), self._noted)
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
-        """A step of an optimizer or a function: an Outcome. Raises as `Variable.apply`."""
+        """A step of an optimizer or a function: an UpdateOutcome. Raises as `Variable.apply`."""
         change = client.apply(self.ref, how, gradient)
         return Then(self.client.update([(self.ref, change)], **self.in_step(step)), self._noted)
 
@@ -120,7 +120,7 @@ class LocalHome:
         self.ref: Ref = _LocalRef(name, value.shape, value.dtype, "", "", 0, number)
         self.key: Hashable = "here", number
         self.device = device
-        self._hosted = hosted.Variable(str(self.ref), name, value)
+        self._hosted = hosted.HostedVariable(str(self.ref), name, value)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -147,7 +147,7 @@ class LocalHome:
         with self._hosted.lock:
             commit = self._hosted.prepare(change, lambda _digest: (describe(function), function))
             changed = self._hosted.commit(commit)
-            return ReadyValue(Outcome(self._hosted.version, changed))
+            return ReadyValue(UpdateOutcome(self._hosted.version, changed))
 
     def apply(self, how: Any, gradient: Any, step: int | None) -> Future:
         return self.change(client.apply(self.ref, how, gradient), how)

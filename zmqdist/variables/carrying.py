@@ -10,14 +10,14 @@ import numpy as np
 from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
-from zmqdist.variables.hosted import Variable
+from zmqdist.variables.hosted import HostedVariable
 from zmqdist.variables.once import Had
 from zmqdist.wire import trusted
 
 Changes = Sequence[tuple[Any, ...]]
 
 
-def is_small(variables: Sequence[Variable], changes: Changes) -> bool:
+def is_small(variables: Sequence[HostedVariable], changes: Changes) -> bool:
     """Whether an update takes microseconds."""
     nbytes = 0
     for each, change in zip(variables, changes, strict=True):
@@ -28,9 +28,9 @@ def is_small(variables: Sequence[Variable], changes: Changes) -> bool:
 
 
 def carried_out(
-    variables: Sequence[Variable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
+    variables: Sequence[HostedVariable], changes: Changes, function: Callable[[bytes], tuple[str, Any]]
 ) -> tuple[Any, ...]:
-    """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `Variable.prepare`."""
+    """Make changes, under the locks: version of each variable, and whether it was changed. Raises as `HostedVariable.prepare`."""
     commits = [each.prepare(change[1:], function) for each, change in zip(variables, changes, strict=True)]
     kept: list[Any] = []
     for each, commit in zip(variables, commits, strict=True):
@@ -41,7 +41,7 @@ def carried_out(
 
 def carried_out_but(
     had: Mapping[int, Had],
-    variables: Sequence[Variable],
+    variables: Sequence[HostedVariable],
     changes: Changes,
     function: Callable[[bytes], tuple[str, Any]],
 ) -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ def carried_out_but(
     return tuple(item for change in changes for item in had.get(change[0]) or (next(made), next(made)))
 
 
-def with_values(kept: Sequence[Any], variables: Sequence[Variable]) -> tuple[Any, ...]:
+def with_values(kept: Sequence[Any], variables: Sequence[HostedVariable]) -> tuple[Any, ...]:
     """The same with the present values, under the locks."""
     outcomes = zip(kept[::2], kept[1::2], variables, strict=True)
     return tuple(item for version, changed, each in outcomes for item in (version, changed, each.read()))

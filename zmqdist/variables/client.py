@@ -92,7 +92,7 @@ class Ref:
         return cast(value, self.dtype, str(self))
 
 
-class Outcome(NamedTuple):
+class UpdateOutcome(NamedTuple):
     """What came of an update for one variable.
 
     Attributes:
@@ -393,7 +393,7 @@ class PsClient:
           still: nobody changes the arrays in `changes` before the answer is here.
 
         Returns:
-          Whose value is a list of Outcome.
+          Whose value is a list of UpdateOutcome.
         """
         refs = [ref for ref, _ in changes]
         functions = tuple(change[1] for _, change in changes if change[0] == "call")  # the ps is told their digests
@@ -485,12 +485,12 @@ class PsClient:
         self._ids.settled(question.sequence, call)
 
 
-def _outcomes(told: Any) -> list[Outcome] | None:
-    return None if told is None else list(map(Outcome, told[::2], told[1::2]))
+def _outcomes(told: Any) -> list[UpdateOutcome] | None:
+    return None if told is None else list(map(UpdateOutcome, told[::2], told[1::2]))
 
 
-def _outcomes_with_values(told: Any) -> list[Outcome] | None:
-    return None if told is None else list(map(Outcome, told[::3], told[1::3], told[2::3]))
+def _outcomes_with_values(told: Any) -> list[UpdateOutcome] | None:
+    return None if told is None else list(map(UpdateOutcome, told[::3], told[1::3], told[2::3]))
 
 
 def _what(refs: Sequence[Ref]) -> str:

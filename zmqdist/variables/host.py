@@ -33,7 +33,7 @@ from zmqdist.specs import TensorSpec
 from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.carrying import carried_out, carried_out_but, initial_value, is_small, with_values
-from zmqdist.variables.hosted import Sum, Variable
+from zmqdist.variables.hosted import HostedVariable, Sum
 from zmqdist.variables.once import Once
 from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
 from zmqdist.wire import trusted
@@ -50,7 +50,7 @@ _Effect = Callable[[], None]
 
 class _Session:
     def __init__(self) -> None:
-        self.variables: dict[int, Variable] = {}
+        self.variables: dict[int, HostedVariable] = {}
         self.keys = UpdateKeys(PS_ONCE_MAX)
         self.once = Once()
         self.watching: set[Asked] = set()
@@ -61,7 +61,7 @@ class _Question:
     """A question for an update: what it is about, and whether it wants values."""
 
     asked: Asked
-    variables: list[Variable]
+    variables: list[HostedVariable]
     want: bool
 
 
@@ -72,7 +72,9 @@ class _Work:
       outcomes: of a synchronous step, by place of the variable, as soon as they are known.
     """
 
-    def __init__(self, update: Update, session: _Session, variables: list[Variable], changes: Sequence[Any]) -> None:
+    def __init__(
+        self, update: Update, session: _Session, variables: list[HostedVariable], changes: Sequence[Any]
+    ) -> None:
         self.update = update
         self.session = session
         self.variables = variables
@@ -80,7 +82,7 @@ class _Work:
         self.outcomes: dict[int, tuple[int, bool]] = {}
 
 
-class Host:
+class VariableHost:
     """The part of one server; made before it serves."""
 
     def __init__(self, service: RpcService, router: Router, loop: Loop, incarnation: int, name: str) -> None:
@@ -146,7 +148,7 @@ class Host:
         for variable in ended.variables.values():
             self._service.submit(self._abandon, variable, why)
 
-    def _abandon(self, variable: Variable, why: str) -> None:
+    def _abandon(self, variable: HostedVariable, why: str) -> None:
         """In a thread: whoever waits for a step of this variable waits in vain."""
         with variable.lock:
             variable.gone = why
@@ -161,7 +163,7 @@ class Host:
             raise AbortedError(told)
         return found
 
-    def _variables(self, session: int, numbers: Sequence[int]) -> list[Variable]:
+    def _variables(self, session: int, numbers: Sequence[int]) -> list[HostedVariable]:
         variables = self._session(session).variables
         try:
             return [variables[number] for number in numbers]
@@ -188,7 +190,7 @@ class Host:
     def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
         label = f"variable {name!r} on {self._name}"
         try:
-            made = Variable(label, name, initial_value(label, initial))
+            made = HostedVariable(label, name, initial_value(label, initial))
             if earlier is not None:
                 version, slots, had = earlier
                 made.resume(version, slots)
@@ -198,7 +200,7 @@ class Host:
         else:
             self._service.soon(self._made, asked, session, number, made)
 
-    def _made(self, asked: Asked, session: _Session, number: int, made: Variable) -> None:
+    def _made(self, asked: Asked, session: _Session, number: int, made: HostedVariable) -> None:
         asked.answer(_spec(session.variables.setdefault(number, made)))
 
     def _drop(self, asked: Asked, session: int, numbers: list[int]) -> None:
@@ -289,7 +291,7 @@ class Host:
     def _under_locks(
         self,
         asked: Asked,
-        variables: Sequence[Variable],
+        variables: Sequence[HostedVariable],
         nbytes: int,
         fn: Callable[[], Any],
         *,
@@ -314,7 +316,7 @@ class Host:
                     each.lock.release()
         self._service.submit(self._answer_under_locks, asked, variables, fn)
 
-    def _answer_under_locks(self, asked: Asked, variables: Sequence[Variable], fn: Callable[[], Any]) -> None:
+    def _answer_under_locks(self, asked: Asked, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
         try:
             with ExitStack() as stack:
                 for each in sorted(set(variables), key=id):
@@ -512,5 +514,5 @@ def _holder(peer: Peer) -> int:
     return 0 if peer.hello is None else peer.hello.incarnation
 
 
-def _spec(variable: Variable) -> TensorSpec:
+def _spec(variable: HostedVariable) -> TensorSpec:
     return TensorSpec(variable.storage.shape, variable.storage.dtype)

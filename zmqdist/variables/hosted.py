@@ -43,7 +43,7 @@ STEP: Final = "step"
 """The name under which the number of steps stands beside an optimizer's slots where they are saved."""
 
 
-class Variable:
+class HostedVariable:
     """See the module's docstring.
 
     Attributes:
@@ -316,7 +316,7 @@ class Variable:
 
 
 def _read_saved(saved: Any) -> tuple[dict[str, dict[str, Array]], dict[str, int]]:
-    """What `Variable.saved` has told: slots, in memory of their own, and numbers of steps."""
+    """What `HostedVariable.saved` has told: slots, in memory of their own, and numbers of steps."""
     slots: dict[str, dict[str, Array]] = {}
     taken: dict[str, int] = {}
     for path, slot in dict(saved).items():
@@ -334,14 +334,14 @@ def _nothing() -> bool:
 
 
 _PREPARING: Final[dict[str, Callable[..., Commit]]] = {
-    "assign": Variable._assign,
-    "add": Variable._add,
-    "sub": Variable._sub,
-    "scatter": Variable._scatter,
-    "swap": Variable._swap,
-    "apply": Variable._apply,
-    "call": Variable._call,
-    "restore": Variable._restore,
+    "assign": HostedVariable._assign,
+    "add": HostedVariable._add,
+    "sub": HostedVariable._sub,
+    "scatter": HostedVariable._scatter,
+    "swap": HostedVariable._swap,
+    "apply": HostedVariable._apply,
+    "call": HostedVariable._call,
+    "restore": HostedVariable._restore,
 }
 
 

@@ -40,7 +40,7 @@ Plain: TypeAlias = "bool | int | float | str | None"
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredPiece:
     """Some rows of an entry, and the file that has them.
 
     Attributes:
@@ -66,7 +66,7 @@ class Entry:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StoredPiece, ...]
     variable: bool = True
 
     def cut_by_rows(self, slot: str) -> bool:
@@ -203,7 +203,7 @@ def _read_entry(told: dict[str, Any]) -> Entry:
     return Entry(shape, _read_dtype(told["dtype"]), pieces, told["kind"] == "variable")
 
 
-def _read_piece(told: dict[str, Any]) -> Piece:
+def _read_piece(told: dict[str, Any]) -> StoredPiece:
     start, stop = map(int, told["rows"])
     file = told["file"]
     if not re.fullmatch(r"\w[\w.-]*\.npz", file, re.ASCII):  # never a path to somewhere else
@@ -213,7 +213,7 @@ def _read_piece(told: dict[str, Any]) -> Piece:
     }
     session, number = map(int, told.get("source", (0, 0)))  # which the first checkpoints did not say
     size, crc32, version = (int(told[name]) for name in ("size", "crc32", "version"))
-    return Piece(start, stop, file, size, crc32, version, (session, number), slots)
+    return StoredPiece(start, stop, file, size, crc32, version, (session, number), slots)
 
 
 def _read_shape(told: Any) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-from zmqdist.training.checkpoint.reading import Reader
+from zmqdist.training.checkpoint.reading import CheckpointReader
 from zmqdist.training.checkpoint.saving import fill, save
 from zmqdist.training.checkpoint.structure import Container, containers, leaves
 
@@ -20,7 +20,7 @@ class _Source:
       used: names that were restored already; shared by all objects of one `restore`.
     """
 
-    reader: Reader
+    reader: CheckpointReader
     prefix: str
     used: set[str]
 
@@ -56,7 +56,7 @@ class Checkpoint(Container):
         if path is None:
             self._source = None
         else:
-            self._take(_Source(Reader(path), "", set()), self)
+            self._take(_Source(CheckpointReader(path), "", set()), self)
         return self
 
     def assert_existing_objects_matched(self) -> Checkpoint:

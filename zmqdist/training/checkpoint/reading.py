@@ -24,14 +24,14 @@ from zmqdist.data import storage
 from zmqdist.errors import DataLossError, NotFoundError, OpError
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.optimizers import KINDS
-from zmqdist.training.checkpoint.manifest import Entry, Manifest, Piece
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, StoredPiece
 from zmqdist.training.checkpoint.parts import Part
 
 _BLOCK = 2**20
 """Bytes that are checked at a time: they stay in the cache."""
 
 
-class Reader:
+class CheckpointReader:
     """A checkpoint that is there and can be read. Threads may share it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -91,7 +91,7 @@ class Reader:
         entry = self.manifest.entries[name]
         return self.rows(name, 0, entry.shape[0] if entry.shape else 1).value
 
-    def _verify(self, name: str, piece: Piece) -> None:
+    def _verify(self, name: str, piece: StoredPiece) -> None:
         path = storage.join(self.path, piece.file)
         size = crc32 = 0
         try:
@@ -106,7 +106,7 @@ class Reader:
         if crc32 != piece.crc32:
             raise self._lost(name, piece, "its bytes are not those that were written (checksum)")
 
-    def _load(self, name: str, piece: Piece) -> Part:
+    def _load(self, name: str, piece: StoredPiece) -> Part:
         entry = self.manifest.entries[name]
         shape = (piece.stop - piece.start, *entry.shape[1:]) if entry.shape else ()
         try:
@@ -121,7 +121,7 @@ class Reader:
             raise self._lost(name, piece, str(error)) from error
         return Part(value, slots, piece.version, piece.source, once)
 
-    def _lost(self, name: str, piece: Piece, problem: str) -> OpError:
+    def _lost(self, name: str, piece: StoredPiece, problem: str) -> OpError:
         try:
             if Manifest.read(self.path).files != self.manifest.files:
                 return NotFoundError(f"checkpoint {self.path} was replaced while it was read")

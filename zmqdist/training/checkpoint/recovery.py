@@ -31,7 +31,7 @@ from zmqdist.training.checkpoint.following import checkpoints
 from zmqdist.training.checkpoint.handles import shards_of
 from zmqdist.training.checkpoint.manager import CheckpointManager
 from zmqdist.training.checkpoint.parts import Part
-from zmqdist.training.checkpoint.reading import Reader
+from zmqdist.training.checkpoint.reading import CheckpointReader
 from zmqdist.training.checkpoint.saving import check
 from zmqdist.training.checkpoint.structure import Leaf, leaves
 from zmqdist.training.homes import RemoteHome
@@ -226,11 +226,11 @@ class Recovery:
                     places[home.ref.number] = (name, shard.start, shard.stop)
         return places
 
-    def _reader(self, needed: dict[str, Leaf]) -> Reader | None:
+    def _reader(self, needed: dict[str, Leaf]) -> CheckpointReader | None:
         """The newest checkpoint in which all that is needed and that it holds is of the right shape and dtype, and can be read."""
         for path, _ in reversed(checkpoints(self._manager.directory)):
             try:
-                reader = Reader(path)
+                reader = CheckpointReader(path)
                 for name in needed.keys() & set(reader.manifest.names):
                     check(reader, name, needed[name])
                 reader.verify(needed)

@@ -23,7 +23,7 @@ from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.training.checkpoint.handles import shards_of
 from zmqdist.training.checkpoint.manifest import Plain
 from zmqdist.training.checkpoint.parts import Part
-from zmqdist.training.checkpoint.reading import Reader
+from zmqdist.training.checkpoint.reading import CheckpointReader
 from zmqdist.training.checkpoint.structure import Leaf, leaves
 from zmqdist.training.checkpoint.writing import ToWrite, write
 
@@ -90,7 +90,7 @@ def restore(path: str | os.PathLike[str], variables: Any, strict: bool = True) -
       FailedPreconditionError: a newer zmqdist wrote it.
       PSUnavailableError: a variable cannot be assigned; others may have been. All others have changed nothing.
     """
-    reader = Reader(path)
+    reader = CheckpointReader(path)
     found = leaves(variables)
     there = set(reader.manifest.names)
     missing, extra = sorted(found.keys() - there), sorted(there - found.keys())
@@ -117,7 +117,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
       NotFoundError, DataLossError, FailedPreconditionError: as `restore`.
       KeyError: it does not hold one of `names`.
     """
-    reader = Reader(path)
+    reader = CheckpointReader(path)
     manifest = reader.manifest
     wanted = manifest.names if names is None else list(names)
     unknown = sorted(set(wanted) - set(manifest.names))
@@ -127,7 +127,7 @@ def load(path: str | os.PathLike[str], names: Collection[str] | None = None) -> 
     return {name: manifest.values[name] if name in manifest.values else reader.whole(name) for name in wanted}
 
 
-def fill(reader: Reader, found: dict[str, Leaf]) -> None:
+def fill(reader: CheckpointReader, found: dict[str, Leaf]) -> None:
     """Restore leaves that the checkpoint holds: check all of them, then put all of them in place."""
     for name, leaf in found.items():
         check(reader, name, leaf)
@@ -145,7 +145,7 @@ def _known(array: NDArray[Any]) -> Callable[[], Part]:
     return lambda: Part(array)
 
 
-def check(reader: Reader, name: str, leaf: Leaf) -> None:
+def check(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
     """Whether a leaf can have what a checkpoint holds under its name. Raises ValueError, TypeError: it cannot; the text says why."""
     manifest, value = reader.manifest, leaf.value
     entry = manifest.entries.get(name)
@@ -170,7 +170,7 @@ def _alike(one: Plain, other: Plain) -> bool:
     return one is None or other is None or kinds[0] is kinds[1]
 
 
-def _put(reader: Reader, name: str, leaf: Leaf) -> None:
+def _put(reader: CheckpointReader, name: str, leaf: Leaf) -> None:
     if leaf.is_handle:
         kept: dict[str, Part] = {}
         under_way = None

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from zmqdist.data import storage
 from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
-from zmqdist.training.checkpoint.manifest import Entry, Manifest, Piece, Plain
+from zmqdist.training.checkpoint.manifest import Entry, Manifest, Plain, StoredPiece
 from zmqdist.training.checkpoint.parts import Part
 from zmqdist.wire.arrays import tell_dtype
 
@@ -90,7 +90,7 @@ def _remove(folder: str, files: list[str]) -> None:
 
 def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]) -> dict[str, Entry]:
     with ThreadPoolExecutor(CHECKPOINT_SHARDS_AT_ONCE, "zmqdist-checkpoint") as threads:
-        jobs: list[list[Future[Piece]]] = []
+        jobs: list[list[Future[StoredPiece]]] = []
         for number, array in enumerate(arrays):
             label = re.sub(r"[^A-Za-z0-9_.-]+", "_", array.name)[:80]
             count = len(array.shards)
@@ -111,7 +111,9 @@ def _write_all(folder: str, arrays: list[ToWrite], life: str, written: list[str]
     }
 
 
-def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, read: Callable[[], Part]) -> Piece:
+def _write_shard(
+    folder: str, file: str, array: ToWrite, start: int, stop: int, read: Callable[[], Part]
+) -> StoredPiece:
     part = read()
     shape = (stop - start, *array.shape[1:]) if array.shape else ()
     if part.value.shape != shape or part.value.dtype != array.dtype:
@@ -131,7 +133,7 @@ def _write_shard(folder: str, file: str, array: ToWrite, start: int, stop: int, 
     except OSError as error:
         raise storage.error_of(error, path) from error
     slots = {name: (slot.shape, slot.dtype) for name, slot in part.slots.items()}
-    return Piece(start, stop, file, counted.size, counted.crc32, part.version, part.source, slots)
+    return StoredPiece(start, stop, file, counted.size, counted.crc32, part.version, part.source, slots)
 
 
 def _storable(array: NDArray[Any]) -> NDArray[Any]:
