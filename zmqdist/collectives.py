@@ -101,7 +101,7 @@ def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = Non
     return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 
-class Member(Protocol):
+class CollectiveMember(Protocol):
     """What these functions need of a zmqdist.Server."""
 
     def all_reduce(
@@ -122,7 +122,9 @@ class CrossDeviceOps:
     All methods are collectives: every member of the group calls them, in the same order.
     """
 
-    def __init__(self, server: Member, group: Any = None, options: CommunicationOptions | None = None) -> None:
+    def __init__(
+        self, server: CollectiveMember, group: Any = None, options: CommunicationOptions | None = None
+    ) -> None:
         """Args:
         server: the own task.
         group: as in Server.all_reduce.

@@ -17,7 +17,7 @@ from tests.launch.launched import eventually
 from zmqdist.checkpoint import Checkpoint, CheckpointManager, Recovery
 from zmqdist.coordinator import ClusterCoordinator
 from zmqdist.errors import PSUnavailableError
-from zmqdist.training.sessions import Session
+from zmqdist.training.sessions import StrategySession
 from zmqdist.variables.client import client_of
 
 pytestmark = pytest.mark.shares_cluster
@@ -411,11 +411,11 @@ def test_what_goes_wrong_again_and_again_is_logged_once(
     strategy = make()
     looks = threading.Semaphore(0)
 
-    def fails(_session: Session, ps: int) -> bool:
+    def fails(_session: StrategySession, ps: int) -> bool:
         looks.release()
         raise RuntimeError(f"no luck with ps:{ps}")
 
-    monkeypatch.setattr(Session, "open_at", fails)
+    monkeypatch.setattr(StrategySession, "open_at", fails)
     with Recovery(strategy, CheckpointManager({"n": 1}, str(tmp_path))):
         for _ in range(6):
             assert looks.acquire(timeout=PATIENCE_S)

@@ -10,7 +10,7 @@ import pytest
 
 from zmqdist.events import Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
-from zmqdist.scheduling.coordinator.graph import (
+from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
     INPUT_FAILED,
     TIMED_OUT,

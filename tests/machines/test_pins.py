@@ -45,12 +45,12 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.pins import MembersChanged, Options
+from zmqdist.scheduling.coordinator.pins import MembersChanged, WorkOptions
 
 MISSED_S = 20.0
 ONE = ("worker:1", 11, 101, "host")
 TWO = ("worker:2", 12, 102, "host")
-APART = Options("worker:1", 0, True)
+APART = WorkOptions("worker:1", 0, True)
 
 
 @pytest.fixture
@@ -76,12 +76,12 @@ def meet(closures: Closures, *members: tuple[str, int, int, str], now: float = 0
     return effects + hear(closures, Members(list(members), []), now)
 
 
-def plan(closures: Closures, *works: int, options: Options = APART, now: float = 0.0) -> list[Effect]:
+def plan(closures: Closures, *works: int, options: WorkOptions = APART, now: float = 0.0) -> list[Effect]:
     items = [(work, 7, b"%d" % work) for work in works]
     return do(closures, Scheduled(items, options=dict.fromkeys(works, options)), now=now)
 
 
-def sent(options: Options, *works: int, generation: int = 1, attempt: int = 0) -> Send:
+def sent(options: WorkOptions, *works: int, generation: int = 1, attempt: int = 0) -> Send:
     items = [(work, attempt, 0, 7, b"%d" % work) for work in works]
     return to_dispatcher(Submit(generation, items, *options))
 
@@ -94,19 +94,19 @@ def missed(work: int, worker: str) -> Resolve:
 
 
 def test_p9_work_is_submitted_with_its_options_in_messages_of_their_own(closures: Closures) -> None:
-    first, urgent = Options("worker:1"), Options("", 5)
+    first, urgent = WorkOptions("worker:1"), WorkOptions("", 5)
     items = [(work, 7, b"%d" % work) for work in range(1, 6)]
     effects = do(closures, Scheduled(items, options={1: first, 2: urgent, 4: urgent}))
     assert effects[:3] == [sent(first, 1), sent(urgent, 2, 4), submitted(3, 5)]
 
 
 def test_p9_and_with_the_same_to_the_next_dispatcher(closures: Closures) -> None:
-    plan(closures, 1, options=Options("worker:1", -3))
+    plan(closures, 1, options=WorkOptions("worker:1", -3))
     schedule(closures, 2)
     do(closures, DispatcherDown())
     effects = do(closures, DispatcherUp(), now=1.0) + hear(closures, Enlisted(3, 1), 1.0)
     assert effects[0] == to_dispatcher(Enlist(ME, QUEUE_MAX, 1, former=True, watch=True))
-    assert effects[-2:] == [sent(Options("worker:1", -3), 1, attempt=AGAIN), submitted(2, attempt=AGAIN)]
+    assert effects[-2:] == [sent(WorkOptions("worker:1", -3), 1, attempt=AGAIN), submitted(2, attempt=AGAIN)]
 
 
 def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
@@ -194,7 +194,7 @@ def test_p6_and_is_withdrawn_when_all_workers_are(closures: Closures) -> None:
 
 
 def test_p11_work_for_a_worker_that_never_comes_fails_and_is_withdrawn(closures: Closures) -> None:
-    plan(closures, 1, options=Options("worker:9"), now=5.0)
+    plan(closures, 1, options=WorkOptions("worker:9"), now=5.0)
     assert closures.deadline == 5.0 + MISSED_S
     assert do(closures, Ticked(), now=24.9) == []
     effects = do(closures, Ticked(), now=25.0)
@@ -205,10 +205,10 @@ def test_p11_work_for_a_worker_that_never_comes_fails_and_is_withdrawn(closures:
 
 def test_p11_a_worker_that_goes_is_missed_from_then_on(closures: Closures) -> None:
     hear(closures, Members([TWO], []))
-    plan(closures, 1, options=Options("worker:1"))
+    plan(closures, 1, options=WorkOptions("worker:1"))
     assert closures.deadline is None
     hear(closures, Members([], [("worker:1", 11, "killed")]), 7.0)
-    plan(closures, 2, options=Options("worker:1"), now=20.0)
+    plan(closures, 2, options=WorkOptions("worker:1"), now=20.0)
     assert closures.deadline == 7.0 + MISSED_S, "new work does not put it off"
     hear(closures, Members([("worker:1", 15, 105, "host")], []), 26.0)
     assert closures.deadline is None
@@ -216,14 +216,14 @@ def test_p11_a_worker_that_goes_is_missed_from_then_on(closures: Closures) -> No
 
 def test_p11_nobody_is_missed_for_whom_no_work_waits(closures: Closures) -> None:
     hear(closures, Members([TWO], []))
-    plan(closures, 1, options=Options("worker:1"))
+    plan(closures, 1, options=WorkOptions("worker:1"))
     hear(closures, Members([], [("worker:1", 11, "killed")]), 7.0)
     end_result(closures, 1)
     assert closures.deadline is None
 
 
 def test_p11_while_there_is_no_worker_at_all_nobody_is_missed_and_then_all_anew(closures: Closures) -> None:
-    plan(closures, 1, options=Options("worker:2"))
+    plan(closures, 1, options=WorkOptions("worker:2"))
     hear(closures, Workers(0), 5.0)
     hear(closures, Members([], [("worker:1", 11, "killed")]), 5.0)
     assert closures.deadline == 5.0 + LOST_S

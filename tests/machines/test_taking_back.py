@@ -37,7 +37,7 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     TakeBackAsked,
 )
-from zmqdist.scheduling.coordinator.pins import Options
+from zmqdist.scheduling.coordinator.pins import WorkOptions
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 
@@ -95,7 +95,7 @@ def test_p13_a_new_dispatcher_gets_no_more_either() -> None:
 def test_p13_what_is_apart_is_not_counted() -> None:
     closures = coordinator(width=1)
     assert submitted(schedule(closures, 1, 2)) == [1]
-    apart = {3: Options(apart=True), 4: Options(apart=True)}
+    apart = {3: WorkOptions(apart=True), 4: WorkOptions(apart=True)}
     assert submitted(do(closures, Scheduled([(3, 7, b""), (4, 7, b"")], (), apart))) == [3, 4]
     assert submitted(do(closures, ended(3, 4))) == []
     assert submitted(do(closures, ended(1))) == [2]

@@ -57,7 +57,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Session:
+class StrategySession:
     """One session at several servers. From any thread.
 
     Attributes:

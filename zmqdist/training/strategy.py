@@ -29,8 +29,8 @@ from zmqdist.training import context, distributed, per_replica, per_worker_varia
 from zmqdist.training.batches import apply_all, read_all
 from zmqdist.training.connecting import connect
 from zmqdist.training.partition import Initial, offsets_of, shards_of
-from zmqdist.training.placement import Placed, Placement, Rule
-from zmqdist.training.sessions import Session
+from zmqdist.training.sessions import StrategySession
+from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
 from zmqdist.transport.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Extended:
     @property
     def _variable_count(self) -> int:
         placement = getattr(self._strategy, "_placement", None)
-        return placement.count if isinstance(placement, Placement) else 0
+        return placement.count if isinstance(placement, ShardPlacement) else 0
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
         """While this is open, variables go where that one is, in one piece, and are not counted. Raises ValueError for one that is cut, or
@@ -219,7 +219,7 @@ class ParameterServerStrategy(OnWorkers):
             raise ValueError(f"recovery_s is {recovery_s!r}, wants seconds, 0 or more")
         if variable_partitioner is not None and not callable(variable_partitioner):
             raise ValueError(f"variable_partitioner is a function of shape and dtype, not {variable_partitioner!r}")
-        Placement(placement, 1)  # what is wrong with it is said before anybody is waited for
+        ShardPlacement(placement, 1)  # what is wrong with it is said before anybody is waited for
         self.num_replicas_in_sync = replicas_per_worker
         self.aggregate = aggregate
         self._partitioner = variable_partitioner
@@ -238,12 +238,12 @@ class ParameterServerStrategy(OnWorkers):
                     "a step takes the gradients of %d workers and there are %d: it waits for more, or for several functions of one",
                     *(steps, workers),
                 )
-            self._session = Session(self._connected.ps, self._connected.credentials, steps, float(recovery_s))
+            self._session = StrategySession(self._connected.ps, self._connected.credentials, steps, float(recovery_s))
         except BaseException:
             self._connected.close()
             raise
         self.session = self._session.number
-        self._placement = Placement(placement, len(self._connected.ps))
+        self._placement = ShardPlacement(placement, len(self._connected.ps))
         self._extended = Extended(self, workers, len(self._connected.ps))
         log.info("a strategy with %d workers and %d parameter servers", workers, len(self._connected.ps))
 

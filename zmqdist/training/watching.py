@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmqdist.errors import OpError, PSUnavailableError
-from zmqdist.training.sessions import Session
+from zmqdist.training.sessions import StrategySession
 from zmqdist.variables.client import Started
 
 log = logging.getLogger("zmqdist.training")
@@ -24,7 +24,7 @@ log = logging.getLogger("zmqdist.training")
 Lost = Callable[[PSUnavailableError], object]
 
 
-def watch(session: Session, lost: Lost) -> None:
+def watch(session: StrategySession, lost: Lost) -> None:
     """Have `lost(error)` called in a thread, once for each server of the session that is lost before the session is closed."""
     for started in session.watched():
         started.when_done(partial(_begin, started, lost))

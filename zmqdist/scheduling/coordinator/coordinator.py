@@ -34,7 +34,7 @@ from zmqdist.scheduling.coordinator.per_worker import (
     per_worker_dataset,
     per_worker_resource,
 )
-from zmqdist.scheduling.coordinator.pins import PLAIN, Options
+from zmqdist.scheduling.coordinator.pins import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.scheduling.coordinator.resources import Resources
 from zmqdist.scheduling.coordinator.shell import Shell
@@ -188,7 +188,7 @@ class ClusterCoordinator:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         keep: bool,
-        options: Options,
+        options: WorkOptions,
         wishes: Wishes,
     ) -> RemoteValue:
         shell = self._shell
@@ -551,11 +551,11 @@ def _give_up(shell: Shell) -> None:
         shell.in_loop(shell.give_up)
 
 
-def _options(worker: int | str | None, priority: int) -> Options:
+def _options(worker: int | str | None, priority: int) -> WorkOptions:
     """Raises ValueError for what cannot be a worker."""
     if not -(2**31) <= index(priority) < 2**31:
         raise ValueError(f"priority is {priority}, wants a number of 32 bits")
-    return Options("" if worker is None else worker_name(worker), index(priority))
+    return WorkOptions("" if worker is None else worker_name(worker), index(priority))
 
 
 def worker_name(worker: int | str) -> str:

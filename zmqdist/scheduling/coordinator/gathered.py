@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Gathered:
+class CoalescedQueue:
     """Takes no lock, since a finalizer runs in any thread, which may have any lock.
 
     Args:

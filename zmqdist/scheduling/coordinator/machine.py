@@ -60,7 +60,7 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
-from zmqdist.scheduling.coordinator.pins import Options, Pins
+from zmqdist.scheduling.coordinator.pins import Pins, WorkOptions
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
@@ -87,7 +87,7 @@ class Scheduled:
 
     items: list[tuple[int, int, bytes]]
     keep: Sequence[int] = ()
-    options: Mapping[int, Options] | None = None
+    options: Mapping[int, WorkOptions] | None = None
 
 
 @dataclass(frozen=True, slots=True)

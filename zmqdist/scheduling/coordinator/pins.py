@@ -22,7 +22,7 @@ Joined: TypeAlias = "tuple[str, int, int, str]"
 Left: TypeAlias = "tuple[str, int, str]"
 
 
-class Options(NamedTuple):
+class WorkOptions(NamedTuple):
     """How a piece of work is to be scheduled, where not like any other; `messages.Submit` tells what they mean."""
 
     worker: str = ""
@@ -30,7 +30,7 @@ class Options(NamedTuple):
     apart: bool = False
 
 
-PLAIN: Final = Options()
+PLAIN: Final = WorkOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Pins:
     """
 
     def __init__(self, recovery_limit_s: float | None) -> None:
-        self.options: dict[int, Options] = {}
+        self.options: dict[int, WorkOptions] = {}
         self.apart: set[int] = set()
         self.members: dict[str, Joined] = {}
         self.recovery_limit_s = recovery_limit_s
@@ -71,7 +71,7 @@ class Pins:
             return None
         return min(self._missed.values()) + self.recovery_limit_s
 
-    def add(self, options: Mapping[int, Options], now: float) -> None:
+    def add(self, options: Mapping[int, WorkOptions], now: float) -> None:
         """Work with options was scheduled."""
         self.options.update(options)
         for work, (worker, _, apart) in options.items():
@@ -97,11 +97,11 @@ class Pins:
         self.apart.discard(work)
         return options.apart
 
-    def grouped(self, items: list[Item]) -> Iterable[tuple[Options, list[Item]]]:
+    def grouped(self, items: list[Item]) -> Iterable[tuple[WorkOptions, list[Item]]]:
         """Work by its options, each in the order in which it was."""
         if not self.options:
             return [(PLAIN, items)]
-        groups: dict[Options, list[Item]] = {}
+        groups: dict[WorkOptions, list[Item]] = {}
         for item in items:
             groups.setdefault(self.options.get(item[0], PLAIN), []).append(item)
         return groups.items()

@@ -1,4 +1,4 @@
-"""Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled. The shell of graph.py.
+"""Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled. The runtime of dependencies_and_retries.py.
 
 A plan is what the user scheduled; its attempts are what machine.py sees. All runs in the coordinator's loop but
 what says otherwise.
@@ -20,11 +20,11 @@ from weakref import ref
 
 from zmqdist import limits
 from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
-from zmqdist.scheduling.coordinator import graph
+from zmqdist.scheduling.coordinator import dependencies_and_retries as graph
 from zmqdist.scheduling.coordinator import machine as closures
-from zmqdist.scheduling.coordinator.graph import FIRST_ATTEMPT, INPUT_FAILED, TIMED_OUT
+from zmqdist.scheduling.coordinator.dependencies_and_retries import FIRST_ATTEMPT, INPUT_FAILED, TIMED_OUT
 from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
-from zmqdist.scheduling.coordinator.pins import PLAIN, Options
+from zmqdist.scheduling.coordinator.pins import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
 from zmqdist.scheduling.worker.kept import decode_loss
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
@@ -97,7 +97,7 @@ class Plan:
         uses: list[Any],
         keep: bool,
         wishes: Wishes,
-        options: Options,
+        options: WorkOptions,
     ) -> None:
         self.packed = packed
         self.bulks = bulks

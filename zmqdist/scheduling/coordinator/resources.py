@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from zmqdist import errors, limits
-from zmqdist.scheduling.coordinator.pins import Joined, Left, Options
+from zmqdist.scheduling.coordinator.pins import Joined, Left, WorkOptions
 from zmqdist.scheduling.coordinator.values import RemoteValue, unwrapped
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.worker import resources as at_worker
@@ -280,7 +280,7 @@ class Resources:
         assert isinstance(payload, bytes), "what is large in a definition is held beside it"
         work = next(self._works)
         number, _ = self.shell.functions.number(fn, trusted.pack_function(fn), [])
-        options = Options(f"worker:{index}", 0, True)
+        options = WorkOptions(f"worker:{index}", 0, True)
         return self.shell.enqueue(work, number, resource.name, payload, [], False, [resource], options)
 
 

@@ -19,7 +19,8 @@ from zmqdist.events import Heard, Send, Ticked
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.coordinator import graph, metrics
+from zmqdist.scheduling.coordinator import dependencies_and_retries as graph
+from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.callbacks import Callbacks
 from zmqdist.scheduling.coordinator.effects import (
@@ -34,7 +35,7 @@ from zmqdist.scheduling.coordinator.effects import (
 from zmqdist.scheduling.coordinator.failures import ROUND, Failure, Failures
 from zmqdist.scheduling.coordinator.fetching import Fetching
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
-from zmqdist.scheduling.coordinator.gathered import Gathered
+from zmqdist.scheduling.coordinator.gathered import CoalescedQueue
 from zmqdist.scheduling.coordinator.machine import (
     DISPATCHER,
     LOST,
@@ -54,7 +55,7 @@ from zmqdist.scheduling.coordinator.machine import (
     WithdrawAsked,
 )
 from zmqdist.scheduling.coordinator.missing import Missing
-from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, Options
+from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, WorkOptions
 from zmqdist.scheduling.coordinator.plans import Plans
 from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
@@ -157,15 +158,15 @@ class Shell:
         self.callees: set[RemoteValue] = set()
         self.outbox: list[tuple[int, int, bytes]] = []
         self._staying: list[int] = []
-        self._options: dict[int, Options] = {}
+        self._options: dict[int, WorkOptions] = {}
         """Of what is in the outbox."""
         self._apart: set[int] = set()
         """What is apart from the rounds: not in `scheduled` and `resolved`."""
         self._apart_outbox: list[tuple[int, int, bytes]] = []
-        self._cancels = Gathered(self.in_loop, self._cancel)
-        self._take_backs = Gathered(self.in_loop, self._take_back)
-        self._dropped = Gathered(self.in_loop, self._let_go)
-        self._forgotten = Gathered(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
+        self._cancels = CoalescedQueue(self.in_loop, self._cancel)
+        self._take_backs = CoalescedQueue(self.in_loop, self._take_back)
+        self._dropped = CoalescedQueue(self.in_loop, self._let_go)
+        self._forgotten = CoalescedQueue(self.in_loop, lambda numbers: self._handle(ForgetAsked(numbers)))
         self._watchers: list[Watcher] = []
         self.held_by_work: dict[int, list[int]] = {}
         self._given: dict[int, list[Any]] = {}
@@ -206,7 +207,7 @@ class Shell:
         bulks: list[int],
         keep: bool,
         given: list[Any],
-        options: Options = PLAIN,
+        options: WorkOptions = PLAIN,
         alive: object = None,
     ) -> RemoteValue:
         """Hand in work, which owns what was held for it. With the lock held.

@@ -33,7 +33,7 @@ from zmqdist.scheduling.coordinator.machine import (
     TakeBackAsked,
     WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.pins import MembersChanged, Options
+from zmqdist.scheduling.coordinator.pins import MembersChanged, WorkOptions
 from zmqdist.testing.simulation.network import SimConnection
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SimCoordinator:
         self.resolved: Counter[int] = Counter()
         self.outcomes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
-        self.options: dict[int, Options] = {}
+        self.options: dict[int, WorkOptions] = {}
         self.members: dict[str, int] = {}
         self._withdrawn: set[int] = set()
         self._wanted_back: set[int] = set()
@@ -154,12 +154,12 @@ class SimCoordinator:
             self._handle(Scheduled(items, keep, options))
         self.cluster.clock.after(self._random.expovariate(8.0), self._schedule)
 
-    def _options(self) -> Options:
+    def _options(self) -> WorkOptions:
         """For one of the workers, one of which may never come back; and now and then for one that never was."""
         worker = self._random.choices(("", "worker:0", "worker:1", "worker:2", "worker:9"), (4, 3, 3, 2, self._strays))[
             0
         ]
-        return Options(worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3)
+        return WorkOptions(worker, self._random.choice((-1, 0, 0, 1, 5)), self._random.random() < 0.3)
 
     def _fn(self) -> int:
         """One of the three that everybody uses, or one that is used once."""

@@ -173,7 +173,7 @@ class SimKeeper:
             self._perform(self.tasks.away(task, peer.life, self._now))
 
 
-class SimTask:
+class SimKeptTask:
     """What coordination/link.py and client.py do, for one life of a task."""
 
     def __init__(self, world: KeeperSim, index: int) -> None:
@@ -264,7 +264,7 @@ class KeeperSim(SimWorld):
         self.rounds = self.rounds_in_calm = 0
         self.over = False
         self.keeper = SimKeeper(self)
-        self.programs = [SimTask(self, index) for index in range(self.size)]
+        self.programs = [SimKeptTask(self, index) for index in range(self.size)]
         for _ in range(faults):
             self.clock.after(self.random.uniform(0.1, FAULTS_S), self._fault)
         self.clock.at(FAULTS_S, self._calm)
@@ -312,7 +312,7 @@ class KeeperSim(SimWorld):
             self.network.call(program.host, "keeper", "cancel", program.task, program.counter)
 
     def _start(self, index: int) -> None:
-        self.programs[index] = SimTask(self, index)
+        self.programs[index] = SimKeptTask(self, index)
 
 
 def simulate_keeper(seed: int, faults: int = 12) -> KeeperSim:

@@ -200,7 +200,7 @@ class SimServer:
                 call.fail(code, "refused")
 
 
-class SimWorker:
+class SimUpdater:
     """What variables/client.py does, for one process that updates the variable."""
 
     def __init__(self, world: VariablesSim, name: str) -> None:
@@ -301,7 +301,7 @@ class VariablesSim(SimWorld):
         self.program_of: dict[int, int] = {}
         self.server = SimServer(self)
         self.program = SimProgram(self)
-        self.workers = [SimWorker(self, f"worker:{index}") for index in range(3)]
+        self.workers = [SimUpdater(self, f"worker:{index}") for index in range(3)]
         for _ in range(faults):
             self.clock.after(self.random.uniform(0.1, FAULTS_S), self._fault)
 
@@ -346,7 +346,7 @@ class VariablesSim(SimWorld):
             self.clock.after(self.random.random() * DOWN_S, lambda: self._worker_starts(index))
 
     def _worker_starts(self, index: int) -> None:
-        self.workers[index] = SimWorker(self, f"worker:{index}")
+        self.workers[index] = SimUpdater(self, f"worker:{index}")
 
 
 def simulate_variables(seed: int, faults: int = 10) -> VariablesSim:

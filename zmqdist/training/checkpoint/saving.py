@@ -23,9 +23,9 @@ from zmqdist.limits import CHECKPOINT_SHARDS_AT_ONCE
 from zmqdist.training.checkpoint.handles import shards_of
 from zmqdist.training.checkpoint.manifest import Plain
 from zmqdist.training.checkpoint.parts import Part
+from zmqdist.training.checkpoint.publishing import ToWrite, write
 from zmqdist.training.checkpoint.reading import CheckpointReader
 from zmqdist.training.checkpoint.structure import Leaf, leaves
-from zmqdist.training.checkpoint.writing import ToWrite, write
 
 
 def save(path: str | os.PathLike[str], variables: Any, *, step: SupportsIndex | None = None) -> str:

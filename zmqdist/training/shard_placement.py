@@ -36,7 +36,7 @@ class Placed:
         return f"{self.name} {self.dtype}{list(self.shape)}, {self.bytes:,} bytes: ps:{self.ps}"
 
 
-class Placement:
+class ShardPlacement:
     """For the variables of one strategy. From any thread.
 
     Attributes:

@@ -1,0 +1,130 @@
+"""A name means one class, modules import downwards, and objects keep their privates to themselves."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.test_structure import SOURCES, name_of
+
+REACHES_MAX = 80
+"""Has to shrink to 20. Into privates that another module has made; a function that stands beside its class is no stranger."""
+
+
+DOCUMENTED = {"_asdict", "_current_frames", "_exit", "_fields", "_make", "_replace"}
+"""Of the standard library, which documents them in spite of their names."""
+
+
+TWICE = {"ReduceOp"}
+"""That of collectives and that of a strategy, which takes less, are both public."""
+
+KNOWN_CYCLES = [
+    {"zmqdist.training.creation", "zmqdist.training.variable"},
+    {"zmqdist.training.coordinating", "zmqdist.training.strategy"},
+]
+"""Have to go."""
+
+
+def public_classes(source: str) -> list[str]:
+    return [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+
+
+def test_no_two_modules_have_a_public_class_of_the_same_name() -> None:
+    owners: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for name in public_classes(path.read_text()):
+            owners.setdefault(name, []).append(name_of(path))
+    assert not {name: paths for name, paths in owners.items() if len(paths) > 1 and name not in TWICE}
+
+
+def dotted(name: str) -> str:
+    return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imports(source: str, known: set[str]) -> set[str]:
+    """The modules of `known` that this one imports, also inside functions; what a type checker alone sees is left out."""
+    found: set[str] = set()
+    left: list[ast.AST] = [ast.parse(source)]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            left += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inside & known if inside & known else {node.module}
+        left += ast.iter_child_nodes(node)
+    return found & known
+
+
+def cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The largest sets of modules of which each imports all others, directly or not."""
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            for name in graph[left.pop()] - seen:
+                seen.add(name)
+                left.append(name)
+        return seen
+
+    reach = {name: reachable(name) for name in graph}
+    circles = [{other for other in reach[name] if name in reach[other]} for name in graph if name in reach[name]]
+    return [circle for index, circle in enumerate(circles) if circle not in circles[:index]]
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    files = {dotted(name_of(path)): path for path in SOURCES}
+    graph = {name: imports(path.read_text(), set(files)) - {name} for name, path in files.items()}
+    assert [circle for circle in cycles(graph) if circle not in KNOWN_CYCLES] == []
+
+
+def test_the_check_of_imports_sees_a_circle() -> None:
+    known = {"a", "b", "c", "d"}
+    graph = {
+        "a": imports("def f():\n    import b", known),
+        "b": imports("from c import x", known),
+        "c": imports("import a", known),
+        "d": imports("if TYPE_CHECKING:\n    import d\nimport a", known),
+    }
+    assert cycles(graph) == [{"a", "b", "c"}]
+
+
+def reaches(source: str) -> Iterator[tuple[int, str]]:
+    """(line, expression) of each private attribute of another object that this module has not made itself."""
+    tree = ast.parse(source)
+    own = DOCUMENTED | {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    own |= {node.attr for node in attributes if ast.unparse(node.value) in ("self", "cls")}
+    own |= {
+        node.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    own |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    for node in attributes:
+        if node.attr[0] == "_" and node.attr[:2] != "__" and node.attr not in own:
+            yield node.lineno, ast.unparse(node)
+
+
+def test_few_objects_reach_into_the_privates_of_others() -> None:
+    found = [f"{name_of(path)}:{line}: {what}" for path in SOURCES for line, what in reaches(path.read_text())]
+    assert len(found) <= REACHES_MAX, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("other._x = 1", True),
+        ("class C:\n    def f(self, other): return self._x + other._x", False),
+        ("x.__name__", False),
+        ("os._exit(1)", False),
+    ],
+)
+def test_the_check_of_privates_sees_a_reach(source: str, seen: bool) -> None:
+    assert bool(list(reaches(source))) is seen
