@@ -1,4 +1,6 @@
-"""Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled. The runtime of dependencies_and_retries.py.
+"""Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled.
+
+The runtime of dependencies_and_retries.py.
 
 A plan is what the user scheduled; its attempts are what machine.py sees. All runs in the coordinator's loop but
 what says otherwise.
