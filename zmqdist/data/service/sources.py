@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from zmqdist.data.service import squeezing
+from zmqdist.data.service.delivery.interface import END, FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.elements import unpack
-from zmqdist.data.service.remote_reply import END, SKIP, SOME
-from zmqdist.data.service.runners.base import Packed, Wanted
+from zmqdist.data.service.runners.base import Packed
 from zmqdist.data.service.worker import ELEMENTS, Tasks
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.failures import failed
 from zmqdist.rpc.result import StatusOrResult
-
-FAILED: Final = 3
-"""A fourth kind of answer, with an error."""
 
 Then = Callable[[int, Any, OpError | None], None]
 

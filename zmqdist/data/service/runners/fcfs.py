@@ -24,9 +24,10 @@ from typing import Any, Final
 
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data.service.dealing import Drained
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.failing import Failed
-from zmqdist.data.service.runners.base import TAKEN, Named, Reply, Wanted, skip_late
+from zmqdist.data.service.runners.base import TAKEN, Named, Reply, skip_late
 from zmqdist.errors import CancelledError
 
 BUFFER_BYTES: Final = 32 << 20
