@@ -1,4 +1,4 @@
-"""A data service in virtual time: the real machine of the dispatcher, and models of workers and readers that speak its protocol.
+"""A data service in virtual time: the real machines of the dispatcher and of its readers, and models of what workers compute.
 
 Who is in the cluster the real machines of membership and worker decide, so that workers come back in any order and under other names.
 
@@ -24,8 +24,9 @@ from zmqdist.data.service.machine.portions import DEATHS_MAX
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
 from zmqdist.testing.simulation.data_links import Link
-from zmqdist.testing.simulation.data_parts import DELAY_S, SimDispatcher, SimReader, SimTask, SimWorker
-from zmqdist.testing.simulation.data_portions import SimPortionReader, SimPortionTask
+from zmqdist.testing.simulation.data_parts import DELAY_S, SimDispatcher, SimTask, SimWorker
+from zmqdist.testing.simulation.data_portions import SimPortionTask
+from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 
 KINDS = ("worker", "cut", "add", "dispatcher", "reader", "journal", "both")
 FAULTS_S = 4.0
