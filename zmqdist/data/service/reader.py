@@ -51,7 +51,7 @@ from zmqdist.data.service.elements import check_spec
 from zmqdist.data.service.machine.records import Terms
 from zmqdist.data.service.machine.retry import RETRIABLE, longer
 from zmqdist.data.service.policy import STATIC, ShardingPolicy, check_shared
-from zmqdist.data.service.sources import Local, Remote, open_batch
+from zmqdist.data.service.sources import LocalTask, RemoteTask, open_batch
 from zmqdist.data.service.targets import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code
@@ -157,7 +157,7 @@ class TaskLink:
 
     where: str
     life: int
-    at: Local | Remote
+    at: LocalTask | RemoteTask
     answers: deque[list[Any]] = field(default_factory=deque)
     """Of each question asked its answer, or nothing yet: two answers may come in from two threads, and the order of a task counts."""
 
@@ -360,7 +360,7 @@ class ServiceReader:
         self._end(None)
         if self._target == "LOCAL":
             for link in self._links.values():
-                if isinstance(link.at, Local):
+                if isinstance(link.at, LocalTask):
                     link.at.delete()
         if self._opened is not None:
             try:
@@ -516,7 +516,7 @@ class ServiceReader:
                     self._links[task] = TaskLink(where, life, self._at(task, where, life))
         return places, len(places) < len(tasks)
 
-    def _at(self, task: int, where: str, life: int) -> Local | Remote:
+    def _at(self, task: int, where: str, life: int) -> LocalTask | RemoteTask:
         assert self._opened is not None
         address, key = split_key(where)
         state = self._opened[0]
@@ -524,11 +524,11 @@ class ServiceReader:
         # What others get, too, is not handed over as it is.
         worker = local.find(life) if protocol in ("", LOCAL_PROTOCOL) and not shared else None
         if worker is not None:
-            return Local(worker, address, state, task, self._soon)
+            return LocalTask(worker, address, state, task, self._soon)
         if protocol and protocol not in PROTOCOLS and not (shared and protocol == LOCAL_PROTOCOL):
             why = "it is not one of this process" if protocol == LOCAL_PROTOCOL else f"it has {', '.join(PROTOCOLS)}"
             self._end(NotFoundError(f"Protocol '{protocol}' is not available for worker '{address}': {why}"))
-        return Remote(self._connect(address, key), state, task, self._wish.compression)
+        return RemoteTask(self._connect(address, key), state, task, self._wish.compression)
 
 
 _readers: weakref.WeakSet[ServiceReader] = weakref.WeakSet()

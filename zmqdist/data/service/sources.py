@@ -25,7 +25,7 @@ from zmqdist.rpc.result import StatusOrResult
 Then = Callable[[int, Any, OpError | None], None]
 
 
-class Remote:
+class RemoteTask:
     """A task of another process."""
 
     def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
@@ -52,7 +52,7 @@ class Remote:
         then(kind, (self._client.address, value, tag), None)
 
 
-class Local:
+class LocalTask:
     """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
 
     def __init__(self, worker: Tasks, address: str, state: int, task: int, soon: Callable[..., None]) -> None:

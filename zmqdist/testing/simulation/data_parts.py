@@ -21,7 +21,7 @@ from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, M
 from zmqdist.scheduling.worker.machine import DISPATCHER, Worker
 from zmqdist.scheduling.worker.worker_events import DispatcherDown, DispatcherUp, Exit
 from zmqdist.scheduling.worker.worker_events import Event as WorkerEvent
-from zmqdist.testing.simulation.data_links import Link, Then, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, Then, Ticket
 
 if TYPE_CHECKING:
     from zmqdist.testing.simulation.data_service import DataSim
@@ -50,7 +50,7 @@ class SimDispatcher:
         )
         self.life = 0
         self.alive = False
-        self.links: list[Link] = []
+        self.links: list[SimLink] = []
         self._snapshot: bytes | None = None
         self._records: list[bytes] = []
         self.start()
@@ -74,14 +74,14 @@ class SimDispatcher:
             self._sim.end_link(link)
         self.links = []
 
-    def connect(self) -> Link | None:
+    def connect(self) -> SimLink | None:
         if not self.alive:
             return None
-        link = Link(self.life)
+        link = SimLink(self.life)
         self.links.append(link)
         return link
 
-    def ask(self, link: Link | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
+    def ask(self, link: SimLink | None, make: Callable[[Ticket], q.Question], then: Then) -> None:
         """Send a question; its answer, or UNAVAILABLE, comes later."""
         sim = self._sim
         if link is None or not link.open:
@@ -99,7 +99,7 @@ class SimDispatcher:
 
         sim.in_order(link, "up", arrive)
 
-    def tell(self, link: Link, message: Message) -> None:
+    def tell(self, link: SimLink, message: Message) -> None:
         """Send what a worker says of itself."""
 
         def arrive() -> None:
@@ -108,7 +108,7 @@ class SimDispatcher:
 
         self._sim.in_order(link, "up", arrive)
 
-    def gone(self, link: Link) -> None:
+    def gone(self, link: SimLink) -> None:
         """This side notices that a connection has ended."""
         if self.alive and link.life == self.life:
             self._members(PeerGone(link))
@@ -211,7 +211,7 @@ class SimDispatcher:
 class SimTask:
     """One task of a worker: makes elements, one at a time, for whoever asks."""
 
-    def __init__(self, worker: SimWorker, told: list[Any], state: int) -> None:
+    def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
         self.worker = worker
         self.number: int = told[0]
         self.mode: int = told[4][1]
@@ -297,7 +297,7 @@ class SimTask:
             self.worker.ask_work()
 
 
-class SimWorker:
+class SimDataWorker:
     """A process with tasks. It registers by the real machine of a worker; its tasks ask by a connection of their own."""
 
     def __init__(self, sim: DataSim, name: str, address: str, index: int) -> None:
@@ -311,8 +311,8 @@ class SimWorker:
         self.tasks: dict[int, SimTask] = {}
         self.died: list[Callable[[], None]] = []
         """Called when it is killed: those who wait for an answer."""
-        self.link: Link | None = None
-        self._calls: Link | None = None
+        self.link: SimLink | None = None
+        self._calls: SimLink | None = None
         self._away_until = 0.0
         self._tick_at = 0.0
         self._state = 0
@@ -345,7 +345,7 @@ class SimWorker:
         link.closed = self._down
         self.sim.soon(lambda: self._handle(DispatcherUp(life)) if link.open else None)
 
-    def calls(self) -> Link | None:
+    def calls(self) -> SimLink | None:
         """The connection by which its tasks ask."""
         if self._calls is None or not self._calls.open:
             self._calls = self.dispatcher.connect() if self.sim.clock.now >= self._away_until else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from zmqdist.data.service.machine import questions as q
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
-from zmqdist.testing.simulation.data_parts import FULL_S, SimTask, SimWorker
+from zmqdist.testing.simulation.data_parts import FULL_S, SimDataWorker, SimTask
 
 if TYPE_CHECKING:
     pass
@@ -21,7 +21,7 @@ class SimPortionTask(SimTask):
     """A lane for each reader. What is in a buffer is (portion, offset at which it was begun, offset, element, whether it is the
     last of the portion)."""
 
-    def __init__(self, worker: SimWorker, told: list[Any], state: int) -> None:
+    def __init__(self, worker: SimDataWorker, told: list[Any], state: int) -> None:
         super().__init__(worker, told, state)
         self.lanes: dict[int, list[Any]] = {}
         self.wait: dict[int, list[Callable[[list[Any], bool], None]]] = {}

@@ -45,7 +45,7 @@ from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
 from zmqdist.events import Ticked
-from zmqdist.testing.simulation.data_links import Link, Ticket
+from zmqdist.testing.simulation.data_links import SimLink, Ticket
 from zmqdist.testing.simulation.data_parts import DELAY_S
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SimReader:
         self.lost_answers = 0
         self.queue: deque[Any] = deque()
         self.delivery: Delivery
-        self._link: Link | None = None
+        self._link: SimLink | None = None
         self._links: dict[int, SimTaskLink] = {}
         self._version = 0
         self._finished = self._over = False
@@ -99,7 +99,7 @@ class SimReader:
 
     # -- the dispatcher ---------------------------------------------------------------------------------------------------
 
-    def _dispatcher_link(self) -> Link | None:
+    def _dispatcher_link(self) -> SimLink | None:
         if self._link is None or not self._link.open:
             self._link = self.sim.dispatcher.connect()
         return self._link

@@ -23,8 +23,8 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.portions import DEATHS_MAX
 from zmqdist.errors import FAILED_PRECONDITION, NOT_FOUND, UNAVAILABLE
 from zmqdist.testing.simulation.clock import SimClock
-from zmqdist.testing.simulation.data_links import Link
-from zmqdist.testing.simulation.data_parts import DELAY_S, SimDispatcher, SimTask, SimWorker
+from zmqdist.testing.simulation.data_links import SimLink
+from zmqdist.testing.simulation.data_parts import DELAY_S, SimDataWorker, SimDispatcher, SimTask
 from zmqdist.testing.simulation.data_portions import SimPortionTask
 from zmqdist.testing.simulation.data_readers import SimPortionReader, SimReader
 
@@ -65,7 +65,7 @@ class DataSim:
         self.faults_until = FAULTS_S if faults else 0.0
         self._names = 0
         self.dispatcher = SimDispatcher(self, fault_tolerant=self.random.random() < 0.7 or not faults)
-        self.workers: list[SimWorker] = []
+        self.workers: list[SimDataWorker] = []
         self.readers: list[SimReader] = []
         for _ in range(self.random.randint(1, 4)):
             self._new_worker()
@@ -83,7 +83,7 @@ class DataSim:
     def soon(self, fn: Callable[[], object]) -> None:
         self.clock.after(self.random.expovariate(1 / DELAY_S), fn)
 
-    def in_order(self, link: Link, way: str, fn: Callable[[], object]) -> None:
+    def in_order(self, link: SimLink, way: str, fn: Callable[[], object]) -> None:
         """Later, and after what went this way before."""
         at = max(self.clock.now + self.random.expovariate(1 / DELAY_S), link.last.get(way, 0.0))
         link.last[way] = at
@@ -112,7 +112,7 @@ class DataSim:
 
         attempt()
 
-    def end_link(self, link: Link) -> None:
+    def end_link(self, link: SimLink) -> None:
         """Both sides notice in their own time."""
         if not link.open:
             return
@@ -124,7 +124,7 @@ class DataSim:
         self.soon(partial(self.dispatcher.gone, link))
         self.soon(link.closed)
 
-    def watch_worker(self, worker: SimWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
+    def watch_worker(self, worker: SimDataWorker, fail: Callable[[], None], open_: Callable[[], bool]) -> None:
         """Tell a reader that its worker has died while it waited; it looks from time to time."""
         since_s = self.clock.now
 
@@ -173,9 +173,9 @@ class DataSim:
     def _new_worker(self) -> None:
         self._names += 1
         index = self._names if self._named else -1
-        self.workers.append(SimWorker(self, f"worker {self._names}", f"host:{self._names}", index))
+        self.workers.append(SimDataWorker(self, f"worker {self._names}", f"host:{self._names}", index))
 
-    def task(self, worker: SimWorker, told: list[Any], state: int) -> SimTask:
+    def task(self, worker: SimDataWorker, told: list[Any], state: int) -> SimTask:
         """The task that a worker is told to begin."""
         self._begun[state, told[1]].append((told[0], worker.address))
         return (SimPortionTask if told[4][5] == "exactly_once" else SimTask)(worker, told, state)
@@ -224,7 +224,7 @@ class DataSim:
                 self.readers_killed += 1
                 victim_reader.kill()
 
-    def _kill(self, victim: SimWorker, address: str) -> None:
+    def _kill(self, victim: SimDataWorker, address: str) -> None:
         """And have it come back at an address; "": it does not."""
         self.note(f"{victim.name} is killed")
         victim.kill()
@@ -233,9 +233,9 @@ class DataSim:
         if address:
             self.clock.after(self.random.uniform(0.05, 1.0), lambda: self._come_back(victim, address))
 
-    def _come_back(self, victim: SimWorker, address: str) -> None:
+    def _come_back(self, victim: SimDataWorker, address: str) -> None:
         self.note(f"{victim.name} is back at {address}")
-        self.workers.append(SimWorker(self, victim.name, address, victim.index))
+        self.workers.append(SimDataWorker(self, victim.name, address, victim.index))
 
     # -- what must be so ------------------------------------------------------------------------------------------------------------
 
