@@ -10,8 +10,8 @@ import pytest
 
 from zmqdist.data.service.delivery import window_machine
 from zmqdist.data.service.delivery.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
-from zmqdist.data.service.delivery.interface import Answered, Effect, Report
-from zmqdist.data.service.delivery.window_machine import TaskSource, Window
+from zmqdist.data.service.delivery.interface import Answered, Effect, TellDispatcher
+from zmqdist.data.service.delivery.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.machine import cutting
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
@@ -179,7 +179,7 @@ def taking_everything(accept: Any) -> Any:
 
 def silent_about_losses(answered: Any) -> Any:
     def spoiled(self: ExactlyOnceDelivery, event: Answered, now: float) -> list[Effect]:
-        return [each for each in answered(self, event, now) if not isinstance(each, Report)]
+        return [each for each in answered(self, event, now) if not isinstance(each, TellDispatcher)]
 
     return spoiled
 
@@ -196,7 +196,7 @@ def out_of_turn(_in_turn: Any) -> Any:
 
 
 def giving_up(fail: Any) -> Any:
-    def spoiled(self: Window, source: TaskSource, now: float) -> None:
+    def spoiled(self: TaskWindow, source: TaskSource, now: float) -> None:
         fail(self, source, now)
         source.ended = True
 
@@ -259,8 +259,8 @@ BUGS: list[Bug] = [
         replaced(ExactlyOnceDelivery, "_in_turn", out_of_turn),
         "in order",
     ),
-    Bug("a reader gives up a worker that has not answered once", replaced(Window, "fail", giving_up), ""),
-    Bug("a reader ends with its first task", replaced(Window, "exhausted", at_the_first_end), ""),
+    Bug("a reader gives up a worker that has not answered once", replaced(TaskWindow, "fail", giving_up), ""),
+    Bug("a reader ends with its first task", replaced(TaskWindow, "exhausted", at_the_first_end), ""),
     Bug("a reader asks more than its window holds", replaced(window_machine, "AHEAD", lambda ahead: ahead + 1), "W2"),
 ]
 

@@ -39,14 +39,14 @@ from zmqdist.data.service.delivery import interface
 from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.delivery.exactly_once_machine import (
     ACKNOWLEDGE,
+    Consumed,
     Consumption,
     ExactlyOnceDelivery,
-    Piece,
-    Saved,
+    PortionPiece,
 )
 from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
-from zmqdist.data.service.delivery.interface import Answered, Delivery, Event, News, Report, Reported, TaskPlace
-from zmqdist.data.service.delivery.window_machine import Window
+from zmqdist.data.service.delivery.interface import Answered, Delivery, Event, News, Reported, TaskPlace, TellDispatcher
+from zmqdist.data.service.delivery.window_machine import TaskWindow
 from zmqdist.data.service.elements import check_spec
 from zmqdist.data.service.machine.records import Terms
 from zmqdist.data.service.machine.retry import RETRIABLE, longer
@@ -96,7 +96,7 @@ class SavedReader:
     client: int
     cut: tuple[int, ...]
     lanes: int
-    consumed: Saved
+    consumed: Consumed
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
@@ -108,7 +108,7 @@ class SavedReader:
             dispatcher, iteration, client, lanes = (
                 int(state[name]) for name in ("dispatcher", "iteration", "client", "lanes")
             )
-            return cls(dispatcher, iteration, client, tuple(map(int, state["cut"])), lanes, Saved(done, open_))
+            return cls(dispatcher, iteration, client, tuple(map(int, state["cut"])), lanes, Consumed(done, open_))
         except (KeyError, TypeError, ValueError) as error:
             raise invalid(f"not the state of a reader in portions: {error!r}") from error
 
@@ -200,7 +200,7 @@ class ServiceReader:
         self._opened: tuple[int, int] | None = None
         """The number of the dispatcher's state, and that of the client that this is to it."""
         self._lanes = max(1, wish.terms.num_consumers)
-        saved = Saved() if wish.saved is None else wish.saved.consumed
+        saved = Consumed() if wish.saved is None else wish.saved.consumed
         self._consumption = Consumption(self._ready, self._lanes, saved)
         request = secrets.randbits(62)
         terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
@@ -232,8 +232,8 @@ class ServiceReader:
     def _delivery_for(self, client: int) -> Delivery:
         wish, terms = self._wish, self._wish.terms
         if terms.portioned:
-            window = Window(client, wish.trainer, wish.max_outstanding)
-            saved = Saved() if wish.saved is None else wish.saved.consumed
+            window = TaskWindow(client, wish.trainer, wish.max_outstanding)
+            saved = Consumed() if wish.saved is None else wish.saved.consumed
             return ExactlyOnceDelivery(window, self._consumption, self._lanes, self._cut[3], terms.ordered, saved)
         if terms.coordinated:
             return CoordinatedDelivery(client, wish.consumer_index, wish.max_outstanding, self._elements_of)
@@ -278,7 +278,7 @@ class ServiceReader:
             if not self._queue:
                 consumption.waits = True
                 self._tell(WAITS)
-            piece: Piece | None = self._take()
+            piece: PortionPiece | None = self._take()
             consumption.waits = False
             if piece is None:
                 return
@@ -297,7 +297,7 @@ class ServiceReader:
                 raise piece.error
             yield iterator
 
-    def _piece_elements(self, piece: Piece) -> Any:
+    def _piece_elements(self, piece: PortionPiece) -> Any:
         batch = piece.batch
         if batch.value is not None:
             try:
@@ -419,7 +419,7 @@ class ServiceReader:
                     with self._ready:
                         self._queue.extend(items)
                         self._ready.notify_all()
-                case Report(method, about):
+                case TellDispatcher(method, about):
                     assert self._opened is not None
                     then = partial(self._reported, effect)
                     self._start(self._dispatcher, then, method, *self._opened, about)
@@ -442,7 +442,7 @@ class ServiceReader:
         while link.answers and link.answers[0]:
             self._handle(Answered(source, *link.answers.popleft()[0]))
 
-    def _reported(self, report: Report, call: StatusOrResult) -> None:
+    def _reported(self, report: TellDispatcher, call: StatusOrResult) -> None:
         code, message = call.get_error()
         self._trouble = f": {message}" if code else ""
         self._handle(Reported(report, code, message))

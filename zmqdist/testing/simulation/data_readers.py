@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from zmqdist.data.service.delivery.exactly_once_machine import (
     ACKNOWLEDGE,
-    Batch,
+    Consumed,
     Consumption,
     ExactlyOnceDelivery,
     Marks,
-    Piece,
-    Saved,
+    PortionBatch,
+    PortionPiece,
 )
 from zmqdist.data.service.delivery.first_come_machine import FirstComeDelivery
 from zmqdist.data.service.delivery.interface import (
@@ -33,14 +33,14 @@ from zmqdist.data.service.delivery.interface import (
     Event,
     News,
     Over,
-    Report,
     Reported,
     TaskPlace,
+    TellDispatcher,
     Took,
     Waits,
     Works,
 )
-from zmqdist.data.service.delivery.window_machine import AHEAD, Window
+from zmqdist.data.service.delivery.window_machine import AHEAD, TaskWindow
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE, OpError, UnavailableError
@@ -174,7 +174,7 @@ class SimReader:
                 case Deliver(items):
                     self.queue += items
                     self.consume()
-                case Report():
+                case TellDispatcher():
                     self.report(effect)
                 case AskForNews():
                     self._watch()
@@ -201,7 +201,7 @@ class SimReader:
         if self._over and not self.queue and not self._consuming:
             self.ended = True
 
-    def report(self, report: Report) -> None:
+    def report(self, report: TellDispatcher) -> None:
         """Tell the dispatcher."""
         raise AssertionError(f"a reader that acknowledges nothing reports {report}")
 
@@ -304,13 +304,13 @@ class SimPortionReader(SimReader):
         self.ordered = ordered
         self.confirmed: list[int] = []
         self.told: list[int] = []
-        self._consumption = Consumption(nullcontext(), 1, Saved())
+        self._consumption = Consumption(nullcontext(), 1, Consumed())
         self._given: dict[int, list[int]] = {}
         """Of each portion what the consumer was given."""
         self._marked: dict[int, int] = {}
         self._skipped: dict[int, int] = {}
         """Of each portion the offset from which on this reader has it."""
-        self._hand: tuple[Piece, Iterator[Any]] | None = None
+        self._hand: tuple[PortionPiece, Iterator[Any]] | None = None
         super().__init__(sim, job, r.DYNAMIC, 0)
 
     def opening(self, ticket: Ticket, request: int) -> q.Open:
@@ -319,8 +319,8 @@ class SimPortionReader(SimReader):
         return q.Open(ticket, request, self.job, 0, terms, (count,), grain=(count, 1, 1))
 
     def made(self, first: int) -> Delivery:
-        window = Window(self.client, "", -1)
-        return ExactlyOnceDelivery(window, self._consumption, 1, first, self.ordered, Saved())
+        window = TaskWindow(self.client, "", -1)
+        return ExactlyOnceDelivery(window, self._consumption, 1, first, self.ordered, Consumed())
 
     def tag(self, batch: list[Any]) -> Any:
         runs: list[list[Any]] = []
@@ -349,7 +349,7 @@ class SimPortionReader(SimReader):
             self.look()
             return
         consumption.waits = False
-        piece: Piece = self.queue.popleft()
+        piece: PortionPiece = self.queue.popleft()
         elements = iter(elements_of(piece))
         self._skipped.setdefault(piece.number, piece.first)
         had = self._skipped[piece.number] + len(self._given.setdefault(piece.number, []))
@@ -382,7 +382,7 @@ class SimPortionReader(SimReader):
 
     # -- what it says -----------------------------------------------------------------------------------------------------
 
-    def report(self, report: Report) -> None:
+    def report(self, report: TellDispatcher) -> None:
         about = report.about
 
         def question(ticket: Ticket) -> q.Question:
@@ -416,7 +416,7 @@ class SimPortionReader(SimReader):
         return fresh
 
 
-def elements_of(piece: Piece) -> list[int]:
+def elements_of(piece: PortionPiece) -> list[int]:
     """Those of its answer that are in this piece."""
-    batch: Batch = piece.batch
+    batch: PortionBatch = piece.batch
     return [each[3] for each in batch.value[1][piece.start : piece.stop]]

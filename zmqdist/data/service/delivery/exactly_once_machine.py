@@ -37,13 +37,13 @@ from zmqdist.data.service.delivery.interface import (
     Event,
     News,
     Over,
-    Report,
     Reported,
+    TellDispatcher,
     Took,
     Waits,
     Works,
 )
-from zmqdist.data.service.delivery.window_machine import TaskSource, Window
+from zmqdist.data.service.delivery.window_machine import TaskSource, TaskWindow
 from zmqdist.data.service.machine import runs as sets
 from zmqdist.data.service.machine.retry import RETRIABLE, TRANSIENT
 from zmqdist.errors import OpError, from_code
@@ -67,7 +67,7 @@ Marks: TypeAlias = tuple[tuple[int, int, bool], ...]
 """What a consumer has done with: (portion, elements, whether that is all) each."""
 
 
-class Saved(NamedTuple):
+class Consumed(NamedTuple):
     """What a consumer had: steps as runs, and (portion, elements) of those that it had begun."""
 
     done: Sequence[tuple[int, int]] = ()
@@ -75,7 +75,7 @@ class Saved(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
+class PortionBatch:
     """An answer. The consumer makes elements of it once, in its own thread, and keeps them here.
 
     Attributes:
@@ -87,7 +87,7 @@ class Batch:
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
+class PortionPiece:
     """Elements of one portion that follow each other: those from `start` to `stop` of a batch, or one error.
 
     Attributes:
@@ -96,7 +96,7 @@ class Piece:
       last: the place in the window that its batch has is free when the consumer has taken this piece.
     """
 
-    batch: Batch
+    batch: PortionBatch
     number: int
     first: int
     start: int
@@ -114,11 +114,11 @@ class Consumption:
       due: acknowledgments will be sent without a further event.
     """
 
-    def __init__(self, lock: AbstractContextManager[Any], lanes: int, saved: Saved) -> None:
+    def __init__(self, lock: AbstractContextManager[Any], lanes: int, saved: Consumed) -> None:
         self.waits = self.due = False
         self._lock = lock
         self._lanes = lanes
-        self._piece: tuple[Piece, Iterator[Any], int] | None = None
+        self._piece: tuple[PortionPiece, Iterator[Any], int] | None = None
         """What the consumer has in hand: its elements, and how many they were."""
         self._done: sets.Runs = []
         self._open = dict(saved.open)
@@ -134,7 +134,7 @@ class Consumption:
         """Whether the consumer is at a piece."""
         return self._piece is not None
 
-    def take(self, piece: Piece, elements: Iterator[Any], count: int) -> None:
+    def take(self, piece: PortionPiece, elements: Iterator[Any], count: int) -> None:
         """The consumer begins with a piece, and uses up these elements."""
         self._piece = piece, elements, count
 
@@ -151,13 +151,13 @@ class Consumption:
         """In the child of a fork the piece in hand belongs to the parent."""
         self._piece = None
 
-    def saved(self) -> Saved:
+    def saved(self) -> Consumed:
         """Where the consumer is. In its thread."""
         done, open_ = list(self._done), dict(self._open)
         position = self._position()
         if position is not None:
             _note(done, open_, self._lanes, *position)
-        return Saved(done, sorted(open_.items()))
+        return Consumed(done, sorted(open_.items()))
 
     def marks(self) -> Marks:
         """Take out what can be acknowledged now."""
@@ -194,12 +194,12 @@ class ExactlyOnceDelivery:
 
     def __init__(
         self,
-        window: Window,
+        window: TaskWindow,
         consumption: Consumption,
         lanes: int,
         first: int,
         ordered: bool,
-        saved: Saved,
+        saved: Consumed,
     ) -> None:
         """
         Args:
@@ -217,7 +217,7 @@ class ExactlyOnceDelivery:
         self._whole: sets.Runs = []
         for start, stop in saved.done:
             sets.add(self._whole, start, stop)
-        self._later: dict[int, deque[Piece]] = {}
+        self._later: dict[int, deque[PortionPiece]] = {}
         self._later_bytes: dict[int, int] = {}
         self._in_hand: dict[int, tuple[int, ...]] = {}
         """Task -> portions that it had when it answered last."""
@@ -243,7 +243,7 @@ class ExactlyOnceDelivery:
             case Works():
                 self._acknowledge_later(now)
                 return []
-            case Reported(Report(method, about), code, message):
+            case Reported(TellDispatcher(method, about), code, message):
                 if method == ACKNOWLEDGE:
                     return self._acknowledged(about, code, message, now)
                 if code in TRANSIENT:
@@ -294,7 +294,7 @@ class ExactlyOnceDelivery:
         source.asked -= 1
         if error is not None and error.error_code in RETRIABLE:
             self._window.fail(source, now)
-            return [Report(MISSED, source.life)]
+            return [TellDispatcher(MISSED, source.life)]
         if error is not None:  # the task cannot go on
             return self._end(error)
         if event.kind == SOME:
@@ -306,7 +306,7 @@ class ExactlyOnceDelivery:
 
     def _accept(self, source: TaskSource, value: tuple[Any, ...]) -> list[Effect]:
         runs, bytes_, self._in_hand[source.task] = value[2]
-        batch = Batch(value)
+        batch = PortionBatch(value)
         place = 0
         pieces = []
         for number, skip, first, count, done, code, text in runs:
@@ -316,16 +316,16 @@ class ExactlyOnceDelivery:
                 had = min(count, offset - first)
                 if count > had or done:
                     error = from_code(code, text) if code and count > had else None
-                    pieces.append(Piece(batch, number, first + had, min(stop, place + had), stop, done, error))
+                    pieces.append(PortionPiece(batch, number, first + had, min(stop, place + had), stop, done, error))
                     _note(self._whole, self._arrived, self._lanes, number, first + count, done)
             place = stop
         return self._offer(self._in_turn(pieces, bytes_) if self._ordered else pieces)
 
-    def _in_turn(self, pieces: list[Piece], bytes_: int) -> list[Piece]:
+    def _in_turn(self, pieces: list[PortionPiece], bytes_: int) -> list[PortionPiece]:
         for piece in pieces:
             self._later.setdefault(piece.number, deque()).append(piece)
             self._later_bytes[piece.number] = self._later_bytes.get(piece.number, 0) + bytes_ // len(pieces)
-        ready: list[Piece] = []
+        ready: list[PortionPiece] = []
         while self._next in self._later:
             waiting = self._later[self._next]
             ready += waiting
@@ -341,7 +341,7 @@ class ExactlyOnceDelivery:
                 self._next = end * self._lanes + self._next % self._lanes
         return ready
 
-    def _offer(self, pieces: list[Piece]) -> list[Effect]:
+    def _offer(self, pieces: list[PortionPiece]) -> list[Effect]:
         """The answer that brought them counts as held until the consumer has taken the last of them."""
         if not pieces:
             self._window.held -= 1
@@ -355,7 +355,7 @@ class ExactlyOnceDelivery:
         effects: list[Effect] = []
         for life in [life for life, at in self._missed.items() if at <= now]:
             del self._missed[life]
-            effects.append(Report(MISSED, life))
+            effects.append(TellDispatcher(MISSED, life))
         return effects + self._acknowledge(now) if self._acknowledge_at <= now else effects
 
     def _acknowledge_later(self, now: float) -> None:
@@ -372,7 +372,7 @@ class ExactlyOnceDelivery:
         self._pause_s = ACK_S if marks else min(ACK_S_MAX, 2 * self._pause_s)
         if marks:
             self._acknowledging = True
-            return [Report(ACKNOWLEDGE, marks)]
+            return [TellDispatcher(ACKNOWLEDGE, marks)]
         if self._consumption.in_hand:
             self._acknowledge_later(now)
         return []

@@ -22,7 +22,7 @@ from zmqdist.data.service.delivery.interface import (
     Over,
     Took,
 )
-from zmqdist.data.service.delivery.window_machine import Window
+from zmqdist.data.service.delivery.window_machine import TaskWindow
 from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.errors import OpError, from_code
 
@@ -31,8 +31,8 @@ class FirstComeDelivery:
     """See the module's docstring."""
 
     def __init__(self, reader: int, trainer: str, outstanding_max: int) -> None:
-        """As for Window."""
-        self._window = Window(reader, trainer, outstanding_max)
+        """As for TaskWindow."""
+        self._window = TaskWindow(reader, trainer, outstanding_max)
         self._begun = self._finished = self._over = False
 
     @property

@@ -62,14 +62,6 @@ class TaskPlace(NamedTuple):
     starting_round: int
 
 
-class Source(Protocol):
-    """A task as a machine keeps it, to be handed back with the answer."""
-
-    @property
-    def task(self) -> int:
-        """Its number."""
-
-
 # -- events -----------------------------------------------------------------------------------------------------------
 
 
@@ -117,9 +109,9 @@ class Works(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """The dispatcher has answered a `Report`, with this error code; 0: it has taken it."""
+    """The dispatcher has answered a `TellDispatcher`, with this error code; 0: it has taken it."""
 
-    report: Report
+    report: TellDispatcher
     code: int
     message: str
 
@@ -142,7 +134,7 @@ class Deliver(NamedTuple):
     items: list[Any]
 
 
-class Report(NamedTuple):
+class TellDispatcher(NamedTuple):
     """Tell the dispatcher; its answer comes back as `Reported`."""
 
     method: str
@@ -159,7 +151,7 @@ class Over(NamedTuple):
     error: OpError | None
 
 
-Effect: TypeAlias = Ask | Deliver | Report | AskForNews | Over
+Effect: TypeAlias = Ask | Deliver | TellDispatcher | AskForNews | Over
 
 
 class Delivery(Protocol):

@@ -50,7 +50,7 @@ class TaskSource:
     paused_until: float = -inf
 
 
-class Window:
+class TaskWindow:
     """See the module's docstring.
 
     Attributes:
