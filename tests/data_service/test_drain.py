@@ -127,10 +127,10 @@ def test_what_is_handed_back_twice_is_given_out_once(cluster: TestCluster) -> No
         return effect.value
 
     machine.handle(q.WorkerJoined("worker:0", "a:1", 7), 0.0)
-    ask(q.Register("t", 1, None, "f", "{}"))
+    ask(q.RegisterRequest("t", 1, None, "f", "{}"))
     ask(q.Open("t", 2, None, 0, Terms("1000", 1), (100,), "unnamed"))
-    assert ask(q.Splits("t", 5, 4000, 7, 0, 11, 0, 10)) == (0, 10)
+    assert ask(q.SplitsRequest("t", 5, 4000, 7, 0, 11, 0, 10)) == (0, 10)
     for _ in range(2):
         ask(q.HandBack("t", 5, 4000, 7, 0, 12, 0, ((4, 6),)))
-    assert ask(q.Splits("t", 5, 4000, 7, 0, 13, 0, 10)) == (4, 6)
-    assert ask(q.Splits("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)
+    assert ask(q.SplitsRequest("t", 5, 4000, 7, 0, 13, 0, 10)) == (4, 6)
+    assert ask(q.SplitsRequest("t", 5, 4000, 7, 0, 14, 0, 10)) == (10, 10)

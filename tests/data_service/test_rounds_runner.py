@@ -13,29 +13,31 @@ from tests.data_service.clusters import until
 from tests.data_service.replies import Answer
 from zmqdist.data import Dataset
 from zmqdist.data.service.delivery.interface import Wanted
-from zmqdist.data.service.machine.figures import Report
-from zmqdist.data.service.runners.rounds import GROUPS_MAX, Rounds
+from zmqdist.data.service.machine.figures import SplitsReport
+from zmqdist.data.service.runners.rounds import GROUPS_MAX, RoundsRunner
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError
 
 MANY = 1 << 20
 
 
 @contextmanager
-def running(consumers: int, dataset: Dataset | None = None) -> Iterator[Rounds]:
-    runner = Rounds("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, consumers)
+def running(consumers: int, dataset: Dataset | None = None) -> Iterator[RoundsRunner]:
+    runner = RoundsRunner("test", lambda: iter(dataset or Dataset.counter()), lambda error, what: error, consumers)
     try:
         yield runner
     finally:
         runner.close()
 
 
-def ask(runner: Rounds, consumer: int, round_: int, reader: int = 1, skipped: bool = False, rounds: int = 1) -> Answer:
+def ask(
+    runner: RoundsRunner, consumer: int, round_: int, reader: int = 1, skipped: bool = False, rounds: int = 1
+) -> Answer:
     answer = Answer()
     runner.ask(Wanted(rounds, MANY, 0.1, reader, consumer, round_, skipped), answer)
     return answer
 
 
-def ask_all(runner: Rounds, consumers: int, round_: int, **options: Any) -> list[Answer]:
+def ask_all(runner: RoundsRunner, consumers: int, round_: int, **options: Any) -> list[Answer]:
     return [ask(runner, consumer, round_, **options) for consumer in range(consumers)]
 
 
@@ -157,7 +159,7 @@ def test_rounds_that_are_ready_are_given_together_as_many_as_all_want() -> None:
         until_ready = [ask(runner, 0, 0), ask(runner, 1, 0)]
         for answer in until_ready:
             answer.result()
-        until(lambda: Report(*runner.figures()).buffered >= 4 * 2, "four groups that are made ahead")
+        until(lambda: SplitsReport(*runner.figures()).buffered >= 4 * 2, "four groups that are made ahead")
         first, second = ask(runner, 0, 1, rounds=4), ask(runner, 1, 1, rounds=3)
         assert (first.result(), second.result()) == ([2, 4, 6], [3, 5, 7])
         assert first.tag[0] == second.tag[0] == 4
@@ -235,6 +237,6 @@ def test_groups_made_ahead_are_bounded_and_shown() -> None:
     with running(1, Dataset.counter()) as runner:
         for round_ in range(300):
             ask(runner, 0, round_).result()
-            figures = Report(*runner.figures())
+            figures = SplitsReport(*runner.figures())
             assert figures.elements == round_ + 1
             assert figures.buffered <= figures.room <= GROUPS_MAX

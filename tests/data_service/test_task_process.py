@@ -23,7 +23,7 @@ from tests.zygote import ServerProcess
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.service.client import from_dataset_id, register_dataset
 from zmqdist.data.service.task_process import CRASHES_MAX, TaskProcesses
-from zmqdist.data.service.worker import Task
+from zmqdist.data.service.worker import WorkerTask
 from zmqdist.errors import UnknownError
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -109,7 +109,7 @@ def test_a_task_has_no_process_before_somebody_connects() -> None:
     tasks.address = "127.0.0.1:2"
     loop.start()
     told = [4000, 2000, "1000", "fingerprint", ("1000", 0), 0, 0, 0, -1, "job"]
-    loop.run(lambda: tasks.begin(Task(told)))
+    loop.run(lambda: tasks.begin(WorkerTask(told)))
     host, port = tasks.where(4000).split(":")
     assert not spawned
     with socket.create_connection((host, int(port))):

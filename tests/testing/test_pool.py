@@ -24,8 +24,8 @@ from zmqdist.testing import (
     create_cluster_spec,
     get_barrier,
 )
-from zmqdist.testing.runner.crew import Work
-from zmqdist.testing.runner.line import Line
+from zmqdist.testing.runner.crew import PoolWork
+from zmqdist.testing.runner.line import ParentLine
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_no_task_begins_a_run_before_all_can_come_to_its_barrier(
 ) -> None:
     """worker-0 has asked at the barrier before worker-1 is sent its function: both come through."""
     assert len(pool.run(me)) == 2
-    send = Work.send
+    send = PoolWork.send
     count = itertools.count()
 
     def first_comes_to_the_barrier() -> str:
@@ -173,12 +173,12 @@ def test_no_task_begins_a_run_before_all_can_come_to_its_barrier(
             (tmp_path / "came").touch()
         return me()
 
-    def sent(work: Work, *args: Any, **kwargs: Any) -> None:
+    def sent(work: PoolWork, *args: Any, **kwargs: Any) -> None:
         if next(count) == 1:
             eventually((tmp_path / "came").exists, "worker-0 has come to the barrier")
         send(work, *args, **kwargs)
 
-    monkeypatch.setattr(Work, "send", sent)
+    monkeypatch.setattr(PoolWork, "send", sent)
     assert len(pool.run(first_comes_to_the_barrier)) == 2
 
 
@@ -229,20 +229,20 @@ def test_what_cannot_be_a_pool_is_refused_at_once(cluster: Any, initializer: Any
 def test_work_that_is_sent_before_the_threads_of_the_processes_have_begun_is_run(
     pool: MultiProcessPoolRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent, send = threading.Event(), Work.send
+    sent, send = threading.Event(), PoolWork.send
 
     class Late(threading.Thread):
         def run(self) -> None:
             assert not self.name.startswith("zmqdist-line-") or sent.wait(30)
             super().run()
 
-    def note(work: Work, line: Line, last: bool) -> None:
+    def note(work: PoolWork, line: ParentLine, last: bool) -> None:
         send(work, line, last)
         lines.append(line)
         if len(lines) == 2:
             sent.set()
 
-    lines: list[Line] = []
-    monkeypatch.setattr(Work, "send", note)
+    lines: list[ParentLine] = []
+    monkeypatch.setattr(PoolWork, "send", note)
     monkeypatch.setattr(threading, "Thread", Late)
     assert pool.run(abs, (-3,)) == [3, 3]

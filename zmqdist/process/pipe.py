@@ -29,7 +29,7 @@ RECEIVE_BYTES = 256 * 1024
 """Taken at a time, into memory that is used again: fresh memory of this size would be mapped and unmapped for each message."""
 
 
-class Work(msgspec.Struct, array_like=True, tag=1, gc=False):
+class SlotWork(msgspec.Struct, array_like=True, tag=1, gc=False):
     """To a slot: functions that are new to it, (coordinator, fn, pickled), items to run, functions to forget."""
 
     functions: list[tuple[int, int, bytes]]
@@ -37,7 +37,7 @@ class Work(msgspec.Struct, array_like=True, tag=1, gc=False):
     forget: list[tuple[int, int]]
 
 
-class Report(msgspec.Struct, array_like=True, tag=2, gc=False):
+class SlotReport(msgspec.Struct, array_like=True, tag=2, gc=False):
     """From a slot: outcomes, (position, kind, payload). A bulk outcome comes alone, with its parts.
 
     Each part is a handle in the slot's shared memory, or a number of bytes, which follow.
@@ -47,21 +47,21 @@ class Report(msgspec.Struct, array_like=True, tag=2, gc=False):
     parts: list[int | Handle] = []
 
 
-class Ready(msgspec.Struct, array_like=True, tag=3, gc=False):
+class SlotStarted(msgspec.Struct, array_like=True, tag=3, gc=False):
     """From a slot: it has started, and this is how its shared memory is found."""
 
     pid: int
     memory: Offer | None = None
 
 
-class Welcome(msgspec.Struct, array_like=True, tag=4, gc=False):
+class SlotWelcome(msgspec.Struct, array_like=True, tag=4, gc=False):
     """To a slot, first of all: the address and the public key of its worker."""
 
     worker: str
     key: bytes = b""
 
 
-PipeMessage: TypeAlias = Work | Report | Ready | Welcome
+PipeMessage: TypeAlias = SlotWork | SlotReport | SlotStarted | SlotWelcome
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[PipeMessage] = msgspec.msgpack.Decoder(PipeMessage)
@@ -132,7 +132,7 @@ class LoopPipe:
         self._room = _receive_room()
         self._in = bytearray()
         self._out: deque[memoryview] = deque()
-        self._report: Report | None = None
+        self._report: SlotReport | None = None
         self._parts: list[bytearray] = []
         self._filled = 0
         self._offset = 0
@@ -220,7 +220,7 @@ class LoopPipe:
                 return
             message = _DECODER.decode(bytes(buffer[4 : 4 + length]))
             del buffer[: 4 + length]
-            if isinstance(message, Report) and any(type(part) is int for part in message.parts):
+            if isinstance(message, SlotReport) and any(type(part) is int for part in message.parts):
                 self._begin_parts(message)
             else:
                 self._on_message(message, [])
@@ -231,7 +231,7 @@ class LoopPipe:
             self._skip -= skipped
             del self._in[:skipped]
 
-    def _begin_parts(self, report: Report) -> None:
+    def _begin_parts(self, report: SlotReport) -> None:
         """Parts are read straight into their own memory; what came with the head already is taken over."""
         sizes = [part for part in report.parts if isinstance(part, int)]
         try:
@@ -240,7 +240,7 @@ class LoopPipe:
             self._skip = sum(sizes)
             self._skip_parts()
             error = exhausted(sum(sizes), "the result of a function at its worker")
-            self._on_message(Report([(report.outcomes[0][0], ERROR, pack_error(error))]), [])
+            self._on_message(SlotReport([(report.outcomes[0][0], ERROR, pack_error(error))]), [])
             return
         self._report = report
         self._filled = 0

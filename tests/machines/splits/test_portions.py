@@ -16,6 +16,7 @@ from zmqdist.data.service.machine.book import Rules
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.state import State
 from zmqdist.errors import ABORTED, FAILED_PRECONDITION, NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
+from zmqdist.events import Ticked
 
 NUMBER = 77
 NONE_YET = "none yet"
@@ -36,7 +37,7 @@ class World:
         self.tokens = 0
         self.terms = r.Terms("a", r.DYNAMIC, consumers, delivery=r.EXACTLY_ONCE, ordered=ordered)
         self.grain = (positions, repetitions, grain)
-        self.handle(q.Register(self.token(), 1, "a", "print", "{}"))
+        self.handle(q.RegisterRequest(self.token(), 1, "a", "print", "{}"))
 
     def token(self) -> int:
         self.tokens += 1
@@ -48,15 +49,15 @@ class World:
             more: list[q.Effect] = []
             for effect in effects:
                 match effect:
-                    case q.Answer(token, value):
+                    case q.AnswerRequest(token, value):
                         self.answers[token] = value
-                    case q.Fail(token, code, message):
+                    case q.FailRequest(token, code, message):
                         self.answers[token] = (code, message)
-                    case q.Journal() if self.full:
+                    case q.CommitJournal() if self.full:
                         more += self.machine.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
                     case q.Reload():
                         self.machine.restore(self.replayed(), [], self.now)
-                    case q.Journal(records):
+                    case q.CommitJournal(records):
                         self.records += records
                         more += self.machine.handle(q.JournalCommitted(), self.now)
             effects = more
@@ -73,7 +74,7 @@ class World:
         self.handle(q.WorkerJoined(f"worker:{life}", f"host:{life}", life))
         return life
 
-    def open(self, saved: q.Saved | None = None, consumer: int = -1) -> int:
+    def open(self, saved: q.SavedRequest | None = None, consumer: int = -1) -> int:
         token = self.ask(
             q.Open, self.token(), "job", 0, self.terms, (20,), consumer=consumer, grain=self.grain, saved=saved
         )
@@ -95,21 +96,21 @@ class World:
         return [] if told == NONE_YET else [each[0] for each in told]
 
     def acknowledge(self, client: int, *marks: tuple[int, int, bool]) -> Any:
-        return self.answer(self.ask(q.Acknowledge, NUMBER, client, marks))
+        return self.answer(self.ask(q.AcknowledgeRequest, NUMBER, client, marks))
 
     @property
     def iteration(self) -> r.Iteration:
         return next(iter(self.machine.state.iterations.values()))
 
     @property
-    def portions(self) -> r.Portions:
+    def portions(self) -> r.PortionsEntry:
         assert self.iteration.portions is not None
         return self.iteration.portions
 
-    def saved(self, client: int, done: list[tuple[int, int]], open_: list[tuple[int, int]] = []) -> q.Saved:  # noqa: B006
+    def saved(self, client: int, done: list[tuple[int, int]], open_: list[tuple[int, int]] = []) -> q.SavedRequest:  # noqa: B006
         p = self.portions
         cut = p.positions, p.repetitions, p.length
-        return q.Saved(NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_))
+        return q.SavedRequest(NUMBER, self.iteration.id, client, cut, len(p.next), tuple(done), tuple(open_))
 
     def replayed(self) -> State:
         state = State(number=NUMBER)
@@ -207,7 +208,7 @@ def test_e3_what_a_lost_worker_had_is_given_out_first_without_what_was_acknowled
     waits = world.want(one, client, 2)
     assert [each[0] for each in world.answer(waits)] == [1, 2]
     world.acknowledge(client, (0, 3, True), (1, 2, False))
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     token = world.want(two, client)
     assert world.answer(token) == [(1, 0, 1, 1, 2)]
 
@@ -218,10 +219,10 @@ def test_e3_a_worker_whose_place_another_had_goes_on_when_it_has_the_place_again
     one = world.worker(1)
     client = world.open()
     task = world.task(one)
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     world.handle(q.WorkerJoined("worker:1", "host:2", 2, (), False))
     assert world.answer(world.ask(q.AskPortions, NUMBER, task, one, client, 50, 1))[0] == UNAVAILABLE
-    world.handle(q.WorkerLost(2))
+    world.handle(q.WorkerGone(2))
     world.handle(q.WorkerJoined("worker:1", "host:1", one, (), False))
     assert world.task(one) == task
     assert world.given(one, client) == [0]
@@ -235,12 +236,12 @@ def test_e3_a_question_that_waits_gets_what_becomes_free_and_is_refused_when_its
     assert world.given(one, client) == [0]
     waits = world.want(two, client)
     assert world.answer(waits) == NONE_YET
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     assert [each[0] for each in world.answer(waits)] == [0]
     world.worker(one)
     waits = world.want(one, client)
     assert world.answer(waits) == NONE_YET
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     assert world.answer(waits)[0] == UNAVAILABLE
 
 
@@ -249,7 +250,7 @@ def test_e3_a_worker_whose_connection_broke_is_given_nothing_until_it_is_back() 
     world = World(positions=2)
     one, two = world.worker(1), world.worker(2)
     client = world.open()
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     assert world.answer(world.want(one, client))[0] == UNAVAILABLE
     assert world.given(two, client) == [0]
     world.worker(one)
@@ -263,11 +264,11 @@ def test_e3_in_order_what_lies_before_a_portion_that_is_computed_alone_is_given_
     client = world.open()
     assert world.given(one, client) == [0]
     assert world.given(two, client) == [1]
-    world.handle(q.WorkerLost(two))
+    world.handle(q.WorkerGone(two))
     assert world.given(three, client) == [1]
     waits = world.want(three, client, 4)
     assert world.answer(waits) == NONE_YET
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     assert [each[0] for each in world.answer(waits)] == [0]
     waits = world.want(three, client)
     assert world.answer(waits) == NONE_YET
@@ -300,7 +301,7 @@ def test_e4_a_released_client_leaves_the_rest_to_others() -> None:
     a, b = world.open(), world.open()
     assert world.given(life, a) == [0]
     world.acknowledge(a, (0, 3, False))
-    world.ask(q.Release, NUMBER, a)
+    world.ask(q.ReleaseRequest, NUMBER, a)
     token = world.want(life, b)
     assert world.answer(token) == [(0, 0, 0, 1, 3)]
     assert world.acknowledge(a, (0, 9, True))[0] == NOT_FOUND
@@ -314,7 +315,7 @@ def test_e4_a_client_that_is_silent_is_released() -> None:
     world.ask(q.Watch, NUMBER, a, 0)
     world.now = world.rules.gc_check_s + 1
     b = world.open()
-    world.handle(q.Ticked())
+    world.handle(Ticked())
     assert a not in world.machine.state.clients
     assert world.given(life, b) == [0]
 
@@ -343,7 +344,7 @@ def test_e5_the_reader_of_before_is_told_that_another_took_over() -> None:
     watch = world.ask(q.Watch, NUMBER, old, world.answer(world.ask(q.Watch, NUMBER, old, 0))[0])
     new = world.open(world.saved(old, []))
     assert world.answer(watch) is None
-    for kind, args in ((q.Watch, (0,)), (q.Acknowledge, ((),))):
+    for kind, args in ((q.Watch, (0,)), (q.AcknowledgeRequest, ((),))):
         code, message = world.answer(world.ask(kind, NUMBER, old, *args))
         assert code == ABORTED
         assert "taken over" in message
@@ -359,7 +360,7 @@ def test_e5_a_closed_reader_may_go_on_if_nobody_went_on_with_its_part() -> None:
     assert world.given(life, old) == [0]
     world.acknowledge(old, (0, 3, False))
     saved = world.saved(old, [], [(0, 1)])
-    world.ask(q.Release, NUMBER, old)
+    world.ask(q.ReleaseRequest, NUMBER, old)
     new = world.open(saved)
     assert world.answer(world.want(life, new)) == [(0, 0, 0, 1, 1)]
 
@@ -371,7 +372,7 @@ def test_e5_a_state_whose_elements_would_be_lost_is_refused() -> None:
     assert world.given(life, old) == [0]
     world.acknowledge(old, (0, 3, False))
     saved = world.saved(old, [], [(0, 1)])
-    world.ask(q.Release, NUMBER, old)
+    world.ask(q.ReleaseRequest, NUMBER, old)
     assert world.given(life, other) == [0]
     before = len(world.machine.state.clients)
     with pytest.raises(AssertionError, match=r"elements 1 to 2 of portion 0 would be lost"):
@@ -391,7 +392,7 @@ def test_e5_a_state_of_another_dataset_is_refused() -> None:
 
 def test_e5_another_dispatcher_leaves_out_what_the_state_says() -> None:
     world = World(positions=6)
-    saved = q.Saved(NUMBER + 1, 2000, 3000, (6, 1, 1), 1, ((0, 2), (3, 4)), ((4, 7),))
+    saved = q.SavedRequest(NUMBER + 1, 2000, 3000, (6, 1, 1), 1, ((0, 2), (3, 4)), ((4, 7),))
     life = world.worker(1)
     client = world.open(saved)
     told = [world.answer(world.want(life, client))[0] for _ in range(3)]
@@ -448,7 +449,7 @@ def test_e7_a_portion_that_kills_workers_ends_the_iteration() -> None:
         assert [each[0] for each in world.answer(token)] == ([0, 1, 2, 3] if life == 1 else [0])
         if life > 1:
             assert world.given(life, client, 4) == []
-        world.handle(q.WorkerLost(life))
+        world.handle(q.WorkerGone(life))
     failed = world.answer(world.ask(q.Watch, NUMBER, client, 0))[5]
     assert "positions 0 to 2" in failed
     assert all(f"worker:{life}" in failed for life in (1, 2, 3))
@@ -461,7 +462,7 @@ def test_e7_a_death_counts_when_the_reader_saw_it_before_the_dispatcher() -> Non
         world.worker(life)
         assert world.given(life, client) == [0]
         world.ask(q.Missed, NUMBER, client, life)
-        world.handle(q.WorkerLost(life))
+        world.handle(q.WorkerGone(life))
     assert "positions 0 to 0" in world.portions.failed
 
 
@@ -495,11 +496,11 @@ def test_e7_a_worker_that_had_only_lost_its_connection_is_not_charged() -> None:
     for life in (1, 2, 1, 2, 1):
         world.worker(life)
         assert world.given(life, client, 4) == [0, 1, 2, 3], "nobody has died over it: it is not given out alone"
-        world.handle(q.WorkerLost(life))
+        world.handle(q.WorkerGone(life))
         assert world.portions.open[0].charged == [f"worker:{life}"]
         world.worker(life)
         assert world.portions.open[0].charged == []
-        world.handle(q.WorkerLost(life, left=True))
+        world.handle(q.WorkerGone(life, left=True))
     assert world.portions.failed == ""
 
 
@@ -509,7 +510,7 @@ def test_e7_the_next_life_of_a_worker_takes_back_no_charge() -> None:
     for life in (1, 2, 3):
         world.handle(q.WorkerJoined("worker:0", "host:0", life))
         assert world.given(life, client) == [0]
-        world.handle(q.WorkerLost(life))
+        world.handle(q.WorkerGone(life))
     assert "3 processes died" in world.portions.failed
 
 
@@ -519,7 +520,7 @@ def test_e7_a_process_that_died_stays_charged_when_its_worker_loses_its_connecti
     assert world.given(life, client) == [0]
     world.ask(q.Crashed, NUMBER, world.task(life), life, "fell over")
     assert world.given(life, client) == [0]
-    world.handle(q.WorkerLost(life))
+    world.handle(q.WorkerGone(life))
     assert world.portions.open[0].charged == ["worker:1 (fell over)", "worker:1"]
     world.worker(life)
     assert world.portions.open[0].charged == ["worker:1 (fell over)"]
@@ -531,14 +532,14 @@ def test_e7_a_charge_that_was_taken_back_while_the_journal_failed_does_not_count
     for life in (1, 2):
         world.worker(life)
         assert world.given(life, client) == [0]
-        world.handle(q.WorkerLost(life))
+        world.handle(q.WorkerGone(life))
     world.worker(3)
     assert world.given(3, client) == [0]
     world.full = True
     world.worker(1)
     world.full = False
     assert world.portions.open[0].charged == ["worker:1", "worker:2"]
-    world.handle(q.WorkerLost(3))
+    world.handle(q.WorkerGone(3))
     assert world.portions.open[0].charged == ["worker:2", "worker:3"]
     assert world.portions.failed == ""
 
@@ -549,7 +550,7 @@ def test_e7_workers_that_leave_are_not_blamed() -> None:
     for life in range(1, 6):
         world.worker(life)
         assert world.given(life, client) == [0]
-        world.handle(q.WorkerLost(life, left=True))
+        world.handle(q.WorkerGone(life, left=True))
     assert world.portions.failed == ""
 
 
@@ -560,7 +561,7 @@ def test_who_is_gone_is_not_given_anything() -> None:
     assert world.given(one, client) == [0]
     waits = world.want(two, client)
     world.handle(q.AskerGone(waits))
-    world.handle(q.WorkerLost(one))
+    world.handle(q.WorkerGone(one))
     assert world.answer(waits) == NONE_YET
     assert world.portions.open[0].life == 0
 
@@ -574,7 +575,7 @@ class Reader:
     def __init__(self, client: int, had: dict[int, int], done: set[int]) -> None:
         self.client, self.had, self.done = client, had, done
 
-    def state(self, world: World) -> q.Saved:
+    def state(self, world: World) -> q.SavedRequest:
         runs: sets.Runs = []
         for number in self.done:
             sets.add(runs, number, number + 1)
@@ -616,7 +617,7 @@ def test_at_random_each_element_is_had_once(seed: int) -> None:
             marks = [(n, count, n in reader.done) for n, count in reader.had.items()]
             world.acknowledge(reader.client, *marks, *((n, 0, True) for n in reader.done if n not in reader.had))
         elif action < 0.75:
-            world.handle(q.WorkerLost(life, left=chance.random() < 0.9))
+            world.handle(q.WorkerGone(life, left=chance.random() < 0.9))
             lives.remove(life)
             outstanding.pop(life, None)
             new = max(holds) + 1

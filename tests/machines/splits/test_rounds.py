@@ -13,6 +13,7 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Rules
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.state import State
+from zmqdist.events import Ticked
 
 CONSUMERS = 3
 
@@ -38,12 +39,12 @@ class Service:
         while effects:
             effect = effects.pop(0)
             match effect:
-                case q.Journal(records):
+                case q.CommitJournal(records):
                     self.journal += records
                     effects += self.machine.handle(q.JournalCommitted(), self.now)
-                case q.Answer(token, value):
+                case q.AnswerRequest(token, value):
                     self.answers[token] = value
-                case q.Fail(token, code, message):
+                case q.FailRequest(token, code, message):
                     self.answers[token] = (code, message)
 
     def ask(self, kind: Any, *args: Any, **named: Any) -> str:
@@ -66,7 +67,7 @@ class Service:
         """The worker does whatever it is told."""
         has: dict[int, str] = {}
         while True:
-            token = self.ask(q.Work, 7, life, dict(has), ())
+            token = self.ask(q.WorkRequest, 7, life, dict(has), ())
             told = self.answers.get(token)
             if told is None:
                 return
@@ -76,7 +77,7 @@ class Service:
 
     def open(self) -> list[Client]:
         if not self.machine.state.datasets:
-            self.ask(q.Register, 1, None, "fingerprint", "{}")
+            self.ask(q.RegisterRequest, 1, None, "fingerprint", "{}")
         return [Client(self, each) for each in range(self.consumers)]
 
 
@@ -167,7 +168,7 @@ def test_a_consumer_that_is_there_twice_has_to_stop_twice() -> None:
     all_say(clients)
     all_say(clients, 5, 5, 5)
     assert all(each.hold for each in clients)
-    service.handle(q.Release("gone", 7, other))
+    service.handle(q.ReleaseRequest("gone", 7, other))
     all_say(clients, 5, 5, 5)
     assert not any(each.hold for each in clients)
 
@@ -187,7 +188,7 @@ def test_a_lost_task_ends_before_the_lowest_round_that_somebody_lacks() -> None:
     service.worker(12)
     clients = service.open()
     all_say(clients)
-    service.handle(q.WorkerLost(11))
+    service.handle(q.WorkerGone(11))
     lost = [{4000: 8}, {4000: 7}, {4000: 8}]
     for client, told in zip(clients[:2], lost[:2], strict=True):
         client.say()
@@ -226,7 +227,7 @@ def test_another_life_of_a_worker_has_a_task_of_its_own() -> None:
     service = Service()
     service.worker(11, "worker:0")
     clients = service.open()
-    service.handle(q.WorkerLost(11))
+    service.handle(q.WorkerGone(11))
     service.worker(12, "worker:0")
     all_say(clients)
     all_say(clients, 4, 4, 4, lost=[{4000: 3}] * 3)
@@ -240,7 +241,7 @@ def test_the_same_life_that_comes_back_goes_on_with_its_task() -> None:
     service.worker(11)
     clients = service.open()
     service.work(11)
-    service.handle(q.WorkerLost(11))
+    service.handle(q.WorkerGone(11))
     service.worker(11)
     all_say(clients)
     assert [each.starts() for each in clients] == [{4000: 0}] * 3
@@ -254,11 +255,11 @@ def test_a_worker_that_goes_before_its_task_began_holds_nobody_up() -> None:
     clients = service.open()
     service.worker(12)
     all_say(clients)
-    service.handle(q.WorkerLost(12))
+    service.handle(q.WorkerGone(12))
     all_say(clients)
     assert not any(each.hold for each in clients)
     service.now = 100.0
-    service.handle(q.Ticked())
+    service.handle(Ticked())
     assert list(service.machine.state.workers) == [1]
 
 
@@ -266,7 +267,7 @@ def test_a_task_of_a_worker_that_left_for_good_still_ends_where_all_agree() -> N
     service = Service()
     service.worker(11)
     clients = service.open()
-    service.handle(q.WorkerLost(11, left=True))
+    service.handle(q.WorkerGone(11, left=True))
     all_say(clients)
     assert all(each.tasks[0][3] == -1 for each in clients)
     all_say(clients, lost=[{4000: 2}, {4000: 1}, {4000: 2}])
@@ -300,7 +301,7 @@ def test_decisions_are_in_the_journal_and_what_was_not_decided_is_asked_again() 
 def test_only_consumers_speak_of_rounds() -> None:
     service = Service(consumers=0)
     service.worker(11)
-    service.ask(q.Register, 1, None, "fingerprint", "{}")
+    service.ask(q.RegisterRequest, 1, None, "fingerprint", "{}")
     opened = service.ask(q.Open, 5, "job", 0, r.Terms("1000", r.OFF))
     number = service.answers[opened][0]
     token = service.ask(q.Watch, 7, number, 0, -1, {4000: 3})
@@ -310,7 +311,7 @@ def test_only_consumers_speak_of_rounds() -> None:
 @pytest.mark.parametrize("consumer", [-1, CONSUMERS])
 def test_a_consumer_that_the_job_does_not_have_is_refused(consumer: int) -> None:
     service = Service()
-    service.ask(q.Register, 1, None, "fingerprint", "{}")
+    service.ask(q.RegisterRequest, 1, None, "fingerprint", "{}")
     token = service.ask(q.Open, 5, "job", 0, r.Terms("1000", r.OFF, CONSUMERS), consumer=consumer)
     code, message = service.answers[token]
     assert code == errors.FAILED_PRECONDITION
@@ -362,7 +363,7 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
         name = f"worker:{dice.randrange(4)}"
         chance = dice.random()
         if chance < 0.3 and name in lives:
-            service.handle(q.WorkerLost(lives.pop(name), left=dice.random() < 0.3))
+            service.handle(q.WorkerGone(lives.pop(name), left=dice.random() < 0.3))
         elif chance < 0.6 and name not in lives:
             lives[name] = life
             service.worker(life, name)
@@ -374,7 +375,7 @@ def test_consumers_show_the_same_rounds_of_every_task(seed: int) -> None:
                 client.version = 0
         elif chance < 0.7:
             service.now += 3.0
-            service.handle(q.Ticked())
+            service.handle(Ticked())
         speak(dice.randrange(CONSUMERS))
     calm = True  # from here on nothing is lost, and a worker is there: they must come to an agreement
     if not lives:

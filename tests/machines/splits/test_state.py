@@ -9,7 +9,7 @@ import pytest
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Rules
-from zmqdist.data.service.machine.figures import Report
+from zmqdist.data.service.machine.figures import SplitsReport
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.state import State, decode_state
 from zmqdist.errors import (
@@ -20,6 +20,7 @@ from zmqdist.errors import (
     RESOURCE_EXHAUSTED,
     UNAVAILABLE,
 )
+from zmqdist.events import Ticked
 
 STATE = 77
 OFF, DYNAMIC = r.OFF, r.DYNAMIC
@@ -41,7 +42,7 @@ class Driven:
         while effects:
             effect = effects.pop(0)
             match effect:
-                case q.Journal(records):
+                case q.CommitJournal(records):
                     if self.full:
                         effects += self.machine.handle(q.JournalFailed(RESOURCE_EXHAUSTED, "disk full"), self.now)
                     else:
@@ -49,9 +50,9 @@ class Driven:
                         effects += self.machine.handle(q.JournalCommitted(), self.now)
                 case q.Reload():
                     self.reload(self.machine)
-                case q.Answer(token, value):
+                case q.AnswerRequest(token, value):
                     self.answers[token] = value
-                case q.Fail(token, code, message):
+                case q.FailRequest(token, code, message):
                     self.answers[token] = (code, message)
         return self.answers.pop(getattr(event, "token", None), None)
 
@@ -60,7 +61,7 @@ class Driven:
 
     def tick(self, now: float) -> None:
         self.now = now
-        self(q.Ticked())
+        self(Ticked())
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def driven() -> Driven:
     made = Driven()
     made(q.WorkerJoined("worker:0", "a:1", 11))
     made(q.WorkerJoined("worker:1", "b:1", 12))
-    assert made(q.Register("t", 1, None, "print", "{}")) == ("1000", False)
+    assert made(q.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
     return made
 
 
@@ -86,7 +87,7 @@ def test_numbers_begin_where_those_of_tf_data_service_do(driven: Driven) -> None
 
 
 def test_the_same_question_has_the_same_answer(driven: Driven) -> None:
-    assert driven(q.Register("t", 1, None, "print", "{}")) == ("1000", False)
+    assert driven(q.RegisterRequest("t", 1, None, "print", "{}")) == ("1000", False)
     assert opened(driven, "job", 5) == opened(driven, "job", 5)
     assert len(driven.machine.state.clients) == 1
 
@@ -100,22 +101,22 @@ def test_readers_of_one_name_share_an_iteration_and_a_repetition_makes_another(d
 def test_an_iteration_ends_when_all_its_tasks_have(driven: Driven) -> None:
     opened(driven, "job", 5)
     iteration = driven.machine.state.iterations[2000]
-    driven(q.Work("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     assert driven.machine.state.tasks[4000].finished
     assert not iteration.finished
-    driven(q.Work("v", STATE, 12, {4001: "b:1"}, (4001,)))
+    driven(q.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
     assert iteration.finished
     assert not driven.machine.state.tasks
 
 
 def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is_collected() -> None:
     driven = Driven(gc_check_s=1.0, gc_timeout_s=10.0)
-    driven(q.Register("t", 1, None, "print", "{}"))
+    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
     first, second = (opened(driven, "job", request)[0] for request in (5, 6))
-    driven(q.Release("t", STATE, first))
+    driven(q.ReleaseRequest("t", STATE, first))
     driven.tick(20.0)
     assert not driven.machine.state.iterations[2000].collected
-    driven(q.Release("t", STATE, second))
+    driven(q.ReleaseRequest("t", STATE, second))
     driven.tick(29.0)
     assert not driven.machine.state.iterations[2000].collected
     driven.tick(31.0)
@@ -126,7 +127,7 @@ def test_the_last_reader_that_leaves_starts_the_time_after_which_an_iteration_is
 @pytest.mark.parametrize(("timeout_s", "left"), [(5.0, 0), (1000.0, 1)])
 def test_silent_readers_are_let_go_after_their_time(timeout_s: float, left: int) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=timeout_s)
-    driven(q.Register("t", 1, None, "print", "{}"))
+    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, "job", 5)[0]
     driven.tick(500.0)
     assert client in driven.machine.state.clients, "not before its first question for news"
@@ -142,13 +143,13 @@ REFUSED = [
         INVALID_ARGUMENT,
         "existing job with different parameters",
     ),
-    (q.Register("t", 9, "1000", "print", '{"a": 1}'), INVALID_ARGUMENT, "should have the same structure"),
-    (q.Register("t", 9, "1000", "other", "{}", "error"), ALREADY_EXISTS, "another pipeline"),
+    (q.RegisterRequest("t", 9, "1000", "print", '{"a": 1}'), INVALID_ARGUMENT, "should have the same structure"),
+    (q.RegisterRequest("t", 9, "1000", "other", "{}", "error"), ALREADY_EXISTS, "another pipeline"),
     (q.Watch("t", STATE, 3999, 0), NOT_FOUND, "Unknown iteration client id 3999."),
     (q.Watch("t", STATE + 1, 3000, 0), NOT_FOUND, "lost its state"),
-    (q.Work("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
-    (q.Splits("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "does not read what is dealt out"),
-    (q.Splits("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "is not there"),
+    (q.WorkRequest("t", STATE, 99, {}, ()), UNAVAILABLE, "not registered"),
+    (q.SplitsRequest("t", STATE, 4000, 11, 0, 1, 0, 1), FAILED_PRECONDITION, "does not read what is dealt out"),
+    (q.SplitsRequest("t", STATE, 4999, 11, 0, 1, 0, 1), NOT_FOUND, "is not there"),
 ]
 
 
@@ -164,11 +165,11 @@ def test_what_does_not_fit_changes_nothing(driven: Driven, question: Any, code: 
 
 def test_the_records_give_the_same_state_again(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10))
+    driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     driven(q.HandBack("t", STATE, 4000, 11, 0, 22, 0, ((4, 6),)))
-    driven(q.Work("w", STATE, 11, {}, (4000,)))
+    driven(q.WorkRequest("w", STATE, 11, {}, (4000,)))
     driven(q.CompressionAsked("t", "1000", True))
-    driven(q.Release("t", STATE, 3000))
+    driven(q.ReleaseRequest("t", STATE, 3000))
     other = Splits(Rules(fault_tolerant=True), 5, 0.0)
     driven.reload(other)
     assert r.encode(other.state) == r.encode(driven.machine.state)
@@ -182,12 +183,12 @@ def test_a_journal_that_fails_leaves_what_it_has_and_questions_for_news_are_aske
     driven(q.Watch("waits", STATE, client, version))
     before = r.encode(driven.machine.state)
     driven.full = True
-    told = driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10))
+    told = driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     assert told[0] == RESOURCE_EXHAUSTED
     assert driven.answers.get("waits", (UNAVAILABLE,))[0] == UNAVAILABLE
     assert r.encode(driven.machine.state) == before
     driven.full = False
-    start, length = driven(q.Splits("t", STATE, 4000, 11, 0, 23, 0, 10))
+    start, length = driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 23, 0, 10))
     assert (start, length > 0) == (0, True)
 
 
@@ -196,9 +197,9 @@ def test_workers_have_time_to_come_back_after_a_restart() -> None:
     driven(q.WorkerJoined("worker:0", "a:1", 11))
     other = Splits(Rules(fault_tolerant=True, worker_timeout_s=0.2), 5, 0.0)
     driven.reload(other)
-    other.handle(q.Ticked(), 5.0)
+    other.handle(Ticked(), 5.0)
     assert other.state.workers
-    other.handle(q.Ticked(), 11.0)
+    other.handle(Ticked(), 11.0)
     assert not other.state.workers
 
 
@@ -213,14 +214,14 @@ def restarted(driven: Driven) -> Driven:
 def test_d4_dynamic_waits_after_a_restart_for_a_worker_that_may_have_positions(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
     for task, life in ((4000, 11), (4001, 12)):
-        driven(q.Splits("t", STATE, task, life, 0, 20 + task, 0, 10))
+        driven(q.SplitsRequest("t", STATE, task, life, 0, 20 + task, 0, 10))
     other = restarted(driven)
     iteration = other.machine.state.iterations[2000]
     other(q.WorkerJoined("worker:0", "a:1", 11))
-    other(q.Work("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    other(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     assert not iteration.finished, "the other worker lives, and is on its way"
     other(q.WorkerJoined("worker:1", "b:1", 12))
-    other(q.Work("v", STATE, 12, {4001: "b:1"}, (4001,)))
+    other(q.WorkRequest("v", STATE, 12, {4001: "b:1"}, (4001,)))
     assert iteration.finished
 
 
@@ -230,7 +231,7 @@ def test_d4_dynamic_does_not_wait_for_worker_timeout_for_one_that_is_not_back_so
     opened(driven, "job", 5, DYNAMIC)
     other = restarted(driven)
     other(q.WorkerJoined("worker:0", "a:1", 11))
-    other(q.Work("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    other(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     iteration = other.machine.state.iterations[2000]
     other.tick(10.9)
     assert not iteration.finished
@@ -259,7 +260,7 @@ def test_after_a_restart_only_a_name_that_the_worker_asked_for_gives_it_the_plac
 
 
 def test_a_name_that_the_dispatcher_gave_gives_the_place_of_one_that_was_seen_to_go(driven: Driven) -> None:
-    driven(q.WorkerLost(11))
+    driven(q.WorkerGone(11))
     driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
     assert {worker.life for worker in driven.machine.state.workers.values()} == {12, 13}
 
@@ -272,30 +273,30 @@ def test_d6_a_successor_keeps_its_place_when_the_journal_fails_before_the_loss_o
     driven(q.CompressionAsked("t", "1000", True))
     driven.full = False
     driven.tick(1.0)
-    driven(q.WorkerLost(11))
+    driven(q.WorkerGone(11))
     assert driven.machine.places == {12, 13}
 
 
 def test_a_worker_that_has_gone_is_given_no_positions_before_it_is_back(driven: Driven) -> None:
     """It asks by another connection than the one that broke; nobody reads from it, and the iteration may end without it."""
     opened(driven, "job", 5, DYNAMIC)
-    assert driven(q.Splits("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
-    driven(q.WorkerLost(11))
-    assert driven(q.Splits("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "this was given before"
-    assert driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10))[0] == UNAVAILABLE
+    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
+    driven(q.WorkerGone(11))
+    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10), "this was given before"
+    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))[0] == UNAVAILABLE
     driven(q.WorkerJoined("worker:0", "a:1", 11))
-    assert driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10)) == (10, 10)
+    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10)) == (10, 10)
 
 
 def test_a_worker_that_lost_its_place_does_not_serve_the_tasks_of_that_place_any_more(driven: Driven) -> None:
     """Else readers would be sent to it, which is about to drop them, and never to the worker that has the place now."""
     client = opened(driven, "job", 5)[0]
-    driven(q.Work("w", STATE, 11, {4000: "a:1"}, ()))
-    driven(q.WorkerLost(11))
+    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
+    driven(q.WorkerGone(11))
     driven(q.WorkerJoined("worker:0", "c:1", 13))
-    driven(q.Work("v", STATE, 13, {4000: "c:1"}, ()))
+    driven(q.WorkRequest("v", STATE, 13, {4000: "c:1"}, ()))
     driven(q.WorkerJoined("worker:2", "a:1", 11))
-    driven(q.Work("w", STATE, 11, {4000: "a:1"}, ()))
+    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
     _, tasks, *_ = driven(q.Watch("news", STATE, client, 0))
     assert [(task[2], task[3]) for task in tasks if task[0] == 4000] == [("c:1", 13)]
 
@@ -304,31 +305,31 @@ def test_d1_a_worker_that_lost_its_place_does_not_take_its_task_for_done_and_goe
     driven: Driven,
 ) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.WorkerLost(11))
+    driven(q.WorkerGone(11))
     driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
-    assert driven(q.Splits("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it is to ask again"
-    driven(q.WorkerLost(13))
+    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10))[0] == UNAVAILABLE, "it is to ask again"
+    driven(q.WorkerGone(13))
     driven(q.WorkerJoined("worker:0", "a:1", 11, (), False))
-    assert driven(q.Splits("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
+    assert driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 20, 0, 10)) == (0, 10)
 
 
 def test_a_worker_that_has_another_place_is_told_to_drop_the_tasks_of_the_one_before(driven: Driven) -> None:
     """Until then it asks for their positions again and again."""
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.WorkerLost(11))
+    driven(q.WorkerGone(11))
     driven(q.WorkerJoined("worker:0", "c:1", 13, (), False))
     driven(q.WorkerJoined("worker:2", "a:1", 11, (), False))
-    _, _, drop = driven(q.Work("w", STATE, 11, {4000: "a:1"}, ()))
+    _, _, drop = driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, ()))
     assert drop == [4000]
 
 
 def test_a_worker_that_was_seen_to_go_has_gone_also_after_the_journal_failed(driven: Driven) -> None:
     opened(driven, "job", 5, DYNAMIC)
-    driven(q.WorkerLost(12))
+    driven(q.WorkerGone(12))
     driven.full = True
-    driven(q.Splits("t", STATE, 4000, 11, 0, 21, 0, 10))
+    driven(q.SplitsRequest("t", STATE, 4000, 11, 0, 21, 0, 10))
     driven.full = False
-    driven(q.Work("w", STATE, 11, {4000: "a:1"}, (4000,)))
+    driven(q.WorkRequest("w", STATE, 11, {4000: "a:1"}, (4000,)))
     assert driven.machine.state.iterations[2000].finished
 
 
@@ -341,15 +342,15 @@ def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
     driven = Driven()
     for life in (11, 12):
         driven(q.WorkerJoined(f"worker:{life}", f"host:{life}", life))
-    driven(q.Register("t", 1, None, "print", "{}"))
+    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, "job", 5)[0]
-    driven(q.Work("first", STATE, 11, {4000: "host:11"}, ()))
+    driven(q.WorkRequest("first", STATE, 11, {4000: "host:11"}, ()))
     version, tasks, *_ = driven(q.Watch("news", STATE, client, 0))
     assert [(task[0], task[2], task[3]) for task in tasks] == [(4000, "host:11", 11), (4001, "", 12)]
-    driven(q.Work("second", STATE, 12, {4001: "host:12"}, ()))
+    driven(q.WorkRequest("second", STATE, 12, {4001: "host:12"}, ()))
     _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
     assert [task[2] for task in tasks] == ["host:11", "host:12"]
-    driven(q.WorkerLost(12))
+    driven(q.WorkerGone(12))
     _, tasks, *_ = driven(q.Watch("news", STATE, client, version))
     assert [task[0] for task in tasks] == [4000], "one that has gone is waited for by the dispatcher"
 
@@ -358,7 +359,7 @@ def test_a_reader_is_told_of_tasks_that_do_not_serve_yet() -> None:
 def test_what_a_killed_reader_has_read_alone_ends_when_it_is_given_up(mode: int) -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
     driven(q.WorkerJoined("worker:0", "a:1", 11))
-    driven(q.Register("t", 1, None, "print", "{}"))
+    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
     client = opened(driven, None, 5, mode)[0]
     driven(q.Watch("news", STATE, client, 0))
     driven.tick(60.0)
@@ -367,7 +368,7 @@ def test_what_a_killed_reader_has_read_alone_ends_when_it_is_given_up(mode: int)
 
 def test_a_reader_that_has_opened_and_was_killed_before_it_asked_for_news_is_given_up_in_the_end() -> None:
     driven = Driven(gc_check_s=1.0, client_timeout_s=5.0)
-    driven(q.Register("t", 1, None, "print", "{}"))
+    driven(q.RegisterRequest("t", 1, None, "print", "{}"))
     opened(driven, "job", 5)
     driven.tick(3700.0)
     assert not driven.machine.state.clients
@@ -390,15 +391,15 @@ def test_of_a_thousand_iterations_that_nobody_can_join_nothing_is_left(driven: D
     for request in range(1000, 2000):
         client, _, _, _ = opened(driven, None, request, DYNAMIC)
         tasks = dict.fromkeys(book.tasks_of[1], "a:1")
-        driven(q.Work("w", STATE, 11, tasks, (), {task: Report(1, 1, 1, 1, 0.1) for task in tasks}))
+        driven(q.WorkRequest("w", STATE, 11, tasks, (), {task: SplitsReport(1, 1, 1, 1, 0.1) for task in tasks}))
         driven(q.Watch("news", STATE, client, 0, target_s=0.1))
         if ends == "read to the end":
             for worker, life in ((1, 11), (2, 12)):
-                driven(q.Work("w", STATE, life, {}, tuple(book.tasks_of[worker])))
+                driven(q.WorkRequest("w", STATE, life, {}, tuple(book.tasks_of[worker])))
         if ends == "given up":
             driven.tick(driven.now + 1000.0)
         else:
-            driven(q.Release("t", STATE, client))
+            driven(q.ReleaseRequest("t", STATE, client))
         driven.answers.clear()
     assert size() == before
     other = Splits(Rules(fault_tolerant=True), 5, 0.0)
@@ -410,5 +411,5 @@ def test_a_change_that_cannot_be_made_is_not_told_to_the_journal(driven: Driven)
     told = len(driven.records)
     with pytest.raises(KeyError):
         driven.machine._book.change(r.ReleaseClient(9))  # reach: a leak shows nowhere else
-    driven(q.Ticked())
+    driven(Ticked())
     assert len(driven.records) == told

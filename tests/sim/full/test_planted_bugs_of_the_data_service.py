@@ -22,7 +22,7 @@ from zmqdist.data.service.machine.dealing import Dealing
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.portions import Portioning
 from zmqdist.data.service.machine.state import State
-from zmqdist.data.service.machine.workers import Workers
+from zmqdist.data.service.machine.workers import WorkerTable
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
@@ -55,7 +55,7 @@ def standing_still(give: Any) -> Any:
 
 
 def forgetful(splits: Any) -> Any:
-    def spoiled(self: Dealing, asked: q.Splits) -> None:
+    def spoiled(self: Dealing, asked: q.SplitsRequest) -> None:
         task = self._book.state.tasks.get(asked.task)
         if task is not None:
             task.given.clear()
@@ -66,8 +66,8 @@ def forgetful(splits: Any) -> Any:
 
 def hasty(flush: Any) -> Any:
     def spoiled(self: Commits) -> list[q.Effect]:
-        answers = [each for each in self._effects if isinstance(each, q.Answer)]
-        self._effects = [each for each in self._effects if not isinstance(each, q.Answer)]
+        answers = [each for each in self._effects if isinstance(each, q.AnswerRequest)]
+        self._effects = [each for each in self._effects if not isinstance(each, q.AnswerRequest)]
         return [*answers, *flush(self)]
 
     return spoiled
@@ -85,7 +85,7 @@ def unrecorded(kind: type) -> Callable[[Any], Any]:
 
 
 def always_new(iteration: Any) -> Any:
-    def spoiled(self: Splits, job: r.Job, asked: q.Open) -> r.Iteration:
+    def spoiled(self: Splits, job: r.JobEntry, asked: q.Open) -> r.Iteration:
         self._book.keys.clear()
         return iteration(self, job, asked)  # type: ignore[no-any-return]
 
@@ -93,7 +93,7 @@ def always_new(iteration: Any) -> Any:
 
 
 def ends_with_the_first(finish: Any) -> Any:
-    def spoiled(self: Workers, number: int) -> None:
+    def spoiled(self: WorkerTable, number: int) -> None:
         iteration = self._book.state.iterations[number]
         if any(self._book.state.tasks[task].finished for task in iteration.tasks):
             self.end(iteration, r.FinishIteration(number))
@@ -102,7 +102,7 @@ def ends_with_the_first(finish: Any) -> Any:
 
 
 def no_tasks_for_newcomers(joined: Any) -> Any:
-    def spoiled(self: Workers, event: q.WorkerJoined) -> None:
+    def spoiled(self: WorkerTable, event: q.WorkerJoined) -> None:
         iterations = self._book.state.iterations
         self._book.state.iterations = {}
         joined(self, event)
@@ -112,7 +112,7 @@ def no_tasks_for_newcomers(joined: Any) -> Any:
 
 
 def without_marks(leave: Any) -> Any:
-    def spoiled(portions: r.Portions, client: int) -> None:
+    def spoiled(portions: r.PortionsEntry, client: int) -> None:
         for portion in portions.open.values():
             portion.acked = 0
         leave(portions, client)
@@ -130,7 +130,7 @@ def insistent(refused: Any) -> Any:
 
 
 def forgetting_questions(lost: Any) -> Any:
-    def spoiled(self: Portioning, event: q.WorkerLost) -> None:
+    def spoiled(self: Portioning, event: q.WorkerGone) -> None:
         for key in [key for key in self._book.wanting if key[1] == event.life]:
             del self._book.wanting[key]
         lost(self, event)
@@ -139,7 +139,7 @@ def forgetting_questions(lost: Any) -> Any:
 
 
 def whosever_they_are(note: Any) -> Any:
-    def spoiled(self: Workers, asked: q.Work, number: int) -> None:
+    def spoiled(self: WorkerTable, asked: q.WorkRequest, number: int) -> None:
         for task, address in asked.has.items():
             if address and task in self._book.state.tasks:
                 note(self, replace(asked, has={task: address}), self._book.state.tasks[task].worker)
@@ -227,12 +227,14 @@ BUGS: list[Bug] = [
     Bug("the end of a task is not written down", replaced(Commits, "record", unrecorded(r.FinishTask)), "", 25),
     Bug("the state is kept although the journal failed", replaced(Commits, "failed", careless), "D"),
     Bug("each iterator has an iteration of its own", replaced(Splits, "_iteration", always_new), "D2"),
-    Bug("an iteration ends when the first task does", replaced(Workers, "_finish_if_over", ends_with_the_first), ""),
-    Bug("newcomers get no tasks", replaced(Workers, "joined", no_tasks_for_newcomers), "D"),
+    Bug(
+        "an iteration ends when the first task does", replaced(WorkerTable, "_finish_if_over", ends_with_the_first), ""
+    ),
+    Bug("newcomers get no tasks", replaced(WorkerTable, "joined", no_tasks_for_newcomers), "D"),
     Bug("clients are told of no tasks", replaced(Clients, "_told", without_tasks), "D4"),
-    Bug("workers are not told when tasks change", replaced(Workers, "news", deaf), "D4"),
-    Bug("a worker that does not come back is never given up", replaced(Workers, "tick", deaf), "D4"),
-    Bug("members are not placed again after the journal failed", replaced(Workers, "reconcile", deaf), "D"),
+    Bug("workers are not told when tasks change", replaced(WorkerTable, "news", deaf), "D4"),
+    Bug("a worker that does not come back is never given up", replaced(WorkerTable, "tick", deaf), "D4"),
+    Bug("members are not placed again after the journal failed", replaced(WorkerTable, "reconcile", deaf), "D"),
     Bug("a restart brings the state back without its end", replaced(Book, "restore", without_the_end), ""),
     Bug("a lost answer is not computed again", replaced(Portioning, "missed", deaf), "D4"),
     Bug("acknowledgements are not written down", replaced(Commits, "record", unrecorded(r.Acknowledge)), ""),
@@ -246,8 +248,10 @@ BUGS: list[Bug] = [
         "D4",
         472,
     ),
-    Bug("a worker serves the tasks of any place", replaced(Workers, "_note_serving", whosever_they_are), "D4", 375),
-    Bug("a newcomer has the place of one that is on its way", replaced(Workers, "_place_for", by_any_name), "D", 19),
+    Bug("a worker serves the tasks of any place", replaced(WorkerTable, "_note_serving", whosever_they_are), "D4", 375),
+    Bug(
+        "a newcomer has the place of one that is on its way", replaced(WorkerTable, "_place_for", by_any_name), "D", 19
+    ),
     Bug("DYNAMIC ends while a worker is on its way", replaced(Book, "restore", waiting_for_nobody), "D1", 1290),
     Bug("what was acknowledged is given out again", replaced(cutting, "leave", without_marks), "exactly once", 926),
     Bug("a reader takes what came twice", replaced(ExactlyOnceDelivery, "_accept", taking_everything), ""),

@@ -45,7 +45,7 @@ from zmqdist.data.service.journal import Journal
 from zmqdist.data.service.machine import questions as q
 from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Rules
-from zmqdist.data.service.machine.figures import Report
+from zmqdist.data.service.machine.figures import SplitsReport
 from zmqdist.data.service.machine.machine import Splits, not_registered
 from zmqdist.data.service.machine.snapshot import DataSnapshot, iteration_rows, next_numbers
 from zmqdist.data.service.machine.state import decode_state
@@ -54,6 +54,7 @@ from zmqdist.data.service.store import DatasetStore
 from zmqdist.data.splits import PortionRules, portion_rules, split_providers
 from zmqdist.data.tree import deserialize
 from zmqdist.errors import DataLossError, InvalidArgumentError, NotFoundError, OpError, UnavailableError, from_code
+from zmqdist.events import Ticked
 from zmqdist.limits import CONSUMERS_MAX, JOURNAL_RECORDS_MAX
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.service import RpcService
@@ -214,7 +215,7 @@ class DataDispatcher:
 
     def lost(self, life: int, left: bool) -> None:
         """A worker has gone; `left`: in good order and for good."""
-        self.handle(q.WorkerLost(life, left))
+        self.handle(q.WorkerGone(life, left))
         self.snapshots.lost(life)
         if not left and (count := self.splits.waiting_for(life)):
             log.warning(
@@ -259,20 +260,20 @@ class DataDispatcher:
     def _wait_for_journal(self, event: q.Event) -> None:
         assert self._behind is not None
         assert self._journal is not None
-        if isinstance(event, q.WorkerJoined | q.WorkerLost):
+        if isinstance(event, q.WorkerJoined | q.WorkerGone):
             self._behind.append(event)
-        elif not isinstance(event, q.Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
+        elif not isinstance(event, Ticked | q.AskerGone | q.JournalCommitted | q.JournalFailed):
             error = UnavailableError(f"the dispatcher cannot read its journal {self._journal.path}")
             event.token.fail(error)  # type: ignore[attr-defined]
 
     def _perform(self, effects: list[q.Effect]) -> None:
         for effect in effects:
             match effect:
-                case q.Answer(token, value):
+                case q.AnswerRequest(token, value):
                     token.answer(value)  # type: ignore[attr-defined]
-                case q.Fail(token, code, message):
+                case q.FailRequest(token, code, message):
                     token.fail(from_code(code, message))  # type: ignore[attr-defined]
-                case q.Journal(records):
+                case q.CommitJournal(records):
                     self._write(records)
                 case q.Reload():
                     self._go_back()
@@ -286,7 +287,7 @@ class DataDispatcher:
 
     def _tick(self) -> None:
         self._due = inf
-        self.handle(q.Ticked())
+        self.handle(Ticked())
 
     def _ask(self, asked: Asked, question: q.Question) -> None:
         asked.on_dropped(partial(self.handle, q.AskerGone(asked)))
@@ -321,7 +322,7 @@ class DataDispatcher:
         except BaseException as error:
             asked.fail(error)
             return
-        question = q.Register(asked, request, id, fingerprint, metadata, on_conflict)
+        question = q.RegisterRequest(asked, request, id, fingerprint, metadata, on_conflict)
         with suppress(OpError):  # the dispatcher has ended
             self._loop.call_soon(self._ask_or_fail, asked, question)
 
@@ -336,7 +337,7 @@ class DataDispatcher:
     def _metadata(self, asked: Asked, id: str) -> None:
         asked.answer(self._dataset(id).metadata)
 
-    def _dataset(self, id: str) -> r.Dataset:
+    def _dataset(self, id: str) -> r.DatasetEntry:
         dataset = self.splits.state.datasets.get(id)
         if dataset is None:
             raise NotFoundError(not_registered(id))
@@ -365,7 +366,7 @@ class DataDispatcher:
         fingerprint = self._dataset(terms.dataset).fingerprint
         sources = self._sources_of(fingerprint) if terms.mode == r.DYNAMIC else ()
         grain = self._grain_of(fingerprint) if terms.portioned else None
-        state = None if saved is None else q.Saved(*saved)
+        state = None if saved is None else q.SavedRequest(*saved)
         unnamed = f"anonymous_job_{self.splits.state.next_job}_{secrets.token_hex(4)}"
         self._ask(asked, q.Open(asked, request, job_name, repetition, terms, sources, unnamed, consumer, grain, state))
 
@@ -396,12 +397,12 @@ class DataDispatcher:
         self._ask(asked, q.Watch(asked, state, client, version, stopped, lost or {}, target_s))
 
     def _release(self, asked: Asked, state: Number, client: Number) -> None:
-        self._ask(asked, q.Release(asked, state, client))
+        self._ask(asked, q.ReleaseRequest(asked, state, client))
 
     def _acknowledge(
         self, asked: Asked, state: Number, client: Number, marks: tuple[tuple[Number, Number, bool], ...]
     ) -> None:
-        self._ask(asked, q.Acknowledge(asked, state, client, marks))
+        self._ask(asked, q.AcknowledgeRequest(asked, state, client, marks))
 
     def _missed(self, asked: Asked, state: Number, client: Number, life: Number) -> None:
         self._ask(asked, q.Missed(asked, state, client, life))
@@ -413,9 +414,9 @@ class DataDispatcher:
         life: Number,
         has: dict[Number, str],
         done: tuple[Number, ...],
-        figures: dict[Number, Report],
+        figures: dict[Number, SplitsReport],
     ) -> None:
-        self._ask(asked, q.Work(asked, state, life, has, done, figures))
+        self._ask(asked, q.WorkRequest(asked, state, life, has, done, figures))
 
     def _portions(
         self, asked: Asked, state: Number, task: Number, life: Number, client: Number, request: Number, count: Number
@@ -426,7 +427,7 @@ class DataDispatcher:
         self._ask(asked, q.Crashed(asked, state, task, life, how))
 
     def _leave(self, asked: Asked, life: Number) -> None:
-        self._ask(asked, q.Leave(asked, life))
+        self._ask(asked, q.LeaveRequest(asked, life))
 
     def _compression(self, asked: Asked, id: str, off: bool) -> None:
         self._dataset(id)
@@ -443,7 +444,7 @@ class DataDispatcher:
         repetition: Number,
         count: Number,
     ) -> None:
-        self._ask(asked, q.Splits(asked, state, task, life, source, request, repetition, count))
+        self._ask(asked, q.SplitsRequest(asked, state, task, life, source, request, repetition, count))
 
     def _hand_back(
         self,

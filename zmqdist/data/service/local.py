@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from zmqdist.transport.address import split
 
 if TYPE_CHECKING:
-    from zmqdist.data.service.worker import Tasks
+    from zmqdist.data.service.worker import TaskThreads
 
-_workers: dict[int, Tasks] = {}
+_workers: dict[int, TaskThreads] = {}
 _lock = threading.Lock()
 
 
-def add(life: int, worker: Tasks) -> None:
+def add(life: int, worker: TaskThreads) -> None:
     """From now on readers of this process find this worker."""
     with _lock:
         _workers[life] = worker
@@ -27,7 +27,7 @@ def remove(life: int) -> None:
         _workers.pop(life, None)
 
 
-def find(life: int) -> Tasks | None:
+def find(life: int) -> TaskThreads | None:
     """The worker with this life, if it is one of this process."""
     with _lock:
         return _workers.get(life)

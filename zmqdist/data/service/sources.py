@@ -15,7 +15,7 @@ from zmqdist.data.service import squeezing
 from zmqdist.data.service.delivery.interface import END, FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.elements import unpack
 from zmqdist.data.service.runners.base import Packed
-from zmqdist.data.service.worker import ELEMENTS, Tasks
+from zmqdist.data.service.worker import ELEMENTS, TaskThreads
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
@@ -55,7 +55,7 @@ class RemoteTask:
 class LocalTask:
     """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
 
-    def __init__(self, worker: Tasks, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
+    def __init__(self, worker: TaskThreads, address: str, state: int, task: int, soon: Callable[..., None]) -> None:
         self._worker = worker
         self._address = address
         self._state = state

@@ -20,7 +20,7 @@ import msgspec
 
 import zmqdist.data.dataset  # noqa: F401  what a description needs, before the fork
 from zmqdist.data.service.failing import Failed
-from zmqdist.data.service.worker import FLUSH_S, Task, Tasks
+from zmqdist.data.service.worker import FLUSH_S, TaskThreads, WorkerTask
 from zmqdist.errors import from_code
 from zmqdist.rpc.service import RpcService
 from zmqdist.transport.credentials import Credentials
@@ -89,7 +89,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     page = mmap.mmap(page_fd, PAGE_BYTES)
     begin = _begins.decode(pipe.recv(BEGIN_BYTES_MAX))
     progress: Any = memoryview(page).cast("Q")
-    task = Task(begin.task, progress)
+    task = WorkerTask(begin.task, progress)
     if begin.failure is not None:
         task.failed = Failed(from_code(*begin.failure), begin.for_good)
     task.done = begin.done
@@ -99,7 +99,7 @@ def main(pipe_fd: int, page_fd: int, listener_fd: int) -> None:
     security = credentials.server(begin.host, "worker")
     router = Router(loop, security, our_hello("server", incarnation, f"task {task.id} of {begin.worker}"))
     service = RpcService("task")
-    tasks = Tasks(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
+    tasks = TaskThreads(loop, service, begin.dispatcher, credentials, begin.life, begin.dispatcher_timeout_s)
     tasks.finished = lambda number: pipe.sendall(FINISHED)
     tasks.address = begin.worker
     tasks.cache_bytes = begin.cache_bytes

@@ -45,7 +45,7 @@ from zmqdist.data.service.task_main import (
     SAID_BYTES_MAX,
     Begin,
 )
-from zmqdist.data.service.worker import Task
+from zmqdist.data.service.worker import WorkerTask
 from zmqdist.errors import OpError
 from zmqdist.transport.address import DTS_PORT, join, split
 from zmqdist.transport.loop import Loop
@@ -112,7 +112,7 @@ class TaskProcesses:
         self._tasks: dict[int, _TaskProcess] = {}
         self.ending: set[_TaskProcess] = set()
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: WorkerTask) -> None:
         self._tasks[task.id] = _TaskProcess(self, task)
 
     def where(self, number: int) -> str:
@@ -151,7 +151,7 @@ class TaskProcesses:
         self._tasks.clear()
         self.ending.clear()
 
-    def definition(self, task: Task, error: OpError | None, for_good: bool) -> Begin:
+    def definition(self, task: WorkerTask, error: OpError | None, for_good: bool) -> Begin:
         """What a new process of a task is told."""
         failure = None if error is None else (error.error_code, error.message)
         told: list[Any] = list(task.told)
@@ -163,7 +163,7 @@ class TaskProcesses:
 class _TaskProcess:
     """One task, and the process that runs it just now, if any."""
 
-    def __init__(self, owner: TaskProcesses, task: Task) -> None:
+    def __init__(self, owner: TaskProcesses, task: WorkerTask) -> None:
         self._owner = owner
         self._loop = owner.loop
         self._task = task

@@ -4,7 +4,7 @@ Rules
     All but the tasks themselves runs in the worker's loop. One question, "work", is always with the dispatcher; its answer says which
     tasks to begin and which to drop. A task's pipeline is made when somebody reads it first.
     A dispatcher that has lost its state (another state number) has none of our tasks: they are dropped.
-    Tasks run in threads of the worker's process (`Tasks`), or each in a process of its own (task_process.py), which has a `Tasks` with that
+    TaskThreads run in threads of the worker's process (`TaskThreads`), or each in a process of its own (task_process.py), which has a `TaskThreads` with that
     one in it: then no user code runs in the worker's.
 
 Methods (after "zmqdist.data.")
@@ -33,9 +33,9 @@ from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.remote_reply import RemoteReply
 from zmqdist.data.service.runners import rounds, shared
-from zmqdist.data.service.runners.base import PROGRESS, Reply, Runner
+from zmqdist.data.service.runners.base import PROGRESS, ElementReply, Runner
 from zmqdist.data.service.runners.fcfs import FirstCome
-from zmqdist.data.service.runners.portions import Portions
+from zmqdist.data.service.runners.portions import PortionsRunner
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
 from zmqdist.data.service.squeezing import codec_for
@@ -72,7 +72,7 @@ FLUSH_S: Final = 0.1
 READERS: Final = frozenset({"submit", "worker"})
 
 
-class Task:
+class WorkerTask:
     """One task as the dispatcher defined it.
 
     Attributes:
@@ -114,7 +114,7 @@ class WorkerDataSnapshot:
     streams: tuple[SnapshotTaskProgress, ...]
 
 
-class Host(Protocol):
+class TaskHost(Protocol):
     """Where a worker's tasks run.
 
     Attributes:
@@ -136,7 +136,7 @@ class Host(Protocol):
     finished: Callable[[int], None]
     crashed: Callable[[int, str, Callable[[], None]], None]
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: WorkerTask) -> None:
         """Serve it from now on."""
 
     def where(self, number: int) -> str:
@@ -182,7 +182,7 @@ class DataWorker:
         credentials: Credentials,
         life: int,
         dispatcher_timeout_s: float,
-        host: Host | None = None,
+        host: TaskHost | None = None,
         chunk_bytes_max: int = SNAPSHOT_CHUNK_BYTES_MAX,
     ) -> None:
         """Before the service is attached.
@@ -194,13 +194,13 @@ class DataWorker:
         self._loop = loop
         self._calls = calls
         self._life = life
-        self._host = host or Tasks(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
+        self._host = host or TaskThreads(loop, service, dispatcher, credentials, life, dispatcher_timeout_s)
         self._host.finished = self._note_finished
         self._host.began = self._report_later
         self._host.crashed = self._tell_crash
         about = dispatcher, credentials, life, dispatcher_timeout_s
         self.snapshots = SnapshotWorker(loop, calls, *about, chunk_bytes_max)
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, WorkerTask] = {}
         self._asking = 0
         self._drained: Callable[[], None] | None = None
         """The worker leaves: to be called when nothing is left to do."""
@@ -254,7 +254,7 @@ class DataWorker:
 
     def registered(self) -> None:
         """The dispatcher has taken this worker: now, or again."""
-        if isinstance(self._host, Tasks):
+        if isinstance(self._host, TaskThreads):
             local.add(self._life, self._host)
         self.snapshots.registered()
         self._ask()
@@ -291,7 +291,7 @@ class DataWorker:
             self._host.drop(number)
         self._host.state = state
         for told in new:
-            task = Task(told)
+            task = WorkerTask(told)
             self._tasks[task.id] = task
             self._host.begin(task)
         self._ask()
@@ -387,7 +387,7 @@ class DataWorker:
         self._host.close()
 
 
-class Tasks:
+class TaskThreads:
     """Tasks in threads of this process, and the method that answers their readers."""
 
     def __init__(
@@ -412,13 +412,13 @@ class Tasks:
         self._credentials = credentials
         self._life = life
         self._timeout_s = dispatcher_timeout_s
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, WorkerTask] = {}
         self._refuses = False
         self._client: ZmqClient | None = None
         self._dealers: dict[int, Dealer] = {}
         service.register_later(ELEMENTS, self._elements, roles=READERS)
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: WorkerTask) -> None:
         self._tasks[task.id] = task
 
     def where(self, number: int) -> str:
@@ -481,7 +481,7 @@ class Tasks:
         codec_of(codec or None)  # where its package is missing the question fails, before any element is taken for it
         self._answer(state, number, Wanted(*wanted), RemoteReply(asked, self._loop, codec))
 
-    def ask(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
         """A question of a reader in this process; from any thread."""
         try:
             self._loop.call_soon(self._answer, state, number, wanted, reply)
@@ -502,7 +502,7 @@ class Tasks:
             if task.runner is not None:
                 task.runner.close()
 
-    def _answer(self, state: int, number: int, wanted: Wanted, reply: Reply) -> None:
+    def _answer(self, state: int, number: int, wanted: Wanted, reply: ElementReply) -> None:
         if self._refuses:
             reply.fail(CancelledError(f"worker {self.address} stops"))
             return
@@ -525,7 +525,7 @@ class Tasks:
             runner = task.runner
             self._loop.set_timer(id(reply), self._loop.now() + wanted.wait_s, lambda: runner.expire(reply))
 
-    def start(self, task: Task) -> None:
+    def start(self, task: WorkerTask) -> None:
         """Begin a task before its first question, where its elements go to whoever asks first. In the loop."""
         if task.runner is None and not task.done:
             task.runner = self._run(task)
@@ -533,7 +533,7 @@ class Tasks:
             if isinstance(task.runner, FirstCome):
                 task.runner.start()
 
-    def _run(self, task: Task) -> Runner:
+    def _run(self, task: WorkerTask) -> Runner:
         if self._client is None:
             security = self._credentials.client(self.dispatcher, "worker")
             self._client = ZmqClient(self.dispatcher, f"data of {self.address}", security=security)
@@ -544,9 +544,9 @@ class Tasks:
         said = partial(named, where=task.where(self.address))
         if not task.failed:
             if task.terms.portioned:
-                return Portions(str(task.id), partial(self._open_portion, task, dealer), said, dealer.portions)
+                return PortionsRunner(str(task.id), partial(self._open_portion, task, dealer), said, dealer.portions)
             if task.terms.coordinated:
-                return rounds.Rounds(str(task.id), opened, said, task.terms.num_consumers)
+                return rounds.RoundsRunner(str(task.id), opened, said, task.terms.num_consumers)
             if task.terms.cache:
                 return shared.Shared(str(task.id), opened, said, self.cache_bytes)
         return FirstCome(
@@ -558,7 +558,7 @@ class Tasks:
             task.failed,
         )
 
-    def _definition(self, task: Task, dealer: Dealer) -> Dataset:
+    def _definition(self, task: WorkerTask, dealer: Dealer) -> Dataset:
         """In a thread of the task."""
         client = self._client
         assert client is not None
@@ -568,14 +568,14 @@ class Tasks:
 
         return deserialize(insist(question, self._timeout_s, dealer.stopped, f"task {task.id}"))
 
-    def _open_portion(self, task: Task, dealer: Dealer, start: int, length: int) -> DatasetIterator:
+    def _open_portion(self, task: WorkerTask, dealer: Dealer, start: int, length: int) -> DatasetIterator:
         """In a thread of the task."""
         if task.pipeline is None:
             task.pipeline = portion_pipeline(self._definition(task, dealer))
         positions = iter(range(start, start + length))
         return open_split(task.pipeline, lambda source, repetition: next(positions, None))
 
-    def _open(self, task: Task, dealer: Dealer) -> DatasetIterator:
+    def _open(self, task: WorkerTask, dealer: Dealer) -> DatasetIterator:
         """In the task's thread."""
         dataset = self._definition(task, dealer)
         if task.terms.coordinated:
@@ -588,7 +588,7 @@ class Tasks:
         # Seeds that nobody gave are the same for all workers of an iteration: else their shares would not be parts of one order.
         return iter(shard_for_worker(dataset, policy, task.num_workers, task.index, seed=task.iteration))
 
-    def _finished(self, task: Task) -> None:
+    def _finished(self, task: WorkerTask) -> None:
         try:
             self._loop.call_soon(self.finished, task.id)
         except OpError:

@@ -27,7 +27,7 @@ from typing import Any
 from zmqdist import running
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.messages import BULK, KEPT
-from zmqdist.process.pipe import BlockingPipe, Ready, Report, Welcome, Work
+from zmqdist.process.pipe import BlockingPipe, SlotReport, SlotStarted, SlotWelcome, SlotWork
 from zmqdist.scheduling.worker import kept, resources
 from zmqdist.scheduling.worker.call import Functions, run
 from zmqdist.scheduling.worker.fetch import Clients
@@ -68,7 +68,7 @@ class _Reporter:
         with self._lock:
             outcomes = self.outcomes[:]
             if outcomes:
-                self._pipe.send(Report(outcomes))
+                self._pipe.send(SlotReport(outcomes))
                 del self.outcomes[: len(outcomes)]  # only now: there may be no memory for the message
 
     @property
@@ -81,7 +81,7 @@ class _Reporter:
         told = [self._lend(part) or memoryview(part).nbytes for part in parts]
         piped = [part for part, way in zip(parts, told, strict=True) if isinstance(way, int)]
         with self._lock:
-            self._pipe.send(Report([(position, kind, b"")], told), piped)
+            self._pipe.send(SlotReport([(position, kind, b"")], told), piped)
 
     def _lend(self, part: Any) -> Handle | None:
         if self._arena is None or memoryview(part).nbytes <= INLINE_BYTES_MAX:
@@ -125,16 +125,16 @@ def main(pipe_fd: int, page_fd: int) -> None:
     reporter = _Reporter(pipe)
     running.enter_process(lambda: cells[CANCEL] == cells[POSITION] != 0, lambda: (cells[INDEX], cells[WORKERS]))
     try:
-        pipe.send(Ready(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
+        pipe.send(SlotStarted(os.getpid(), None if reporter.arena is None else reporter.arena.offer))
         welcome = pipe.receive()
-        if not isinstance(welcome, Welcome):
+        if not isinstance(welcome, SlotWelcome):
             return
         fetcher = SlotFetcher(Clients(Credentials.of_environment(), "worker"), welcome.worker, welcome.key)
         kept.fetch_with(fetcher)
         functions = Functions(fetcher)
         resources.build_in(functions.resources)
         while (message := pipe.receive()) is not None:
-            assert isinstance(message, Work)
+            assert isinstance(message, SlotWork)
             functions.define(message.functions)
             _run_batch(message.items, cells, functions, reporter)
             functions.forget(message.forget)

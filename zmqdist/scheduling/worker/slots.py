@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zmqdist.errors import OpError, ResourceExhaustedError, UnavailableError, describe_exit
 from zmqdist.messages import BULK, ERROR
 from zmqdist.process.forks import Fork, Forks
-from zmqdist.process.pipe import LoopPipe, PipeMessage, Ready, Report, Welcome, Work
+from zmqdist.process.pipe import LoopPipe, PipeMessage, SlotReport, SlotStarted, SlotWelcome, SlotWork
 from zmqdist.process.template import SILENT
 from zmqdist.running import Worker
 from zmqdist.scheduling.worker.children import SLOT
@@ -110,12 +110,12 @@ class ProcessSlots:
         process.given_to = give.items[-1][0]
         process.cells[INDEX], process.cells[WORKERS] = self._worker()
         self._look_soon()
-        process.pipe.send(Work(give.functions, give.items, []))
+        process.pipe.send(SlotWork(give.functions, give.items, []))
 
     def forget(self, forget: ForgetFunctions) -> None:
         process = self._slots[forget.slot]
         if process is not None:
-            process.pipe.send(Work([], [], forget.functions))
+            process.pipe.send(SlotWork([], [], forget.functions))
 
     def reclaim(self, slot: int) -> None:
         """Write the range, then read the position: slot_main.py tells why this order."""
@@ -184,10 +184,10 @@ class ProcessSlots:
                 self._feed(SlotDied(slot, 0, code, "the template process that slots are forked from has ended"))
 
     def finished(self, process: _SlotProcess, message: PipeMessage, parts: list[bytearray]) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, SlotStarted):
             process.arena = None if message.memory is None else open_peer(message.memory)
             self._feed(SlotReady(process.slot))
-        elif isinstance(message, Report):
+        elif isinstance(message, SlotReport):
             outcomes = message.outcomes
             if message.parts:
                 ((position, kind, _),) = outcomes
@@ -249,9 +249,9 @@ class _SlotProcess:
         """It was told to end."""
         self.oom_kills = oom_kills()
         self.pipe = LoopPipe(owner._loop, ours, lambda message, parts: owner.finished(self, message, parts))
-        self.pipe.send(Welcome(owner.address, owner.key))
+        self.pipe.send(SlotWelcome(owner.address, owner.key))
 
-    def taken_over(self, report: Report, piped: list[bytearray]) -> list[Any]:
+    def taken_over(self, report: SlotReport, piped: list[bytearray]) -> list[Any]:
         """The parts of a bulk result, which outlive the slot. Raises UnavailableError when its memory cannot be opened."""
         came = iter(piped)
         return [next(came) if isinstance(part, int) else self._adopt(part) for part in report.parts]

@@ -1,6 +1,6 @@
 """`get_barrier`: the tasks of a run wait for each other.
 
-The parent counts (`Gate`), because it alone knows who has ended and can never come: then those who wait are told at once, instead of
+The parent counts (`BarrierGate`), because it alone knows who has ended and can never come: then those who wait are told at once, instead of
 waiting for ever. A task that was terminated, or that is started again after a failure, may still come.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from zmqdist import errors
 from zmqdist.limits import WAIT_LOG_S
-from zmqdist.testing.runner.line import Line
+from zmqdist.testing.runner.line import ParentLine
 
 log = logging.getLogger("zmqdist.testing")
 
@@ -28,7 +28,7 @@ def named(task: Task) -> str:
     return f"{task[0]}-{task[1]}"
 
 
-class Gate:
+class BarrierGate:
     """The parent's side: who has come to the barrier. From any thread.
 
     Args:
@@ -109,7 +109,7 @@ class Barrier:
       parties: how many tasks have to come.
     """
 
-    def __init__(self, line: Line | None, parties: int) -> None:
+    def __init__(self, line: ParentLine | None, parties: int) -> None:
         self.parties = parties
         self._line = line
         self._lock = threading.Lock()

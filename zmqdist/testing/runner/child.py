@@ -21,14 +21,14 @@ import traceback
 from typing import Any
 
 from zmqdist.testing.runner.barrier import Barrier, set_barrier
-from zmqdist.testing.runner.line import Line
+from zmqdist.testing.runner.line import ParentLine
 from zmqdist.wire import trusted
 
 
 def main() -> int:
     """Run what the parent sends, until one of it was the last or the parent closes the line."""
     _end_with_parent(int(sys.argv[1]))
-    line = Line(int(sys.argv[2]))
+    line = ParentLine(int(sys.argv[2]))
     faulthandler.enable()
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is a text file: nobody has replaced it yet
@@ -57,7 +57,7 @@ def _end_with_parent(lifeline: int) -> None:
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _run(line: Line, module: list[str] | None, payloads: list[bytes]) -> bool:
+def _run(line: ParentLine, module: list[str] | None, payloads: list[bytes]) -> bool:
     """Run one function and report what came of it. SystemExit is let through: that code is the process's."""
     try:
         if module is not None:

@@ -18,8 +18,8 @@ from typing import Any
 from zmqdist.cluster.defs import ClusterDef
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.launch.children import Child, Children
-from zmqdist.testing.runner.barrier import Gate, Task, named
-from zmqdist.testing.runner.line import Line, pair
+from zmqdist.testing.runner.barrier import BarrierGate, Task, named
+from zmqdist.testing.runner.line import ParentLine, pair
 from zmqdist.wire import trusted
 
 PREFIX_CHARS = 14
@@ -29,14 +29,14 @@ OUTCOME_S = 60.0
 
 
 @dataclass(frozen=True)
-class Work:
+class PoolWork:
     """A function with its arguments, as they were when this was made, for any number of processes."""
 
     payloads: list[Any]
     module: tuple[str, str] | None
 
     @classmethod
-    def of(cls, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Work:
+    def of(cls, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PoolWork:
         """Raises InvalidArgumentError: something cannot be pickled; the text says what."""
         packed = trusted.pack_call(tuple(args), dict(kwargs))
         parts = [bytes(part) for part in packed] if isinstance(packed, list) else [packed]
@@ -48,13 +48,13 @@ class Work:
         found = None if module is None or path is None or module.__name__ == "__main__" else (module.__name__, path)
         return cls([trusted.pack_function(fn), *parts], found)
 
-    def send(self, line: Line, last: bool) -> None:
+    def send(self, line: ParentLine, last: bool) -> None:
         """`last`: the process ends after it."""
         line.send("run", {"module": self.module, "last": last}, self.payloads)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PoolOutcome:
     """What came of one function: its value, or its error."""
 
     value: Any = None
@@ -74,14 +74,14 @@ class TaskProcess:
       child: with its pid and exit code.
     """
 
-    def __init__(self, task: Task, line: Line, child: Child) -> None:
+    def __init__(self, task: Task, line: ParentLine, child: Child) -> None:
         self.task = task
         self.line = line
         self.child = child
         self.thread: threading.Thread | None = None
 
 
-class Crew:
+class ProcessCrew:
     """The processes of one run or pool.
 
     Args:
@@ -102,7 +102,7 @@ class Crew:
         rpc_layer: str | None,
         share_gpu: bool,
         on_line: Callable[[str], object],
-        on_outcome: Callable[[TaskProcess, Outcome], object],
+        on_outcome: Callable[[TaskProcess, PoolOutcome], object],
         on_exit: Callable[[TaskProcess], object],
     ) -> None:
         self._given = cluster
@@ -116,9 +116,11 @@ class Crew:
         self._children: Children | None = None
         self._lock = threading.Lock()
         self.tasks = tasks_of(self._spec)
-        self.gate = Gate(self.tasks)
+        self.gate = BarrierGate(self.tasks)
 
-    def start(self, task: Task, works: Sequence[Work], last: bool, cluster: ClusterSpec | None = None) -> TaskProcess:
+    def start(
+        self, task: Task, works: Sequence[PoolWork], last: bool, cluster: ClusterSpec | None = None
+    ) -> TaskProcess:
         """Start a process for a task.
 
         Args:
@@ -187,7 +189,7 @@ class Crew:
                 self.signal(list(self._processes.values()), signal.SIGKILL)
             children.close(0.0)
 
-    def listen(self, task: Task, line: Line, told: Callable[[str, list[bytes]], object]) -> None:
+    def listen(self, task: Task, line: ParentLine, told: Callable[[str, list[bytes]], object]) -> None:
         """Serve one task's line until its other end is closed: the barrier's questions here, the rest to `told`."""
 
         def answer(word: str, facts: Any) -> None:
@@ -202,7 +204,7 @@ class Crew:
                 else:
                     self.gate.heard(task, word, answer)
 
-    def _listen(self, process: TaskProcess, works: Sequence[Work], last: bool) -> None:
+    def _listen(self, process: TaskProcess, works: Sequence[PoolWork], last: bool) -> None:
         with contextlib.suppress(OSError):
             for work in works:
                 work.send(process.line, last)
@@ -232,7 +234,7 @@ class Crew:
 
 
 def checked(cluster: Any) -> ClusterSpec:
-    """Raises as `Crew`."""
+    """Raises as `ProcessCrew`."""
     if not isinstance(cluster, Mapping | ClusterSpec | ClusterDef):
         raise TypeError(f"cluster_spec is a dict of jobs, as create_cluster_spec gives it, not {cluster!r}")
     spec = ClusterSpec(cluster)
@@ -257,10 +259,10 @@ def physical_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(NVIDIA.iterdir())] if NVIDIA.is_dir() else []
 
 
-def _outcome(word: str, payloads: list[bytes]) -> Outcome:
+def _outcome(word: str, payloads: list[bytes]) -> PoolOutcome:
     try:
         if word == "raised":
-            return Outcome(error=trusted.unpack_error(payloads[0]))
-        return Outcome(trusted.unpack_parts(payloads))
+            return PoolOutcome(error=trusted.unpack_error(payloads[0]))
+        return PoolOutcome(trusted.unpack_parts(payloads))
     except BaseException as error:  # of a class's own way to be rebuilt
-        return Outcome(error=error)
+        return PoolOutcome(error=error)

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 
-class Line:
+class ParentLine:
     """One end. Any thread may send; one at a time receives."""
 
     def __init__(self, fd: int) -> None:
@@ -46,7 +46,7 @@ class Line:
         self._connection.close()
 
 
-def pair() -> tuple[Line, int]:
+def pair() -> tuple[ParentLine, int]:
     """The parent's end, and the descriptor of the other one."""
     ours, theirs = socket.socketpair()
-    return Line(ours.detach()), theirs.detach()
+    return ParentLine(ours.detach()), theirs.detach()

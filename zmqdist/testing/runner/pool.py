@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from zmqdist.background import in_background
 from zmqdist.errors import describe_exit
 from zmqdist.testing.runner.barrier import Task, named
-from zmqdist.testing.runner.crew import Crew, Outcome, TaskProcess, Work
+from zmqdist.testing.runner.crew import PoolOutcome, PoolWork, ProcessCrew, TaskProcess
 from zmqdist.testing.runner.errors import (
     MultiProcessRunnerResult,
     SubprocessTimeoutError,
@@ -64,7 +64,7 @@ class MultiProcessPoolRunner:
         self._share_gpu = share_gpu
         self.task_timeout_s = task_timeout_s
         self._lock = threading.RLock()
-        self._told: SimpleQueue[tuple[TaskProcess, Outcome | None]] = SimpleQueue()
+        self._told: SimpleQueue[tuple[TaskProcess, PoolOutcome | None]] = SimpleQueue()
         self._processes: dict[Task, TaskProcess] = {}
         self._crew = self._new_crew()
         self._dropped: weakref.finalize[..., Any] | None = None
@@ -83,7 +83,7 @@ class MultiProcessPoolRunner:
           SubprocessTimeoutError: it took longer than `task_timeout_s`. The same happens.
           InvalidArgumentError: the function or its arguments cannot be pickled; the text says what.
         """
-        work = Work.of(fn, args or (), kwargs or {})
+        work = PoolWork.of(fn, args or (), kwargs or {})
         with self._lock:
             if not self._processes:
                 self._start()
@@ -115,10 +115,10 @@ class MultiProcessPoolRunner:
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
-    def _new_crew(self) -> Crew:
+    def _new_crew(self) -> ProcessCrew:
         """It knows a queue and not this pool, so that a pool that nobody has any more goes."""
         told = self._told = SimpleQueue()
-        return Crew(
+        return ProcessCrew(
             self._cluster_spec,
             rpc_layer=None,
             share_gpu=self._share_gpu,
@@ -128,7 +128,7 @@ class MultiProcessPoolRunner:
         )
 
     def _start(self) -> None:
-        works = [] if self._initializer is None else [Work.of(self._initializer, (), {})]
+        works = [] if self._initializer is None else [PoolWork.of(self._initializer, (), {})]
         self._dropped = weakref.finalize(self, _close_in_background, self._crew)
         self._dropped.atexit = False  # their lifelines end them then
         try:
@@ -142,8 +142,8 @@ class MultiProcessPoolRunner:
             self.shutdown()
             raise
 
-    def _collect(self) -> dict[Task, Outcome]:
-        outcomes: dict[Task, Outcome] = {}
+    def _collect(self) -> dict[Task, PoolOutcome]:
+        outcomes: dict[Task, PoolOutcome] = {}
         due = time.monotonic() + self.task_timeout_s
         try:
             while len(outcomes) < len(self._processes):
@@ -159,14 +159,14 @@ class MultiProcessPoolRunner:
             raise
         return outcomes
 
-    def _lost(self, process: TaskProcess, outcomes: dict[Task, Outcome]) -> NoReturn:
+    def _lost(self, process: TaskProcess, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         code = process.child.exit_code or 0
         how = f" ({describe_exit(code)})" if code < 0 else ""
         text = f"Subprocess {named(process.task)} exited with exit code {code}{how} during run"
         last = process.child.tail
         raise UnexpectedSubprocessExitError(f"{text}; its last lines:\n{last}" if last else text, _result(outcomes))
 
-    def _late(self, outcomes: dict[Task, Outcome]) -> NoReturn:
+    def _late(self, outcomes: dict[Task, PoolOutcome]) -> NoReturn:
         late = [process for task, process in self._processes.items() if task not in outcomes]
         self._crew.signal(late, SIGTERM)  # they write their stacks
         until = time.monotonic() + TERM_GRACE_S
@@ -180,11 +180,11 @@ class MultiProcessPoolRunner:
         )
 
 
-def _result(outcomes: dict[Task, Outcome]) -> MultiProcessRunnerResult:
+def _result(outcomes: dict[Task, PoolOutcome]) -> MultiProcessRunnerResult:
     return MultiProcessRunnerResult([each.value for each in outcomes.values() if each.value is not None], [])
 
 
-def _close_in_background(crew: Crew) -> None:
+def _close_in_background(crew: ProcessCrew) -> None:
     in_background("zmqdist-pool-close", crew.close)
 
 

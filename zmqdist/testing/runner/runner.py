@@ -26,13 +26,13 @@ from typing import Any
 
 from zmqdist.errors import describe_exit
 from zmqdist.testing.runner.barrier import Barrier, Task, named, set_barrier
-from zmqdist.testing.runner.crew import Crew, Outcome, TaskProcess, Work, checked
+from zmqdist.testing.runner.crew import PoolOutcome, PoolWork, ProcessCrew, TaskProcess, checked
 from zmqdist.testing.runner.errors import (
     MultiProcessRunnerResult,
     SubprocessTimeoutError,
     UnexpectedSubprocessExitError,
 )
-from zmqdist.testing.runner.line import Line, pair
+from zmqdist.testing.runner.line import ParentLine, pair
 
 log = logging.getLogger("zmqdist.testing")
 
@@ -97,7 +97,7 @@ class MultiProcessRunner:
         self._auto_restart = auto_restart
         self._chief_grace_s = chief_grace_s
         self._term_grace_s = term_grace_s
-        self._crew = Crew(
+        self._crew = ProcessCrew(
             cluster_spec,
             rpc_layer=rpc_layer,
             share_gpu=share_gpu,
@@ -108,8 +108,8 @@ class MultiProcessRunner:
         self._changed = threading.Condition(threading.RLock())
         self._processes: dict[Task, TaskProcess] = {}  # the last one of each task
         self._running: set[TaskProcess] = set()
-        self._works: dict[Task, tuple[Work, Any]] = {}
-        self._outcomes: dict[Task, Outcome] = {}  # in the order in which they came
+        self._works: dict[Task, tuple[PoolWork, Any]] = {}
+        self._outcomes: dict[Task, PoolOutcome] = {}  # in the order in which they came
         self._terminated: set[TaskProcess] = set()
         self._overran: list[Task] = []
         self._timers: list[threading.Timer] = []
@@ -146,10 +146,10 @@ class MultiProcessRunner:
             with self._being(me):
                 self._fn(*self._args, **self._kwargs)
         except BaseException as error:
-            self._crew.gate.gone(me, Outcome(error=error).told)
+            self._crew.gate.gone(me, PoolOutcome(error=error).told)
             self.terminate_all()
             raise
-        self._crew.gate.gone(me, Outcome().told)
+        self._crew.gate.gone(me, PoolOutcome().told)
 
     def start_single_process(
         self,
@@ -174,7 +174,7 @@ class MultiProcessRunner:
         if fn is not None and not callable(fn):
             raise ValueError(f"fn is what the task runs, and {fn!r} cannot be called")
         own = fn is None
-        work = Work.of(
+        work = PoolWork.of(
             self._fn if fn is None else fn,
             self._args if own and args is None else args or (),
             self._kwargs if own and kwargs is None else kwargs or {},
@@ -194,7 +194,7 @@ class MultiProcessRunner:
                 raise ValueError("this runner was joined: make a new one")
             if self._started:
                 raise ValueError("this runner was started already; start_single_process adds a task")
-            work = Work.of(self._fn, self._args, self._kwargs)
+            work = PoolWork.of(self._fn, self._args, self._kwargs)
             self._started = True
             try:
                 for task in self._crew.tasks:
@@ -206,7 +206,7 @@ class MultiProcessRunner:
             if self._max_run_time is not None:
                 self._after(self._max_run_time, self._overrun)
 
-    def _start_task(self, task: Task, work: Work, cluster: Any) -> None:
+    def _start_task(self, task: Task, work: PoolWork, cluster: Any) -> None:
         self._works[task] = (work, cluster)
         process = self._processes[task] = self._crew.start(task, [work], True, cluster)
         self._running.add(process)
@@ -214,7 +214,7 @@ class MultiProcessRunner:
     @contextlib.contextmanager
     def _being(self, me: Task) -> Any:
         ours, theirs = pair()
-        here = Line(theirs)
+        here = ParentLine(theirs)
         thread = threading.Thread(
             target=self._crew.listen, args=(me, ours, lambda *_: None), name=f"zmqdist-line-{named(me)}", daemon=True
         )
@@ -375,7 +375,7 @@ class MultiProcessRunner:
                 sys.stdout.write(line)
                 sys.stdout.flush()
 
-    def _reported(self, process: TaskProcess, outcome: Outcome) -> None:
+    def _reported(self, process: TaskProcess, outcome: PoolOutcome) -> None:
         with self._changed:
             self._outcomes.pop(process.task, None)
             self._outcomes[process.task] = outcome
@@ -392,7 +392,7 @@ class MultiProcessRunner:
                 try:
                     self._start_task(task, *self._works[task])
                 except Exception as error:  # no more processes or descriptors: join tells
-                    self._outcomes[task] = Outcome(error=error)
+                    self._outcomes[task] = PoolOutcome(error=error)
             else:
                 may_come = process in self._terminated
                 self._crew.gate.gone(task, None if may_come else f"has ended ({describe_exit(code or 0)})")

@@ -14,7 +14,7 @@ from zmqdist.data.service.machine.book import Rules
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.state import State
 from zmqdist.errors import NOT_FOUND, RESOURCE_EXHAUSTED, UNAVAILABLE
-from zmqdist.events import Heard, PeerGone, ProcessExited, Send
+from zmqdist.events import Heard, PeerGone, ProcessExited, Send, Ticked
 from zmqdist.events import Ticked as TimePassed
 from zmqdist.messages import Message, Register
 from zmqdist.scheduling.dispatcher.membership import MemberJoined, MemberLost, Membership
@@ -94,7 +94,7 @@ class SimDispatcher:
             if link.open and self.alive and link.life == self.life:
                 question = make(ticket)
                 self.handle(question)
-                if isinstance(question, q.Splits) and question.task in self.splits.state.tasks:
+                if isinstance(question, q.SplitsRequest) and question.task in self.splits.state.tasks:
                     sim.gave(question, self.splits.state.tasks[question.task].given)
 
         sim.in_order(link, "up", arrive)
@@ -134,7 +134,7 @@ class SimDispatcher:
                 case MemberLost(member):
                     self._sim.note(f"{member.name} is lost")
                     self._sim.lost(member.incarnation)
-                    self.handle(q.WorkerLost(member.incarnation))
+                    self.handle(q.WorkerGone(member.incarnation))
 
     def _say(self, link: Any, message: Message) -> None:
         self._sim.in_order(link, "down", lambda: link.hear(message) if link.open else None)
@@ -147,11 +147,11 @@ class SimDispatcher:
         sim = self._sim
         for effect in effects:
             match effect:
-                case q.Answer(token, value):
+                case q.AnswerRequest(token, value):
                     self._send(token, value, 0)
-                case q.Fail(token, code, _):
+                case q.FailRequest(token, code, _):
                     self._send(token, None, code)
-                case q.Journal(records):
+                case q.CommitJournal(records):
                     sim.clock.after(sim.random.expovariate(500), partial(self._write, records, self.life))
                 case q.Reload():
                     self._restore()
@@ -201,7 +201,7 @@ class SimDispatcher:
         """Looks often enough; a shell has a timer for `deadline`."""
         if self.alive and life == self.life:
             if self.splits.deadline <= self._sim.clock.now:
-                self.handle(q.Ticked())
+                self.handle(Ticked())
             due = self.membership.deadline
             if due is not None and due <= self._sim.clock.now:
                 self._members(TimePassed())
@@ -262,7 +262,7 @@ class SimTask:
         worker, count = self.worker, self.worker.sim.random.choice((1, 3, 8))
 
         def question(ticket: Ticket) -> q.Question:
-            return q.Splits(ticket, self.state, self.number, worker.life, 0, request, 0, count)
+            return q.SplitsRequest(ticket, self.state, self.number, worker.life, 0, request, 0, count)
 
         def then(value: Any, code: int) -> None:
             if self.dropped or not worker.alive:
@@ -401,7 +401,7 @@ class SimDataWorker:
         done = tuple(number for number, task in self.tasks.items() if task.done)
         self.dispatcher.ask(
             self.link,
-            lambda ticket: q.Work(ticket, self._state, self.life, has, done),
+            lambda ticket: q.WorkRequest(ticket, self._state, self.life, has, done),
             lambda value, code: self._told(asking, value, code),
         )
 

@@ -387,7 +387,7 @@ class SimPortionReader(SimReader):
 
         def question(ticket: Ticket) -> q.Question:
             if report.method == ACKNOWLEDGE:
-                return q.Acknowledge(ticket, self.state, self.client, about)
+                return q.AcknowledgeRequest(ticket, self.state, self.client, about)
             return q.Missed(ticket, self.state, self.client, about)
 
         marked = self._note_marks(about) if report.method == ACKNOWLEDGE else []

@@ -101,7 +101,9 @@ class DataSim:
 
         def attempt() -> None:
             self.dispatcher.ask(
-                self.dispatcher.connect(), lambda ticket: q.Register(ticket, request, "data", "print", "{}"), done
+                self.dispatcher.connect(),
+                lambda ticket: q.RegisterRequest(ticket, request, "data", "print", "{}"),
+                done,
             )
 
         def done(_: Any, code: int) -> None:
@@ -147,7 +149,7 @@ class DataSim:
         """The dispatcher has taken a life of a worker, perhaps once more."""
         self._away.discard(life)
 
-    def gave(self, asked: q.Splits, given: dict[int, tuple[int, int, int, int]]) -> None:
+    def gave(self, asked: q.SplitsRequest, given: dict[int, tuple[int, int, int, int]]) -> None:
         """A task has asked for positions, and these are what it was given last; the answer may not arrive."""
         request, _, start, length = given.get(asked.source, (0, 0, 0, 0))
         if request == asked.request:

@@ -84,7 +84,7 @@ class Book:
 
     def _live_tables(self) -> None:
         """What is known of the moment only, and what follows from the state."""
-        self.working: dict[int, q.Work] = {}
+        self.working: dict[int, q.WorkRequest] = {}
         self.watching: dict[int, tuple[q.Watch, float]] = {}
         self.wanting: dict[tuple[int, int], q.AskPortions] = {}
         self.freed: set[int] = set()
@@ -133,11 +133,11 @@ class Book:
 
     def answer(self, token: q.Token, value: Any) -> None:
         """Answer a question, when all that was changed before is durable."""
-        self.commits.effect(q.Answer(token, value))
+        self.commits.effect(q.AnswerRequest(token, value))
 
     def tell(self, token: q.Token, value: Any) -> None:
         """Answer a question for news."""
-        self.commits.effect(q.Answer(token, value, news=True))
+        self.commits.effect(q.AnswerRequest(token, value, news=True))
 
     def ask_again(self) -> list[q.Effect]:
         """End all questions that wait for news."""
@@ -145,7 +145,8 @@ class Book:
         tokens += [asked.token for asked in self.wanting.values()]
         self.working, self.watching, self.wanting = {}, {}, {}
         return [
-            q.Fail(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has") for token in tokens
+            q.FailRequest(token, errors.UNAVAILABLE, "the dispatcher went back to what its journal has")
+            for token in tokens
         ]
 
     def restore(self, snapshot: State | None, records: Iterable[r.Change], now: float) -> None:

@@ -28,7 +28,7 @@ class Clients:
     def watch_s(self) -> float:
         return min(WATCH_S_MAX, self._book.rules.client_timeout_s / WATCHES_PER_TIMEOUT)
 
-    def client(self, state: int, number: int) -> r.Client:
+    def client(self, state: int, number: int) -> r.ClientEntry:
         """The client that asks."""
         client = self._book.state.clients.get(number)
         if state == self._book.state.number and client is not None:
@@ -102,14 +102,14 @@ class Clients:
                 self._book.heard[number] = self._book.now
                 self._book.tell(watch[0].token, self._told(iteration, watch[0]))
 
-    def release(self, asked: q.Release, now: float, end: Callable[[r.Iteration], None]) -> None:
+    def release(self, asked: q.ReleaseRequest, now: float, end: Callable[[r.Iteration], None]) -> None:
         """A client has gone. What nobody else can join ends with its last one: its tasks would compute for nobody."""
         client = self._book.state.clients.get(asked.client)
         if asked.state == self._book.state.number and client is not None:
             self._let_go(client, now, end)
         self._book.answer(asked.token, None)
 
-    def _let_go(self, client: r.Client, now: float, end: Callable[[r.Iteration], None]) -> None:
+    def _let_go(self, client: r.ClientEntry, now: float, end: Callable[[r.Iteration], None]) -> None:
         iteration = self._book.state.iterations[client.iteration]
         anonymous = self._book.state.jobs[iteration.job].anonymous
         self._book.change(r.ReleaseClient(client.id))
@@ -123,7 +123,7 @@ class Clients:
         if anonymous and not (iteration.finished or iteration.collected):
             end(iteration)
 
-    def forget(self, client: r.Client) -> None:
+    def forget(self, client: r.ClientEntry) -> None:
         """It is released: answer what waits for it."""
         self._book.requests.pop(client.request, None)
         self._book.heard.pop(client.id, None)

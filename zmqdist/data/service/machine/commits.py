@@ -67,13 +67,13 @@ class Commits:
         self._committing = False
         refused: list[q.Effect] = []
         for each in waiting:
-            if isinstance(each, q.Answer) and each.news:
-                refused.append(q.Fail(each.token, errors.UNAVAILABLE, f"to be asked again: {message}"))
-            elif isinstance(each, q.Answer | q.Fail):
-                refused.append(q.Fail(each.token, code, message))
+            if isinstance(each, q.AnswerRequest) and each.news:
+                refused.append(q.FailRequest(each.token, errors.UNAVAILABLE, f"to be asked again: {message}"))
+            elif isinstance(each, q.AnswerRequest | q.FailRequest):
+                refused.append(q.FailRequest(each.token, code, message))
         return [q.Reload(), *refused]
 
-    def _group(self) -> q.Journal:
+    def _group(self) -> q.CommitJournal:
         records, self._records = tuple(self._records), []
         self._committing = True
-        return q.Journal(records)
+        return q.CommitJournal(records)

@@ -14,12 +14,12 @@ def is_coordinated(book: Book, iteration: r.Iteration) -> bool:
     return book.state.jobs[iteration.job].terms.coordinated
 
 
-def is_pending(task: r.Task) -> bool:
+def is_pending(task: r.TaskEntry) -> bool:
     """Whether it waits for a round to begin at."""
     return task.starting_round == r.PENDING and not task.finished
 
 
-def runs(book: Book, task: r.Task) -> bool:
+def runs(book: Book, task: r.TaskEntry) -> bool:
     """Whether its worker is in the life that the task belongs to, if it belongs to one."""
     worker = book.state.workers.get(task.worker)
     return not task.finished and (not task.life or (worker is not None and worker.life == task.life))

@@ -37,17 +37,17 @@ Change: TypeAlias = (
 )
 
 
-def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.Portions:
+def cut(positions: int, repetitions: int, grain: int, lanes: int) -> r.PortionsEntry:
     """The portions of a new iteration."""
     wanted = ENDLESS_LENGTH if positions == r.INFINITE else min(LENGTH_MAX, positions // PORTIONS_WANTED)
     length = max(1, wanted // grain) * grain
-    return r.Portions(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
+    return r.PortionsEntry(positions, repetitions, length, [0] * lanes, [[] for _ in range(lanes)])
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------
 
 
-def total(portions: r.Portions) -> float:
+def total(portions: r.PortionsEntry) -> float:
     """How many there are; `inf` without end."""
     if 0 in (portions.positions, portions.repetitions):
         return 0
@@ -56,11 +56,11 @@ def total(portions: r.Portions) -> float:
     return _in_repetition(portions) * portions.repetitions
 
 
-def _in_repetition(portions: r.Portions) -> int:
+def _in_repetition(portions: r.PortionsEntry) -> int:
     return -(-portions.positions // portions.length)
 
 
-def place_of(portions: r.Portions, number: int) -> tuple[int, int, int]:
+def place_of(portions: r.PortionsEntry, number: int) -> tuple[int, int, int]:
     """(repetition, first position, number of positions) of a portion."""
     if portions.positions == r.INFINITE:
         return 0, number * portions.length, portions.length
@@ -69,30 +69,30 @@ def place_of(portions: r.Portions, number: int) -> tuple[int, int, int]:
     return repetition, start, min(portions.length, portions.positions - start)
 
 
-def lane_of(portions: r.Portions, client: r.Client) -> int:
+def lane_of(portions: r.PortionsEntry, client: r.ClientEntry) -> int:
     return max(0, client.consumer) % len(portions.next)
 
 
-def first_open(portions: r.Portions, lane: int) -> int:
+def first_open(portions: r.PortionsEntry, lane: int) -> int:
     """The lowest number of a lane that is not done."""
     lanes = len(portions.next)
     mine = (number for number in portions.open if number % lanes == lane)
     return min(mine, default=portions.next[lane] * lanes + lane)
 
 
-def is_lane_over(portions: r.Portions, lane: int) -> bool:
+def is_lane_over(portions: r.PortionsEntry, lane: int) -> bool:
     """Whether all of a lane is acknowledged as done."""
     return first_open(portions, lane) >= total(portions)
 
 
-def is_over(portions: r.Portions) -> bool:
+def is_over(portions: r.PortionsEntry) -> bool:
     return all(is_lane_over(portions, lane) for lane in range(len(portions.next)))
 
 
 # -- changes --------------------------------------------------------------------------------------------------------------
 
 
-def give(portions: r.Portions, client: int, life: int, request: int, numbers: list[int]) -> None:
+def give(portions: r.PortionsEntry, client: int, life: int, request: int, numbers: list[int]) -> None:
     for number in numbers:
         known = portions.open.setdefault(number, r.Portion(client))
         known.client, known.life, known.request = client, life, request
@@ -102,13 +102,13 @@ def give(portions: r.Portions, client: int, life: int, request: int, numbers: li
             _advance(portions, lane)
 
 
-def _advance(portions: r.Portions, lane: int) -> None:
+def _advance(portions: r.PortionsEntry, lane: int) -> None:
     """Over what an earlier iteration had."""
     while (end := sets.end_of(portions.skip[lane], portions.next[lane])) is not None:
         portions.next[lane] = end
 
 
-def acknowledge(portions: r.Portions, client: int, marks: list[tuple[int, int, bool]]) -> None:
+def acknowledge(portions: r.PortionsEntry, client: int, marks: list[tuple[int, int, bool]]) -> None:
     for number, elements, done in marks:
         portion = portions.open.get(number)
         if portion is None or portion.client != client:
@@ -118,13 +118,13 @@ def acknowledge(portions: r.Portions, client: int, marks: list[tuple[int, int, b
             _finish(portions, client, number)
 
 
-def _finish(portions: r.Portions, client: int, number: int) -> None:
+def _finish(portions: r.PortionsEntry, client: int, number: int) -> None:
     del portions.open[number]
     step = number // len(portions.next)
     sets.add(portions.done.setdefault(client, []), step, step + 1)
 
 
-def lose(portions: r.Portions, life: int, client: int, died: str, crashed: bool) -> None:
+def lose(portions: r.PortionsEntry, life: int, client: int, died: str, crashed: bool) -> None:
     """A reader may say that an answer is missing before the worker is known to be dead: that is charged, too."""
     for portion in portions.open.values():
         if portion.life == life and client in (0, portion.client):
@@ -137,12 +137,12 @@ def lose(portions: r.Portions, life: int, client: int, died: str, crashed: bool)
                 portion.lost[life] = died
 
 
-def take_back(portions: r.Portions, life: int) -> None:
+def take_back(portions: r.PortionsEntry, life: int) -> None:
     for portion in portions.open.values():
         portion.lost.pop(life, None)
 
 
-def leave(portions: r.Portions, client: int) -> None:
+def leave(portions: r.PortionsEntry, client: int) -> None:
     """Others have what the client has not finished."""
     for number, portion in portions.open.items():
         if portion.client == client:
@@ -151,7 +151,7 @@ def leave(portions: r.Portions, client: int) -> None:
                 portions.left.setdefault(client, []).append((number, portion.acked))
 
 
-def take_over(portions: r.Portions, client: int, old: int) -> None:
+def take_over(portions: r.PortionsEntry, client: int, old: int) -> None:
     for table in (portions.done, portions.left):
         if old in table:
             table[client] = table.pop(old)
@@ -160,7 +160,7 @@ def take_over(portions: r.Portions, client: int, old: int) -> None:
             portion.client, portion.life, portion.request = client, 0, 0
 
 
-def go_back(portions: r.Portions, client: r.Client, done: Runs, open_: list[tuple[int, int]]) -> None:
+def go_back(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
     """What was acknowledged after the state was taken is open again."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     elements = dict(open_)
@@ -183,7 +183,7 @@ def go_back(portions: r.Portions, client: r.Client, done: Runs, open_: list[tupl
     portions.failed = ""
 
 
-def leave_out(portions: r.Portions, client: r.Client, done: Runs, open_: list[tuple[int, int]]) -> None:
+def leave_out(portions: r.PortionsEntry, client: r.ClientEntry, done: Runs, open_: list[tuple[int, int]]) -> None:
     """What is given out already stays with whoever has it."""
     lanes, lane = len(portions.next), lane_of(portions, client)
     begun = portions.next[lane]

@@ -20,7 +20,7 @@ class Dealing:
     def __init__(self, book: Book) -> None:
         self._book = book
 
-    def _task(self, asked: q.Splits | q.HandBack) -> tuple[r.Task, r.Iteration]:
+    def _task(self, asked: q.SplitsRequest | q.HandBack) -> tuple[r.TaskEntry, r.Iteration]:
         task = self._book.state.tasks.get(asked.task)
         if asked.state != self._book.state.number or task is None or task.finished:
             raise Refusal(errors.NOT_FOUND, f"task {asked.task} is not there, or has ended")
@@ -34,7 +34,7 @@ class Dealing:
             raise Refusal(errors.INVALID_ARGUMENT, f"task {asked.task} has no source {asked.source}")
         return task, iteration
 
-    def splits(self, asked: q.Splits) -> None:
+    def splits(self, asked: q.SplitsRequest) -> None:
         task, iteration = self._task(asked)
         given = task.given.get(asked.source)
         if given is not None and given[0] == asked.request:

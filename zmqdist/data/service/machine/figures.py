@@ -12,7 +12,7 @@ SHORTEST_S: Final = 1e-9
 """Nobody makes or takes an element in less: what is said to be shorter is not known."""
 
 
-class Report(NamedTuple):
+class SplitsReport(NamedTuple):
     """Of one task, since it began.
 
     Attributes:
@@ -33,11 +33,11 @@ class Figures:
 
     def __init__(self, book: Book) -> None:
         self._book = book
-        self._reports: dict[int, tuple[float, Report]] = {}
+        self._reports: dict[int, tuple[float, SplitsReport]] = {}
         self._rates: dict[int, tuple[float, float]] = {}
         self._scalers = AutoScalers()
 
-    def heard_worker(self, tasks: dict[int, Report], now: float) -> None:
+    def heard_worker(self, tasks: dict[int, SplitsReport], now: float) -> None:
         """Reports of a worker, by task."""
         for number, report in tasks.items():
             task = self._book.state.tasks.get(number)

@@ -40,10 +40,11 @@ from zmqdist.data.service.machine.dealing import Dealing
 from zmqdist.data.service.machine.figures import Figures
 from zmqdist.data.service.machine.hosts import not_in_list
 from zmqdist.data.service.machine.portions import Portioning
-from zmqdist.data.service.machine.rounds import Rounds
+from zmqdist.data.service.machine.rounds import CoordinatedRounds
 from zmqdist.data.service.machine.snapshot import PlaceRow
 from zmqdist.data.service.machine.state import State
-from zmqdist.data.service.machine.workers import Workers
+from zmqdist.data.service.machine.workers import WorkerTable
+from zmqdist.events import Ticked
 
 LOOK_AGAIN_S: Final = 0.5
 """After the state was read back: not at once, since a journal that failed may fail again."""
@@ -59,10 +60,10 @@ class Splits:
         """`number` tells this state from that of a dispatcher before or after: random."""
         self._book = Book(rules, number)
         self._clients = Clients(self._book)
-        self._workers = Workers(self._book, self._clients)
+        self._workers = WorkerTable(self._book, self._clients)
         self._dealing = Dealing(self._book)
         self._portions = Portioning(self._book, self._clients, self._workers)
-        self._rounds = Rounds(self._book, self._clients, self._workers)
+        self._rounds = CoordinatedRounds(self._book, self._clients, self._workers)
         self.figures = Figures(self._book)
         self._next_check = now + rules.gc_check_s
         self._look_at = inf
@@ -123,12 +124,12 @@ class Splits:
                 return self._book.commits.committed()
             case q.JournalFailed(code, message):
                 return self._book.commits.failed(code, message) + self._book.ask_again()
-            case q.Ticked():
+            case Ticked():
                 self._tick(now)
             case q.WorkerJoined():
                 self._workers.joined(event)
                 self._portions.look_at_lives()
-            case q.WorkerLost():
+            case q.WorkerGone():
                 self._portions.lost(event)
                 self._workers.lost(event, now)
             case q.AskerGone(token):
@@ -137,7 +138,7 @@ class Splits:
                 try:
                     self._answer_to(event, now)
                 except Refusal as refusal:
-                    self._book.commits.effect(q.Fail(event.token, refusal.code, refusal.message))
+                    self._book.commits.effect(q.FailRequest(event.token, refusal.code, refusal.message))
         self._portions.serve()
         return self._book.commits.flush()
 
@@ -147,7 +148,7 @@ class Splits:
 
     def _answer_to(self, question: q.Question, now: float) -> None:
         match question:
-            case q.Register():
+            case q.RegisterRequest():
                 self._register(question)
             case q.Open():
                 self._open(question, now)
@@ -156,9 +157,9 @@ class Splits:
                 self._clients.watch(question, now)
                 self._rounds.decide(question.client)
                 self.figures.heard_reader(question.client, question.target_s)
-            case q.Release():
+            case q.ReleaseRequest():
                 self._clients.release(question, now, self._collect)
-            case q.Acknowledge():
+            case q.AcknowledgeRequest():
                 self._portions.acknowledge(question, now)
             case q.Missed():
                 self._portions.missed(question)
@@ -166,14 +167,14 @@ class Splits:
                 self._portions.ask(question)
             case q.Crashed():
                 self._portions.crashed(question)
-            case q.Work():
+            case q.WorkRequest():
                 self._workers.work(question)
                 self.figures.heard_worker(question.figures, now)
-            case q.Splits():
+            case q.SplitsRequest():
                 self._dealing.splits(question)
             case q.HandBack():
                 self._dealing.hand_back(question)
-            case q.Leave():
+            case q.LeaveRequest():
                 self._workers.leave(question)
             case q.CompressionAsked(token, dataset, off):
                 if dataset not in self._book.state.compression_off:
@@ -202,7 +203,7 @@ class Splits:
 
     # -- datasets and jobs --------------------------------------------------------------------------------------------------
 
-    def _register(self, asked: q.Register) -> None:
+    def _register(self, asked: q.RegisterRequest) -> None:
         known = self._book.registered.get(asked.request)
         if known is not None:
             self._book.answer(asked.token, (known, False))
@@ -215,11 +216,11 @@ class Splits:
             while str(self._book.state.next_dataset) in self._book.state.datasets:
                 self._book.state.next_dataset += 1
             name = str(self._book.state.next_dataset)
-        self._book.change(r.RegisterDataset(r.Dataset(name, asked.fingerprint, asked.metadata, asked.request)))
+        self._book.change(r.RegisterDataset(r.DatasetEntry(name, asked.fingerprint, asked.metadata, asked.request)))
         self._book.registered[asked.request] = name
         self._book.answer(asked.token, (name, False))
 
-    def _conflict(self, known: r.Dataset, asked: q.Register) -> bool:
+    def _conflict(self, known: r.DatasetEntry, asked: q.RegisterRequest) -> bool:
         """Whether the pipeline under the id is another; the first is kept."""
         if not _fit(known.metadata, asked.metadata):
             raise Refusal(
@@ -233,7 +234,7 @@ class Splits:
             raise Refusal(errors.ALREADY_EXISTS, f"another pipeline is registered under the dataset ID {known.id}")
         if asked.on_conflict == "replace":
             self._book.change(
-                r.RegisterDataset(r.Dataset(known.id, asked.fingerprint, asked.metadata, asked.request)),
+                r.RegisterDataset(r.DatasetEntry(known.id, asked.fingerprint, asked.metadata, asked.request)),
             )
             return False
         return True
@@ -261,7 +262,7 @@ class Splits:
             iteration = self._iteration(job, asked)
             if asked.saved is not None:
                 self._portions.check(asked.saved, iteration)
-        client = r.Client(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
+        client = r.ClientEntry(self._book.state.next_client, iteration.id, asked.request, asked.consumer)
         self._book.change(r.AcquireClient(client))
         self._book.requests[asked.request] = client.id
         self._book.heard[client.id] = now + FIRST_WATCH_S
@@ -270,7 +271,7 @@ class Splits:
             self._portions.adopt(asked, client)
         self._book.answer(asked.token, self._opened(client))
 
-    def _opened(self, client: r.Client) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
+    def _opened(self, client: r.ClientEntry) -> tuple[int, int, int, tuple[int, int, int, int] | None]:
         portions = self._book.state.iterations[client.iteration].portions
         cut = None
         if portions is not None:
@@ -278,11 +279,11 @@ class Splits:
             cut = portions.positions, portions.repetitions, portions.length, first
         return client.id, client.iteration, self._book.state.number, cut
 
-    def _job(self, asked: q.Open) -> r.Job:
+    def _job(self, asked: q.Open) -> r.JobEntry:
         name = asked.job_name or asked.unnamed
         number = self._book.jobs.get(name)
         if number is None:
-            job = r.Job(self._book.state.next_job, name, asked.terms, anonymous=asked.job_name is None)
+            job = r.JobEntry(self._book.state.next_job, name, asked.terms, anonymous=asked.job_name is None)
             self._book.change(r.CreateJob(job))
             if not job.anonymous:
                 self._book.jobs[name] = job.id
@@ -301,7 +302,7 @@ class Splits:
             raise Refusal(errors.INVALID_ARGUMENT, text + " ".join(different))
         return job
 
-    def _check_compression(self, job: r.Job, terms: r.Terms) -> None:
+    def _check_compression(self, job: r.JobEntry, terms: r.Terms) -> None:
         """Elements come as the job's dataset says, not as this reader's does."""
         used, expected = (self._book.state.datasets[each].metadata for each in (job.terms.dataset, terms.dataset))
         if not _fit(used, expected, "compression"):
@@ -321,7 +322,7 @@ class Splits:
             ("ordered", terms.ordered),
         ]
 
-    def _iteration(self, job: r.Job, asked: q.Open) -> r.Iteration:
+    def _iteration(self, job: r.JobEntry, asked: q.Open) -> r.Iteration:
         key = (job.name, asked.repetition)
         number = self._book.keys.get(key)
         if number is not None and not self._book.state.iterations[number].collected:

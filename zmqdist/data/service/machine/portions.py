@@ -38,7 +38,7 @@ from zmqdist.data.service.machine import runs as sets
 from zmqdist.data.service.machine.book import Book, Refusal
 from zmqdist.data.service.machine.clients import Clients
 from zmqdist.data.service.machine.dealing import SHARES, taken
-from zmqdist.data.service.machine.workers import Workers
+from zmqdist.data.service.machine.workers import WorkerTable
 
 DEATHS_MAX: Final = 3
 """A portion that so many processes did not survive is the cause."""
@@ -50,14 +50,14 @@ WINDOW_MIN: Final = 4
 class Portioning:
     """See the module's docstring."""
 
-    def __init__(self, book: Book, clients: Clients, workers: Workers) -> None:
+    def __init__(self, book: Book, clients: Clients, workers: WorkerTable) -> None:
         self._book = book
         self._clients = clients
         self._workers = workers
 
     # -- clients ------------------------------------------------------------------------------------------------------------
 
-    def adopt(self, asked: q.Open, client: r.Client) -> None:
+    def adopt(self, asked: q.Open, client: r.ClientEntry) -> None:
         """A client has opened an iteration in portions: what it takes over from a saved state, or from who read its lane before."""
         iteration, portions = self._of(client)
         if asked.saved is not None:
@@ -77,13 +77,13 @@ class Portioning:
     def _terms(self, iteration: r.Iteration) -> r.Terms:
         return self._book.state.jobs[iteration.job].terms
 
-    def _of(self, client: r.Client) -> tuple[r.Iteration, r.Portions]:
+    def _of(self, client: r.ClientEntry) -> tuple[r.Iteration, r.PortionsEntry]:
         iteration = self._book.state.iterations[client.iteration]
         if iteration.portions is None:
             raise Refusal(errors.FAILED_PRECONDITION, f"iteration {iteration.id} is not read in portions")
         return iteration, iteration.portions
 
-    def saved_iteration(self, saved: q.Saved, dataset: str) -> r.Iteration | None:
+    def saved_iteration(self, saved: q.SavedRequest, dataset: str) -> r.Iteration | None:
         """The iteration of a saved state; None where this dispatcher does not have it (any more).
 
         Raises:
@@ -114,7 +114,7 @@ class Portioning:
                 )
         return iteration
 
-    def check(self, saved: q.Saved, iteration: r.Iteration) -> None:
+    def check(self, saved: q.SavedRequest, iteration: r.Iteration) -> None:
         """Refuse a state that does not fit."""
         portions = iteration.portions
         cut = None if portions is None else (portions.positions, portions.repetitions, portions.length)
@@ -147,7 +147,7 @@ class Portioning:
             client = self._book.state.heirs[client]
         return client
 
-    def _go_on(self, saved: q.Saved, client: r.Client) -> None:
+    def _go_on(self, saved: q.SavedRequest, client: r.ClientEntry) -> None:
         iteration, portions = self._of(client)
         done, open_ = list(saved.done), list(saved.open)
         if saved.state != self._book.state.number or saved.iteration != iteration.id:
@@ -160,13 +160,13 @@ class Portioning:
             for worker in self._workers.staying():
                 self._workers.create_task(iteration, worker)
 
-    def _take_over(self, client: r.Client, old: int) -> None:
+    def _take_over(self, client: r.ClientEntry, old: int) -> None:
         before = self._book.state.clients.get(old)
         self._book.change(r.TakeOver(client.id, old))
         if before is not None:
             self._clients.forget(before)
 
-    def acknowledge(self, asked: q.Acknowledge, now: float) -> None:
+    def acknowledge(self, asked: q.AcknowledgeRequest, now: float) -> None:
         client = self._clients.client(asked.state, asked.client)
         iteration, portions = self._of(client)
         self._book.heard[client.id] = now
@@ -177,7 +177,7 @@ class Portioning:
                 self._book.freed.add(iteration.id)
         self._book.answer(asked.token, None)
 
-    def _is_mine(self, portions: r.Portions, client: int, number: int) -> bool:
+    def _is_mine(self, portions: r.PortionsEntry, client: int, number: int) -> bool:
         return number in portions.open and portions.open[number].client == client
 
     def missed(self, asked: q.Missed) -> None:
@@ -188,7 +188,7 @@ class Portioning:
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
-    def lost(self, event: q.WorkerLost) -> None:
+    def lost(self, event: q.WorkerGone) -> None:
         """A life of a worker is over."""
         self._take_back()  # what the journal lost of it: else this loss could be one too many
         number = self._book.places.get(event.life)
@@ -199,7 +199,7 @@ class Portioning:
             # Its tasks ask by another connection than the one that broke: without an answer they would wait for ever when it is back.
             asked = self._book.wanting.pop(key)
             why = f"the worker of task {asked.task} has no connection"
-            self._book.commits.effect(q.Fail(asked.token, errors.UNAVAILABLE, why))
+            self._book.commits.effect(q.FailRequest(asked.token, errors.UNAVAILABLE, why))
 
     def look_at_lives(self) -> None:
         """Lose what lives had that ended while no dispatcher looked: another is in their place, or nobody. And take charges back."""
@@ -263,7 +263,7 @@ class Portioning:
         self._book.wanting[client.id, asked.life] = asked
         self._book.freed.add(client.iteration)
 
-    def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.Task, r.Worker]:
+    def _task_of(self, asked: q.AskPortions | q.Crashed) -> tuple[r.TaskEntry, r.WorkerEntry]:
         task = self._book.state.tasks.get(asked.task)
         worker = None if task is None else self._book.state.workers.get(task.worker)
         if asked.state != self._book.state.number or task is None or worker is None:
@@ -293,7 +293,7 @@ class Portioning:
     def _was_answer(self, portion: r.Portion, asked: q.AskPortions) -> bool:
         return (portion.client, portion.life, portion.request) == (asked.client, asked.life, asked.request)
 
-    def _told(self, portions: r.Portions, number: int) -> tuple[int, int, int, int, int]:
+    def _told(self, portions: r.PortionsEntry, number: int) -> tuple[int, int, int, int, int]:
         return number, *cutting.place_of(portions, number), portions.open[number].acked
 
     def gone(self, token: q.Token) -> bool:
@@ -335,12 +335,12 @@ class Portioning:
         _, portions = self._of(client)
         return cutting.is_lane_over(portions, cutting.lane_of(portions, client))
 
-    def _is_free(self, portions: r.Portions, number: int, client: r.Client) -> bool:
+    def _is_free(self, portions: r.PortionsEntry, number: int, client: r.ClientEntry) -> bool:
         portion = portions.open[number]
         return portion.life == 0 and portion.client in (0, client.id)
 
     def _choose(
-        self, iteration: r.Iteration, portions: r.Portions, client: r.Client, asked: q.AskPortions
+        self, iteration: r.Iteration, portions: r.PortionsEntry, client: r.ClientEntry, asked: q.AskPortions
     ) -> list[int]:
         """What was begun and is nobody's, lowest first; then what is new. What workers have died over is given out alone."""
         lanes, lane = len(portions.next), cutting.lane_of(portions, client)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from zmqdist.data.service.machine.records import Terms
+from zmqdist.events import Ticked
 
 Token: TypeAlias = Hashable
 """Who asks: given back with the answer."""
@@ -30,7 +31,7 @@ class WorkerJoined:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerGone:
     """Its connection or its process has ended. `left`: in good order, and it will not be back."""
 
     life: int
@@ -57,16 +58,11 @@ class JournalFailed:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time has passed."""
-
-
 # -- questions of clients ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class RegisterRequest:
     """-> (id, whether the pipeline under this id is another one, which is kept)."""
 
     token: Token
@@ -78,7 +74,7 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedRequest:
     """Where a reader was that reads in portions: `done` steps of its lane, (number, elements) of `open` ones.
 
     `cut` and `lanes` are those of its iteration; a state of another data set does not fit.
@@ -117,7 +113,7 @@ class Open:
     """A name that nobody has, for a job without one."""
     consumer: int = -1
     grain: tuple[int, int, int] | None = None
-    saved: Saved | None = None
+    saved: SavedRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +140,14 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseRequest:
     token: Token
     state: int
     client: int
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledge:
+class AcknowledgeRequest:
     """A client has had so many elements of portions: (number, elements, whether that is all)."""
 
     token: Token
@@ -174,7 +170,7 @@ class Missed:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkRequest:
     """What a worker should do, when that is not what it does, else when it changes.
 
     -> (state number, new tasks, tasks to drop). `has`: task -> where it serves, "" before it does.
@@ -190,7 +186,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Splits:
+class SplitsRequest:
     """Up to `count` next positions of a source. -> (start, length); length 0: none in this repetition."""
 
     token: Token
@@ -248,7 +244,7 @@ class HandBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveRequest:
     """A worker ends what it has and goes for good: nothing new for it."""
 
     token: Token
@@ -273,29 +269,29 @@ class NoteSnapshot:
 
 
 Question: TypeAlias = (
-    Register
+    RegisterRequest
     | Open
     | Watch
-    | Release
-    | Acknowledge
+    | ReleaseRequest
+    | AcknowledgeRequest
     | Missed
-    | Work
-    | Splits
+    | WorkRequest
+    | SplitsRequest
     | AskPortions
     | Crashed
     | HandBack
-    | Leave
+    | LeaveRequest
     | CompressionAsked
     | NoteSnapshot
 )
-Event: TypeAlias = Question | WorkerJoined | WorkerLost | AskerGone | JournalCommitted | JournalFailed | Ticked
+Event: TypeAlias = Question | WorkerJoined | WorkerGone | AskerGone | JournalCommitted | JournalFailed | Ticked
 
 
 # -- what must be done ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerRequest:
     """`news`: the question stands for all that may change: when the journal fails it is asked again, and nobody is at fault."""
 
     token: Token
@@ -304,14 +300,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailRequest:
     token: Token
     code: int
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
+class CommitJournal:
     """Write these down; then say JournalCommitted or JournalFailed. The next ones come after that."""
 
     records: tuple[bytes, ...]
@@ -322,4 +318,4 @@ class Reload:
     """Call `restore` with what the journal has."""
 
 
-Effect: TypeAlias = Answer | Fail | Journal | Reload
+Effect: TypeAlias = AnswerRequest | FailRequest | CommitJournal | Reload

@@ -42,7 +42,7 @@ class Record(msgspec.Struct, array_like=True):
 # -- parts of the state ---------------------------------------------------------------------------------------------------
 
 
-class Dataset(Row):
+class DatasetEntry(Row):
     """A registered pipeline. `metadata` is what readers need to know of it, JSON; the description itself is in a file."""
 
     id: str
@@ -73,7 +73,7 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
         return self.num_consumers > 0 and not self.portioned
 
 
-class Job(Row):
+class JobEntry(Row):
     """`anonymous`: it got its name here, so that nobody else can join it."""
 
     id: int
@@ -128,7 +128,7 @@ class Portion(Row):
         return [*self.deaths, *self.lost.values()]
 
 
-class Portions(Row):
+class PortionsEntry(Row):
     """How an iteration is cut, and where it has come to: cutting.py.
 
     Attributes:
@@ -162,10 +162,10 @@ class Iteration(Row):
     clients: list[int] = msgspec.field(default_factory=list)
     finished: bool = False
     collected: bool = False
-    portions: Portions | None = None
+    portions: PortionsEntry | None = None
 
 
-class Task(Row):
+class TaskEntry(Row):
     """One worker's part of an iteration.
 
     Attributes:
@@ -189,14 +189,14 @@ class Task(Row):
     end_round: int = 0
 
 
-class Client(Row):
+class ClientEntry(Row):
     id: int
     iteration: int
     request: int
     consumer: int = -1
 
 
-class Worker(Row):
+class WorkerEntry(Row):
     """A place for a worker; `life` is the process that has it or had it last, `index` its place in the fixed list, -1 without one."""
 
     number: int
@@ -211,13 +211,13 @@ class Worker(Row):
 
 
 class RegisterDataset(Record, tag=1):
-    dataset: Dataset
+    dataset: DatasetEntry
 
 
 class PlaceWorker(Record, tag=2):
     """A new worker, or another life at the place."""
 
-    worker: Worker
+    worker: WorkerEntry
 
 
 class RemoveWorker(Record, tag=3):
@@ -225,7 +225,7 @@ class RemoveWorker(Record, tag=3):
 
 
 class CreateJob(Record, tag=4):
-    job: Job
+    job: JobEntry
 
 
 class CreateIteration(Record, tag=5):
@@ -233,7 +233,7 @@ class CreateIteration(Record, tag=5):
 
 
 class CreateTask(Record, tag=6):
-    task: Task
+    task: TaskEntry
 
 
 class FinishTask(Record, tag=7):
@@ -247,7 +247,7 @@ class FinishIteration(Record, tag=8):
 
 
 class AcquireClient(Record, tag=9):
-    client: Client
+    client: ClientEntry
 
 
 class ReleaseClient(Record, tag=10):

@@ -28,13 +28,13 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Book, Refusal
 from zmqdist.data.service.machine.clients import Clients
 from zmqdist.data.service.machine.coordinated import is_coordinated, is_held, is_pending, runs
-from zmqdist.data.service.machine.workers import Workers
+from zmqdist.data.service.machine.workers import WorkerTable
 
 
-class Rounds:
+class CoordinatedRounds:
     """See the module's docstring."""
 
-    def __init__(self, book: Book, clients: Clients, workers: Workers) -> None:
+    def __init__(self, book: Book, clients: Clients, workers: WorkerTable) -> None:
         self._book = book
         self._clients = clients
         self._workers = workers

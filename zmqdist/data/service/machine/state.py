@@ -19,12 +19,12 @@ class State(msgspec.Struct):
     """
 
     number: int
-    datasets: dict[str, r.Dataset] = {}
-    workers: dict[int, r.Worker] = {}
-    jobs: dict[int, r.Job] = {}
+    datasets: dict[str, r.DatasetEntry] = {}
+    workers: dict[int, r.WorkerEntry] = {}
+    jobs: dict[int, r.JobEntry] = {}
     iterations: dict[int, r.Iteration] = {}
-    tasks: dict[int, r.Task] = {}
-    clients: dict[int, r.Client] = {}
+    tasks: dict[int, r.TaskEntry] = {}
+    clients: dict[int, r.ClientEntry] = {}
     compression_off: dict[str, bool] = {}
     next_dataset: int = r.FIRST_DATASET
     next_worker: int = 1

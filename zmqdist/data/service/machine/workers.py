@@ -13,7 +13,7 @@ from zmqdist.data.service.machine.clients import Clients
 from zmqdist.data.service.machine.coordinated import is_coordinated, is_pending, runs
 
 
-class Workers:
+class WorkerTable:
     """See the module's docstring."""
 
     def __init__(self, book: Book, clients: Clients) -> None:
@@ -50,7 +50,7 @@ class Workers:
             else:
                 self._finish_if_over(iteration.id)
 
-    def _place_for(self, event: q.WorkerJoined) -> r.Worker:
+    def _place_for(self, event: q.WorkerJoined) -> r.WorkerEntry:
         """The place of this life, else of the worker at this address, else of a missing one with this name, else a new one.
 
         After a restart workers come back in any order, and a name that this dispatcher gave may be the one that another worker had from the
@@ -65,7 +65,7 @@ class Workers:
             if workers[number].name == event.name and (event.named or number in self._book.gone)
         ]
         number = same[0] if same else self._book.state.next_worker
-        return r.Worker(number, event.name, event.address, event.life, event.tags)
+        return r.WorkerEntry(number, event.name, event.address, event.life, event.tags)
 
     def reconcile(self) -> None:
         """After the state was read back: give members the places that did not become durable, and tell all what they should do."""
@@ -74,7 +74,7 @@ class Workers:
         for number in list(self._book.state.workers):
             self.news(number)
 
-    def lost(self, event: q.WorkerLost, now: float) -> None:
+    def lost(self, event: q.WorkerGone, now: float) -> None:
         self._book.members.pop(event.life, None)
         left = event.left or event.life in self._book.leaving
         self._book.leaving.discard(event.life)
@@ -94,7 +94,7 @@ class Workers:
             self._clients.news(iteration)
             self._finish_if_over(iteration)
 
-    def leave(self, asked: q.Leave) -> None:
+    def leave(self, asked: q.LeaveRequest) -> None:
         """A worker will go."""
         if asked.life in self._book.members:
             self._book.leaving.add(asked.life)
@@ -119,7 +119,7 @@ class Workers:
         self._book.change(r.RemoveWorker(number))
 
     def create_task(self, iteration: r.Iteration, worker: int, starting_round: int = 0) -> None:
-        task = r.Task(self._book.state.next_task, iteration.id, worker, starting_round=starting_round)
+        task = r.TaskEntry(self._book.state.next_task, iteration.id, worker, starting_round=starting_round)
         if is_coordinated(self._book, iteration):
             task.life = self._book.state.workers[worker].life
             if worker in self._book.missing:
@@ -174,7 +174,7 @@ class Workers:
         if not self._book.is_forgotten(iteration.id):
             self._clients.news(iteration.id)
 
-    def work(self, asked: q.Work) -> None:
+    def work(self, asked: q.WorkRequest) -> None:
         number = self._book.places.get(asked.life)
         if number is None or self._book.state.workers[number].life != asked.life or number in self._book.missing:
             raise Refusal(errors.UNAVAILABLE, "this worker is not registered with the dispatcher, or not any more")
@@ -189,7 +189,7 @@ class Workers:
         self._book.working[asked.life] = asked
         self.news(number)
 
-    def _note_serving(self, asked: q.Work, number: int) -> None:
+    def _note_serving(self, asked: q.WorkRequest, number: int) -> None:
         """Only of its own tasks: a worker that came back after another had got its place still has those of this place."""
         for task, address in asked.has.items():
             known = self._book.state.tasks.get(task)
@@ -217,7 +217,7 @@ class Workers:
             del self._book.working[worker.life]
             self._book.tell(work.token, (self._book.state.number, new, drop))
 
-    def _definition(self, task: r.Task) -> tuple[Any, ...]:
+    def _definition(self, task: r.TaskEntry) -> tuple[Any, ...]:
         """(task, iteration, dataset id, its fingerprint, terms as a tuple, number of sources, starting round,
         workers in the fixed list, this one's place there, the job's name)."""
         iteration = self._book.state.iterations[task.iteration]

@@ -34,7 +34,7 @@ class Packed:
         return made
 
 
-class Reply(Protocol):
+class ElementReply(Protocol):
     """Where the answer goes. Exactly one of the methods that answer is called, once, from any thread."""
 
     answered: bool
@@ -64,17 +64,17 @@ class Reply(Protocol):
 class Runner(Protocol):
     """One task at work."""
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         """Answer when there is something. Never waits."""
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: ElementReply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
 
     def close(self) -> None:
         """Stop; all who wait are told that it ended. Does not wait for user code."""
 
 
-def skip_late(waiting: deque[tuple[Wanted, Reply]], lock: threading.Lock, reply: Reply) -> None:
+def skip_late(waiting: deque[tuple[Wanted, ElementReply]], lock: threading.Lock, reply: ElementReply) -> None:
     """The time of a question is over: it is skipped if it still waits."""
     with lock:
         found = next((each for each in waiting if each[1] is reply), None)

@@ -27,7 +27,7 @@ from zmqdist.data.service.dealing import Drained
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import fits, is_scalar, weigh
 from zmqdist.data.service.failing import Failed
-from zmqdist.data.service.runners.base import TAKEN, Named, Reply, skip_late
+from zmqdist.data.service.runners.base import TAKEN, ElementReply, Named, skip_late
 from zmqdist.errors import CancelledError
 
 BUFFER_BYTES: Final = 32 << 20
@@ -64,7 +64,7 @@ class FirstCome:
         self._bytes = 1
         self._began = inf
         self._idle_s = 0.0
-        self._waiting: deque[tuple[Wanted, Reply]] = deque()
+        self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._woken = self._serving = False
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
@@ -84,7 +84,7 @@ class FirstCome:
         if not self._thread.ident:
             self._thread.start()
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         self.start()
         with self._lock:
             self._waiting.append((wanted, reply))
@@ -98,7 +98,7 @@ class FirstCome:
         element_s = busy_s / made if made and not self._ended else 0.0
         return taken, taken * self._bytes, len(self._buffer), self._limit, element_s
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: ElementReply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
         skip_late(self._waiting, self._lock, reply)
 

@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 from zmqdist.data.iterators import DatasetIterator, Failure
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import Named, Reply, skip_late
+from zmqdist.data.service.runners.base import ElementReply, Named, skip_late
 from zmqdist.data.service.runners.fcfs import BUFFER_BYTES, BUFFER_ELEMENTS_MAX, BUFFER_ELEMENTS_MIN
 from zmqdist.rpc.failures import told
 
@@ -44,7 +44,7 @@ SEGMENTS_MAX: Final = 256
 """Portions in the buffer: those without elements fill it, too."""
 
 
-class Portions:
+class PortionsRunner:
     """See the module's docstring."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Portions:
         self._lanes: dict[int, _Lane] = {}
         self._closed = False
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         lane = self._lanes.get(wanted.reader)
         if lane is None:
             if self._closed:
@@ -76,7 +76,7 @@ class Portions:
             lane = self._lanes[wanted.reader] = _Lane(self._name, wanted.reader, self._open, self._named, self._more)
         lane.ask(wanted, reply)
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: ElementReply) -> None:
         for lane in self._lanes.values():
             lane.expire(reply)
 
@@ -119,7 +119,7 @@ class _Lane:
         self._failures = 0
         self._limit = self._room = BUFFER_ELEMENTS_MIN
         self._bytes = 1
-        self._waiting: deque[tuple[Wanted, Reply]] = deque()
+        self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._woken = False
         self._lock = threading.Lock()
         self._taken = threading.Condition(self._lock)
@@ -127,12 +127,12 @@ class _Lane:
         self._dead: BaseException | None = None
         threading.Thread(target=self._run, name=f"zmqdist-task-{name}-{client}", daemon=True).start()
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         with self._lock:
             self._waiting.append((wanted, reply))
         self._serve()
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: ElementReply) -> None:
         """The time of a question is over: it is skipped if it still waits."""
         skip_late(self._waiting, self._lock, reply)
 

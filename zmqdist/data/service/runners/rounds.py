@@ -28,7 +28,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
-from zmqdist.data.service.runners.base import Named, Reply
+from zmqdist.data.service.runners.base import ElementReply, Named
 from zmqdist.errors import AbortedError, CancelledError, FailedPreconditionError, OpError
 
 GROUPS_MAX: Final = 64
@@ -46,7 +46,7 @@ class _Served:
     elements: list[Any] | None
 
 
-class Rounds:
+class RoundsRunner:
     """See the module's docstring."""
 
     def __init__(self, name: str, open: Callable[[], DatasetIterator], named: Named, consumers: int) -> None:
@@ -59,7 +59,7 @@ class Rounds:
         self._group_bytes = 1
         self._round: int | None = None
         """The next one that is served or skipped; None before the first."""
-        self._waiting: dict[int, tuple[Wanted, Reply]] = {}
+        self._waiting: dict[int, tuple[Wanted, ElementReply]] = {}
         self._asked: dict[int, int] = {}
         self._served: dict[int, _Served] = {}
         self._error: BaseException | None = None
@@ -68,7 +68,7 @@ class Rounds:
         self._room = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         with self._lock:
             if not self._thread.ident:
                 self._thread.start()
@@ -77,7 +77,7 @@ class Rounds:
             answer()
         self._serve()
 
-    def _note(self, wanted: Wanted, reply: Reply) -> Callable[[], None] | None:
+    def _note(self, wanted: Wanted, reply: ElementReply) -> Callable[[], None] | None:
         """Have a question wait. Return what can be answered at once: it, or the older question whose place it takes. With the lock."""
         consumer, asked = wanted.consumer, wanted.round
         if not 0 <= consumer < self._consumers:
@@ -98,7 +98,7 @@ class Rounds:
     def _received_by_all(self) -> int:
         return min(self._asked.values()) - 1 if len(self._asked) == self._consumers else -1
 
-    def _skip(self, wanted: Wanted, reply: Reply, then: int) -> Callable[[], None]:
+    def _skip(self, wanted: Wanted, reply: ElementReply, then: int) -> Callable[[], None]:
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, None)
         return partial(_give, reply, None, (then, self._received_by_all()))
 
@@ -110,7 +110,7 @@ class Rounds:
             nbytes = taken * self._group_bytes // self._consumers
             return taken, nbytes, groups * self._consumers, self._groups_max() * self._consumers, 0.0
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: ElementReply) -> None:
         """The round that this question is for does not come about: all skip it."""
         answers = []
         with self._lock:
@@ -214,13 +214,13 @@ class Rounds:
             del self._waiting[consumer]
         return answers
 
-    def _count(self, here: dict[int, tuple[Wanted, Reply]]) -> int:
+    def _count(self, here: dict[int, tuple[Wanted, ElementReply]]) -> int:
         """How many rounds fit into one answer for each."""
         wishes = [wanted for wanted, _ in here.values()]
         fits = min(each.bytes_max for each in wishes) * self._consumers // self._group_bytes
         return max(1, min(len(self._groups), fits, *(each.elements_max for each in wishes)))
 
-    def _part(self, wanted: Wanted, reply: Reply, groups: list[list[Any]]) -> Callable[[], None]:
+    def _part(self, wanted: Wanted, reply: ElementReply, groups: list[list[Any]]) -> Callable[[], None]:
         elements = [group[wanted.consumer] for group in groups]
         then = wanted.round + len(elements)
         self._served[wanted.consumer] = _Served(wanted.reader, wanted.round, then, elements)
@@ -264,7 +264,7 @@ def displaced(older: Wanted, newer: Wanted) -> OpError:
     return FailedPreconditionError(text)
 
 
-def _give(reply: Reply, elements: list[Any] | None, tag: tuple[int, int]) -> None:
+def _give(reply: ElementReply, elements: list[Any] | None, tag: tuple[int, int]) -> None:
     if elements is None:
         reply.skip(tag)
     else:

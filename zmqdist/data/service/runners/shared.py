@@ -21,7 +21,7 @@ from typing import Any, Final
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import pack, weigh
-from zmqdist.data.service.runners.base import Named, Packed, Reply, skip_late
+from zmqdist.data.service.runners.base import ElementReply, Named, Packed, skip_late
 from zmqdist.data.structure import invalid
 from zmqdist.errors import CancelledError
 
@@ -53,7 +53,7 @@ class Shared:
         self._first = 0
         """The number of the oldest batch in the window."""
         self._places: dict[str, int] = {}
-        self._waiting: deque[tuple[Wanted, Reply]] = deque()
+        self._waiting: deque[tuple[Wanted, ElementReply]] = deque()
         self._count = 1
         self._failure: BaseException | None = None
         """What comes after the batch that was computed last."""
@@ -65,7 +65,7 @@ class Shared:
         self._needed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._run, name=f"zmqdist-task-{name}", daemon=True)
 
-    def ask(self, wanted: Wanted, reply: Reply) -> None:
+    def ask(self, wanted: Wanted, reply: ElementReply) -> None:
         if not wanted.trainer:
             reply.fail(invalid("a cross-trainer cache requires a non-empty trainer ID"))
             return
@@ -75,7 +75,7 @@ class Shared:
             self._waiting.append((wanted, reply))
         self._serve()
 
-    def expire(self, reply: Reply) -> None:
+    def expire(self, reply: ElementReply) -> None:
         skip_late(self._waiting, self._lock, reply)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Shared:
                     served.append((reply, found))
                 elif reply.wanted():
                     self._waiting.append((wanted, reply))
-            failed: list[tuple[Reply, BaseException]] = []
+            failed: list[tuple[ElementReply, BaseException]] = []
             if self._error is not None:
                 failed = [(reply, self._error) for _, reply in self._waiting]
                 self._waiting.clear()
