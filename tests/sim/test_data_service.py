@@ -1,4 +1,4 @@
-"""The machine of the data service with models of workers and readers around it, in virtual time, with seeded faults.
+"""The machines of the data service's dispatcher and readers with models of workers around them, in virtual time, with seeded faults.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """

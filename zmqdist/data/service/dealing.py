@@ -14,31 +14,15 @@ from math import inf
 from typing import Any, Final
 
 from zmqdist import limits
+from zmqdist.data.service.machine.retry import FIRST_PAUSE_S, PATIENT, PAUSE_GROWS, RETRIABLE
 from zmqdist.data.service.runners.base import POSITION, SOURCE
-from zmqdist.errors import (
-    ABORTED,
-    CANCELLED,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    CancelledError,
-    NotFoundError,
-    OpError,
-    UnavailableError,
-)
+from zmqdist.errors import CancelledError, NotFoundError, OpError, UnavailableError
 from zmqdist.random import chance
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 
 log = logging.getLogger("zmqdist.data.service")
 
-RETRIABLE: Final = frozenset({UNAVAILABLE, ABORTED, CANCELLED})
-"""Codes after which the same question may be asked again: the other side was not there, or gave up."""
-
-PATIENT: Final = RETRIABLE | {RESOURCE_EXHAUSTED}
-"""For questions in the middle of reading: a dispatcher whose disk is full refuses them until there is room again."""
-
-FIRST_PAUSE_S: Final = 0.001
-PAUSE_GROWS: Final = 1.3
 PAUSE_S_MAX: Final = 10.0
 
 RUN_MAX: Final = 4096

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from zmqdist.data.service.delivery.interface import END, SKIP, SOME
 from zmqdist.data.service.elements import pack
 from zmqdist.data.service.runners.base import Packed
 from zmqdist.data.service.squeezing import squeeze
 from zmqdist.errors import OpError
 from zmqdist.rpc.asked import Asked
 from zmqdist.transport.loop import Loop
-
-SOME: Final = 0
-END: Final = 1
-SKIP: Final = 2
-"""Kinds of answers: packed elements and their tag; nothing more; nothing now."""
 
 
 class RemoteReply:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from zmqdist.data.service import squeezing
+from zmqdist.data.service.delivery.interface import END, FAILED, SKIP, SOME, Wanted
 from zmqdist.data.service.elements import unpack
-from zmqdist.data.service.remote_reply import END, SKIP, SOME
-from zmqdist.data.service.runners.base import Packed, Wanted
+from zmqdist.data.service.runners.base import Packed
 from zmqdist.data.service.worker import ELEMENTS, TaskThreads
 from zmqdist.errors import OpError, from_code
 from zmqdist.rpc import asking
@@ -22,13 +22,10 @@ from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.failures import failed
 from zmqdist.rpc.result import StatusOrResult
 
-FAILED: Final = 3
-"""A fourth kind of answer, with an error."""
-
 Then = Callable[[int, Any, OpError | None], None]
 
 
-class RemoteSource:
+class RemoteTask:
     """A task of another process."""
 
     def __init__(self, client: ZmqClient, state: int, task: int, compression: str | None) -> None:
@@ -55,7 +52,7 @@ class RemoteSource:
         then(kind, (self._client.address, value, tag), None)
 
 
-class LocalSource:
+class LocalTask:
     """A task of this process: elements pass as they are, as they would in a pipeline without a service."""
 
     def __init__(self, worker: TaskThreads, address: str, state: int, task: int, soon: Callable[..., None]) -> None:

@@ -25,13 +25,15 @@ from zmqdist.data.dataset import Dataset, deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local
 from zmqdist.data.service.compression import codec_of
-from zmqdist.data.service.dealing import RETRIABLE, Dealer, insist
+from zmqdist.data.service.dealing import Dealer, insist
+from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.failing import Failed, named
 from zmqdist.data.service.machine.records import DYNAMIC, Terms
+from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.policy import ShardingPolicy
 from zmqdist.data.service.remote_reply import RemoteReply
 from zmqdist.data.service.runners import rounds, shared
-from zmqdist.data.service.runners.base import PROGRESS, ElementReply, Runner, Wanted
+from zmqdist.data.service.runners.base import PROGRESS, ElementReply, Runner
 from zmqdist.data.service.runners.fcfs import FirstCome
 from zmqdist.data.service.runners.portions import PortionsRunner
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
