@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from zmqdist.errors import (
+    ABORTED,
     CANCELLED,
     DEADLINE_EXCEEDED,
-    INTERNAL,
     INVALID_ARGUMENT,
     OK,
     UNAVAILABLE,
@@ -134,9 +134,9 @@ def test_a_member_that_has_gone_on_without_the_others_is_never_taken_for_one_of_
     assert group.agree(0, 0, 0) == 0
     group.come(0, counter=1)
     verdicts = group.announce(2, counter=2)
-    assert ended(verdicts) == ([0, 2], INTERNAL)
+    assert ended(verdicts) == ([0, 2], ABORTED)
     assert "worker:2 came to round 2 of sum, the others to round 1" in message(verdicts)
-    assert ended(group.announce(1, counter=1)) == ([1], INTERNAL)
+    assert ended(group.announce(1, counter=1)) == ([1], ABORTED)
     assert group.agree(None, None, None) == 2
 
 
@@ -147,6 +147,31 @@ def test_a_member_that_fails_in_the_place_of_an_operation_that_has_failed_alread
     assert ended(group.announce(0, None, failure=(CANCELLED, "nor I"))) == ([0], CANCELLED)
     assert ended(group.announce(2, 1)) == ([2], CANCELLED)
     assert group.agree(None, 2, None) == 2
+
+
+def test_two_failures_of_one_member_that_both_come_late_end_nothing_else() -> None:
+    group = Group()
+    assert group.agree(0, 0, 0) == 0
+    for counter in (1, 2):
+        assert ended(group.announce(0, counter, failure=(CANCELLED, "not now"))) == ([0], CANCELLED)
+    group.come(0, counter=3)
+    for counter in (1, 2):
+        assert ended(group.announce(1, counter, failure=(CANCELLED, "late"))) == ([1], CANCELLED)
+        assert ended(group.announce(2, counter, failure=(CANCELLED, "late"))) == ([2], CANCELLED)
+    group.come(1, counter=3)
+    assert ended(group.announce(2, counter=3)) == ([0, 1, 2], OK)
+
+
+def test_an_error_says_which_round_has_ended_with_it_but_for_that_of_an_abort() -> None:
+    group = Group()
+    group.come(0)
+    (failed,) = group.announce(1, failure=(CANCELLED, "not now"))
+    (late,) = group.announce(2)
+    (aborted,) = [*group.announce(0, 1), *group.leader.aborted("g", TASKS, CANCELLED, "aborted")]
+    (while_aborted,) = group.announce(1, 1)
+    verdicts = (failed, late, aborted, while_aborted)
+    assert all(isinstance(verdict, Disagreed) for verdict in verdicts)
+    assert [verdict.counter for verdict in verdicts] == [0, 0, None, None]
 
 
 def test_the_first_operation_of_a_member_fails_where_it_comes_too_late_for_it() -> None:
@@ -207,7 +232,7 @@ def test_a_member_that_announces_again_gets_an_error_for_the_first_and_waits_wit
 def test_a_round_that_has_passed_is_not_passed_again_by_one_member_alone() -> None:
     group = Group()
     assert [group.agree(0, 0, 0), group.agree(1, 1, 1)] == [0, 1]
-    assert ended(group.announce(1, counter=1)) == ([1], INTERNAL)
+    assert ended(group.announce(1, counter=1)) == ([1], ABORTED)
 
 
 def test_groups_are_apart_and_one_that_is_named_with_other_members_is_refused() -> None:

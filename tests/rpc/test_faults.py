@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.launch.launched import stop
+from tests.rpc.hosted import Hosted
 from tests.rpc.large import address_of
 from tests.rpc.polled import until
 from zmqdist import errors
@@ -80,6 +81,25 @@ def test_methods_are_asked_for_again_where_the_connection_went_meanwhile(child: 
     child(SERVER, address)
     asking.join(30)
     assert "echo" in found[0]
+
+
+def test_work_of_the_pool_that_is_no_call_is_refused_when_the_server_stops_before_it() -> None:
+    server = Hosted(threads_max=1)
+    running, release = threading.Event(), threading.Event()
+    refused: list[errors.OpError] = []
+
+    def slow() -> None:
+        running.set()
+        release.wait(30)
+
+    with server:
+        server.service.submit(slow, refuse=refused.append)
+        assert running.wait(30)
+        server.service.submit(slow, refuse=refused.append)
+        server.service.submit(slow)
+        assert not server.service.stop(0.0), "one was running"
+        release.set()
+    assert [error.error_code for error in refused] == [errors.UNAVAILABLE]
 
 
 def test_stopping_refuses_new_calls_and_answers_those_that_run(serve: Serve, connect: Connect) -> None:

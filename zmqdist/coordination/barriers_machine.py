@@ -92,12 +92,16 @@ class Barriers:
       deadline: `ticked` must be called then at the latest; `inf` for never.
     """
 
-    def __init__(self, names_max: int = BARRIERS_MAX, earliest_deadline: bool = False) -> None:
+    def __init__(
+        self, names_max: int = BARRIERS_MAX, earliest_deadline: bool = False, out_of_step: int = INTERNAL
+    ) -> None:
         """Args:
         earliest_deadline: a later caller, too, may say that a round must end; else the first deadline of a round stays.
+        out_of_step: the code that ends a round to which a task came with another number than the others.
         """
         self.deadline = inf
         self._earliest_deadline = earliest_deadline
+        self._code_out_of_step = out_of_step
         self._names_max = names_max
         self._barriers: dict[str, _Barrier] = {}
         self._by_ticket: dict[Ticket, tuple[_Barrier, Task]] = {}
@@ -115,6 +119,15 @@ class Barriers:
         """Whether a round has failed without this task, which has not been told yet."""
         barrier = self._barriers.get(name)
         return barrier is not None and task in barrier.late
+
+    def is_over(self, name: str, counter: int, task: Task) -> bool:
+        """Whether this round has ended. If so this task counts as told of it."""
+        barrier = self._barriers.get(name)
+        if barrier is None or barrier.counter is None or counter > barrier.counter:
+            return False
+        if task in barrier.late and barrier.late[task].counter <= counter:
+            del barrier.late[task]
+        return True
 
     def tasks_of(self, name: str) -> frozenset[Task]:
         """For whom the round is that is on; empty when none is."""
@@ -158,7 +171,7 @@ class Barriers:
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
                     return [Answer(ticket, self._past(barrier, counter, task))]
-                problem = problem or (INTERNAL, self._out_of_step(barrier, counter, task))
+                problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # to the end: the most recently used
             self._barriers[name] = barrier
             barrier.title = title or barrier.title
@@ -282,7 +295,7 @@ class Barriers:
                 f"{named(task)} came to round {counter} of {barrier.title}, the others to round {current.counter}: "
                 "was it started again?"
             )
-            return INTERNAL, text
+            return self._code_out_of_step, text
         if task not in current.tasks:
             text = f"{named(task)} called {barrier.title}, which is for {listed(sorted(current.tasks))}"
             return INVALID_ARGUMENT, text
@@ -309,7 +322,8 @@ class Barriers:
         """What somebody gets who calls the round that has ended, or one that cannot begin yet."""
         assert barrier.counter is not None
         if counter != barrier.counter:
-            return RoundOutcome(INTERNAL, self._out_of_step(barrier, counter, task), barrier.counter)
+            text = self._out_of_step(barrier, counter, task)
+            return RoundOutcome(self._code_out_of_step, text, barrier.counter)
         if task not in barrier.tasks:
             text = f"{named(task)} called {barrier.title}, which was for {listed(sorted(barrier.tasks))}"
             return RoundOutcome(INVALID_ARGUMENT, text, counter)

@@ -47,7 +47,7 @@ class Fork:
         self.ticket = ticket
         self.exited = exited
         self._owner = owner
-        self._loop = owner._loop
+        self._loop = owner.loop
         self._errors, their_errors = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(their_errors, True)
         self.theirs = [*descriptors, their_errors]
@@ -59,7 +59,7 @@ class Fork:
     def kill(self) -> None:
         """With SIGKILL, and all that it has started; `exited` is called as ever."""
         if self.pid:
-            self._owner._tell(KILL, self.pid)
+            self._owner.tell(KILL, self.pid)
         else:
             self._kill_when_born = True
 
@@ -111,7 +111,7 @@ class Forks:
     def __init__(self, loop: Loop, template: TemplateProcess) -> None:
         """Owns the template from now on: it is ended by `close`."""
         self.on_lost: list[Callable[[int | None], None]] = []
-        self._loop = loop
+        self.loop = loop
         self._template = template
         self._control = template.control
         self._control.setblocking(False)
@@ -124,7 +124,7 @@ class Forks:
         loop.call_soon(self._open)
 
     def _open(self) -> None:
-        self._loop.add_fd(self._control.fileno(), self._hear)
+        self.loop.add_fd(self._control.fileno(), self._hear)
         self._beat()
 
     def spawn(self, kind: int, descriptors: Sequence[int], exited: Exited) -> Fork:
@@ -149,8 +149,8 @@ class Forks:
         if self._closed:
             return
         self._closed = True
-        self._loop.set_timer((self, "beat"), None, self._beat)
-        self._loop.remove_fd(self._control.fileno())
+        self.loop.set_timer((self, "beat"), None, self._beat)
+        self.loop.remove_fd(self._control.fileno())
         for fork in (*self._unasked, *self._unborn.values(), *self._by_pid.values()):
             fork.hand_over()
             fork.close()
@@ -198,7 +198,7 @@ class Forks:
         """Somebody killed it, and all children with it."""
         self._lost = True
         code = self._template.wait(1.0)
-        self._loop.remove_fd(self._control.fileno())
+        self.loop.remove_fd(self._control.fileno())
         log.error("the template process of the slots ended with %s; this worker cannot go on", code)
         for pid in list(self._by_pid):
             self._exited(pid, -int(signal.SIGKILL))
@@ -207,10 +207,11 @@ class Forks:
 
     def _beat(self) -> None:
         """Tell the template that this process runs."""
-        self._tell(BEAT, round(self._watch_s * 1000))
-        self._loop.set_timer((self, "beat"), self._loop.now() + self._watch_s / 4, self._beat)
+        self.tell(BEAT, round(self._watch_s * 1000))
+        self.loop.set_timer((self, "beat"), self.loop.now() + self._watch_s / 4, self._beat)
 
-    def _tell(self, verb: bytes, number: int) -> None:
+    def tell(self, verb: bytes, number: int) -> None:
+        """Send the template a command; without effect when it has ended."""
         try:
             self._control.send(COMMAND.pack(verb, number, 0))
         except BlockingIOError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+from zmqdist.errors import OpError
 from zmqdist.messages import Reply
 from zmqdist.rpc.methods import Method
 from zmqdist.transport.calls_machine import ServedCall
@@ -19,7 +20,9 @@ class AnsweringService(Protocol):
 
     def allowed(self, peer: Peer, name: str) -> Method: ...
 
-    def submit(self, fn: Callable[..., None], *args: Any) -> None: ...
+    def submit(
+        self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None
+    ) -> None: ...
 
     def soon(self, fn: Callable[..., object], *args: Any) -> None: ...
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from zmqdist import nest
-from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, UnknownError
+from zmqdist.errors import DeadlineExceededError, InvalidArgumentError, OpError, UnknownError
 from zmqdist.rpc.answering import AnsweringService
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching_machine import Batches
@@ -75,7 +75,7 @@ class Batched:
         for batch in self._batches.all():
             for waiting in batch:
                 waiting.asked.begun()
-            self._service.submit(self._run, batch)
+            self._service.submit(self._run, batch, refuse=partial(_refuse, batch))
 
     def _run_next(self) -> None:
         while not self._running:
@@ -91,7 +91,7 @@ class Batched:
                     waiting.asked.fail(DeadlineExceededError("deadline passed before it ran"))
             if wanted:
                 self._running = True
-                self._service.submit(self._run, wanted)
+                self._service.submit(self._run, wanted, refuse=partial(_refuse, wanted))
 
     def _ran(self) -> None:
         self._running = False
@@ -132,6 +132,11 @@ class Batched:
             nest.pack_sequence_as(result, [leaf[end - count : end] for leaf in leaves])
             for end, count in zip(ends, rows, strict=True)
         )
+
+
+def _refuse(batch: Sequence[_Waiting], error: OpError) -> None:
+    for waiting in batch:
+        waiting.asked.fail(error)
 
 
 def _joined(given: list[Any]) -> Any:

@@ -60,6 +60,15 @@ SWEEP_S: Final = 0.1
 """So often at most it is looked whether a client that is about to be refused has calls whose time is up: there may be 65,536."""
 
 
+class _Submitted:
+    """The key of work in the pool that is no call."""
+
+    __slots__ = ("refuse",)
+
+    def __init__(self, refuse: Callable[[OpError], object] | None) -> None:
+        self.refuse = refuse
+
+
 class RpcService:
     """Methods that are answered on a router, after `attach`. One service may share its router with other conversations."""
 
@@ -426,9 +435,9 @@ class RpcService:
         except FailedPreconditionError:  # the server was stopped, and did not wait
             pass
 
-    def submit(self, fn: Callable[..., None], *args: Any) -> None:
-        """Have a thread of the pool call this. The loop's, as `set_timer`."""
-        self._pool.submit(fn, *args)
+    def submit(self, fn: Callable[..., None], *args: Any, refuse: Callable[[OpError], object] | None = None) -> None:
+        """Have a thread of the pool call this, or the loop call `refuse` where the server stops before. The loop's, as `set_timer`."""
+        self._pool.ready(None, _Submitted(refuse), (fn, args))
 
     def set_timer(self, key: Hashable, at: float | None, fn: Callable[[], object]) -> None:
         """As `Loop.set_timer`."""
@@ -453,9 +462,8 @@ class RpcService:
                 elif peer.lanes is not None:
                     peer.lanes.over(key.id)
                 self._finished(key, peer, failed(key.id, stopping()), ())
-            else:
-                for waiting in item[1][0]:
-                    waiting.asked.fail(stopping())
+            elif key.refuse is not None:
+                key.refuse(stopping())
 
     def _look_jam(self) -> None:
         deadline = self._jam.look(self._loop.now(), self.where)

@@ -1,6 +1,6 @@
 """What the leader of a group decides: whether all members are about to do the same thing together. No I/O.
 
-Rule 1: a method is an event (past tense); it returns what the members must now be told: Agreed or Failed.
+Rule 1: a method is an event (past tense); it returns what the members must now be told: Agreed or Disagreed.
 Rule 2: one Agreements for all groups that a task leads; the leader calls it under a lock.
 
 Theory of operation
@@ -10,10 +10,11 @@ Theory of operation
     one of them can wait no longer, is cancelled, fails, or has ended. A member that comes later to a round that has ended that way gets the
     same error at once.
 
-    A member names the round that it means: the one after the last that it has ended well; None after an error, because it knows that the
-    others may be elsewhere; and 0 when its life begins. With None it is taken into the round that is on, with 0 too, unless a round has
-    failed without it. So after a failure all are together again after one error each, wherever each was when it happened, and a leader
-    or member that has begun another life goes on where the others are.
+    A member names the round that it means: the one after the last whose end it knows, well or not; None where it does not know that,
+    as after an abort or when its leader was lost; and 0 when its life begins. With None it is taken into the round that is on, with 0
+    too, unless a round has failed without it. So after a failure all are together again after one error each, wherever each was when
+    it happened, and a leader or member that has begun another life goes on where the others are. A member that could not take part in
+    a round says so with its number, and where that comes late it ends no other round.
 
 Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.py
     A1  a verdict goes to all members or an error to each, the same one to all that meet the round, and each is told once
@@ -21,6 +22,7 @@ Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.p
     A3  no announcement outlives its deadline, the end of a member, an abort
     A4  after a round that failed, whatever the reason, the next one works (after an abort: when there was a reset)
     A5  announcements of different rounds never meet, but for members that have been told of an error
+    A6  a failure that comes late ends no other round than its own
 
 Not here: how a result is made (collectives.py), who is alive (watch.py).
 """
@@ -34,7 +36,7 @@ from typing import Any, TypeAlias
 
 from zmqdist.coordination.answers import Effect, Fail, Task, named
 from zmqdist.coordination.barriers_machine import Barriers
-from zmqdist.errors import INTERNAL, INVALID_ARGUMENT, OK, UNAVAILABLE, InvalidArgumentError
+from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, InvalidArgumentError
 
 
 @dataclass(slots=True, eq=False)
@@ -72,11 +74,16 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Disagreed:
-    """These members end their part with an error."""
+    """These members end their part with an error.
+
+    Attributes:
+      counter: the round that has ended with it; they go on with the next one. None: nobody can say which one is next.
+    """
 
     members: list[Announcement]
     code: int
     message: str
+    counter: int | None = None
 
 
 Verdict: TypeAlias = Agreed | Disagreed
@@ -86,7 +93,7 @@ class Agreements:
     """The groups of one leader."""
 
     def __init__(self) -> None:
-        self._barriers = Barriers(earliest_deadline=True)
+        self._barriers = Barriers(earliest_deadline=True, out_of_step=ABORTED)
         self._members: dict[str, tuple[Task, ...]] = {}
         self._aborted: dict[str, tuple[int, str]] = {}
 
@@ -115,6 +122,8 @@ class Agreements:
             return [Disagreed([one], *self._aborted[group])]
         one.group = group
         task, tasks = members[one.rank], frozenset(members)
+        if one.failure and one.counter and self._barriers.is_over(group, one.counter, task):
+            return [Disagreed([one], *one.failure, one.counter)]  # late: the next operation must not end with it
         owed = self._barriers.owes(group, task)
         # A failure in the place of an operation that has failed already must not end the next one.
         counter = 0 if owed and (one.counter == 0 or one.failure) else one.counter or None
@@ -146,7 +155,8 @@ class Agreements:
         if group in self._aborted:
             return []
         self._aborted[group] = code, message
-        return self._verdicts(self._barriers.failed(group, code, message))
+        verdicts = self._verdicts(self._barriers.failed(group, code, message))
+        return [Disagreed(verdict.members, code, message) for verdict in verdicts]
 
     def reset(self, group: str) -> None:
         """The abort is over: whoever comes first says which round is on. Without an abort nothing happens."""
@@ -167,29 +177,32 @@ class Agreements:
 
     def _verdicts(self, effects: list[Effect]) -> list[Verdict]:
         """What the barriers say to each caller, as one verdict for all callers of a round."""
-        ended: dict[tuple[str, int, str, int], list[Announcement]] = {}
+        ended: dict[tuple[str, int, str, int | None], list[Announcement]] = {}
         for effect in effects:
             one = effect.ticket
             assert isinstance(one, Announcement)
-            outcome = (effect.code, effect.message, 0) if isinstance(effect, Fail) else effect.value
+            outcome = (effect.code, effect.message, None) if isinstance(effect, Fail) else effect.value
             ended.setdefault((one.group, *outcome), []).append(one)
         return [
             self._verdict(group, code, message, counter, members)
             for (group, code, message, counter), members in ended.items()
         ]
 
-    def _verdict(self, group: str, code: int, message: str, counter: int, members: list[Announcement]) -> Verdict:
+    def _verdict(
+        self, group: str, code: int, message: str, counter: int | None, members: list[Announcement]
+    ) -> Verdict:
         members.sort(key=lambda one: one.rank)
         tasks = self._members[group]
         if code != OK:
-            return Disagreed(members, code, message)
+            return Disagreed(members, code, message, counter)
         if len(members) < len(tasks):
-            return Disagreed(members, INTERNAL, f"round {counter} of group {group} has ended already")
+            return Disagreed(members, ABORTED, f"round {counter} of group {group} has ended already", counter)
         if len({one.what for one in members}) > 1:
             brought: dict[str, list[str]] = {}
             for one in members:
                 brought.setdefault(one.what, []).append(named(tasks[one.rank]))
             parts = "; ".join(f"{', '.join(names)}: {what}" for what, names in brought.items())
             message = f"the members of the group are not about to do the same: {parts}"
-            return Disagreed(members, INVALID_ARGUMENT, message)
+            return Disagreed(members, INVALID_ARGUMENT, message, counter)
+        assert counter is not None
         return Agreed(counter, members)

@@ -41,7 +41,7 @@ from zmqdist.limits import CHUNK_BYTES, COLLECTIVE_WIDTH
 from zmqdist.rpc import StatusOrResult
 from zmqdist.tasks import collectives_machine as core
 from zmqdist.tasks.collectives_machine import Schedule
-from zmqdist.tasks.leading import RESULT, Leader
+from zmqdist.tasks.leading import FAILED, GO, RESULT, Leader
 from zmqdist.tasks.mail import LockedMailbox
 from zmqdist.tasks.mailbox_machine import Key, Mailbox
 from zmqdist.tasks.node import TASKS, Node
@@ -64,7 +64,8 @@ class GroupMembers:
       name: known to all members; operations of different names never meet.
       tasks: the members; their order is that of the ranks.
       rank: the own one.
-      counter: the round that the next operation belongs to: 0 for the first; None: the one that is on then, since the last one has failed.
+      counter: the round that the next operation belongs to: 0 for the first; None: the one that is on then, since nobody knows its number.
+      unnumbered: the announcement of a failure while the counter was None: its answer says the number.
       aborted: (code, message), if the present one was aborted from elsewhere.
       lock: held by whoever does one.
     """
@@ -79,6 +80,7 @@ class GroupMembers:
             raise InvalidArgumentError(f"{named(me)} is not a member of the group {told}")
         self.rank = self.tasks.index(me)
         self.counter: int | None = 0
+        self.unnumbered: _Answer | StatusOrResult | None = None
         self.aborted: tuple[int, str] | None = None
         self.lock = threading.Lock()
 
@@ -154,7 +156,7 @@ class Collectives:
             self._boxes.pop(group.name, None)
             group.aborted = None
             self._running[group.name] = group, ""
-        counter, group.counter = group.counter, None
+        counter, group.counter = self._counter(group), None
         status = None if failure is None else (failure.error_code, failure.message)
         args = (
             group.name,
@@ -173,18 +175,24 @@ class Collectives:
             answer = _Answer()
             self._leader.announce(*args, token=answer)
         else:
-            due = monotonic() + timeout_s + GRACE_S
+            due = monotonic() + (timeout_s if failure is None else 0.0) + GRACE_S
             answer = self._call("", leader, "collective.announce", *args, due=due)
         if failure is not None:  # it takes the place of the operation
-            group.counter = None if counter is None else counter + 1
+            if counter is None:
+                group.unnumbered = answer
+            else:
+                group.counter = counter + 1
             if not isinstance(answer, _Answer):
                 answer.add_done_callback(lambda call: self._calls.pop(call, None))
             return ()
         try:
             ended, kind, value, *more = answer.get_value() if isinstance(answer, _Answer) else self._outcome(answer)
-            if kind == RESULT:
+            if kind != GO:
                 group.counter = ended + 1
+            if kind == RESULT:
                 return kind, value
+            if kind == FAILED:
+                raise from_code(value, *more)
             members_tell, incarnations = more
             for task, incarnation in zip(group.tasks, incarnations, strict=True):
                 self._watches.speaks(task, incarnation)  # our own watch may be behind
@@ -197,6 +205,18 @@ class Collectives:
             else:
                 answer.cancel()
             raise
+
+    @staticmethod
+    def _counter(group: GroupMembers) -> int | None:
+        """The round that the next operation belongs to. Waits for the leader's word on a failure that had no number, else two failures
+        after an error could be taken for one that comes late, and end an operation that belongs to neither."""
+        answer, group.unnumbered = group.unnumbered, None
+        if answer is None:
+            return group.counter
+        try:
+            return int(answer.get_value()[0]) + 1
+        except OpError:  # no round is on, or the leader has gone
+            return None
 
     def abort(self, group: GroupMembers, code: int, message: str) -> None:
         """Everything of this group fails at every member, now and until the reset."""

@@ -32,9 +32,9 @@ from zmqdist.tasks.snapshot import GroupRow
 from zmqdist.tasks.watch import Watches
 from zmqdist.transport.router import Peer
 
-RESULT, GO = 0, 1
-"""What an answer is, after the number of the round that has ended: RESULT and the value; or GO, the name of the exchange, what each
-member says of its value, and their incarnations."""
+RESULT, GO, FAILED = 0, 1, 2
+"""What an answer is, after the number of the round that has ended: RESULT and the value; GO, the name of the exchange, what each
+member says of its value, and their incarnations; or FAILED, code and message."""
 
 
 @dataclass(slots=True)
@@ -191,7 +191,10 @@ class Leader:
                     one.token.answer((verdict.counter, *answer))
             else:
                 for one in verdict.members:
-                    one.token.fail(from_code(verdict.code, verdict.message))
+                    if verdict.counter is None:
+                        one.token.fail(from_code(verdict.code, verdict.message))
+                    else:
+                        one.token.answer((verdict.counter, FAILED, verdict.code, verdict.message))
 
 
 def answers_to(brought: Sequence[Brought], exchange: str) -> list[tuple[Any, ...]]:

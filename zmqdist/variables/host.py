@@ -185,7 +185,7 @@ class VariableHost:
         if number in found.variables:
             asked.answer(_spec(found.variables[number]))
         else:
-            self._service.submit(self._make, asked, found, number, name, initial, earlier)
+            self._service.submit(self._make, asked, found, number, name, initial, earlier, refuse=asked.fail)
 
     def _make(self, asked: Asked, session: _Session, number: int, name: str, initial: Any, earlier: Any) -> None:
         label = f"variable {name!r} on {self._name}"
@@ -314,7 +314,7 @@ class VariableHost:
             finally:
                 for each in taken:
                     each.lock.release()
-        self._service.submit(self._answer_under_locks, asked, variables, fn)
+        self._service.submit(self._answer_under_locks, asked, variables, fn, refuse=asked.fail)
 
     def _answer_under_locks(self, asked: Asked, variables: Sequence[HostedVariable], fn: Callable[[], Any]) -> None:
         try:
@@ -394,7 +394,7 @@ class VariableHost:
                 for effect in effects:
                     effect()
                 return
-        self._service.submit(self._carry_out_in_thread, work, step, wanted)
+        self._service.submit(self._carry_out_in_thread, work, step, wanted, refuse=partial(self._fail, work))
 
     def _carry_out_in_thread(self, work: _Work, step: int, wanted: int) -> None:
         with ExitStack() as stack:

@@ -40,6 +40,7 @@ class Operation:
       index: of the operations of this life.
       value: what it brings: an array that no other operation has.
       code: what it has ended with; None while it is on.
+      unnumbered: a failure whose member does not know the number of its round.
     """
 
     member: SimMember
@@ -50,6 +51,7 @@ class Operation:
     failure: tuple[int, str] | None = None
     code: int | None = None
     announced: bool = False
+    unnumbered: bool = False
 
 
 class _LocalCall:
@@ -120,12 +122,22 @@ class SimLeader:
             if isinstance(verdict, Agreed):
                 self._world.agreed([self._world.operations[one.load] for one in verdict.members])
                 self._exchanges += 1
-                answer = verdict.counter, f"{self._host.life}.{self._exchanges}", [one.load for one in verdict.members]
+                answer = (
+                    verdict.counter,
+                    0,
+                    f"{self._host.life}.{self._exchanges}",
+                    [one.load for one in verdict.members],
+                )
                 for one in verdict.members:
                     one.token.answer(answer)
             else:
                 for one in verdict.members:
-                    one.token.fail(verdict.code, verdict.message)
+                    if one.failure and one.counter and verdict.counter is not None:
+                        self._world.promise(verdict.counter == one.counter, "A6: a late failure ends another round")
+                    if verdict.counter is None:
+                        one.token.fail(verdict.code, verdict.message)
+                    else:
+                        one.token.answer((verdict.counter, verdict.code))
         self._world.wake(self.machine, self._host, lambda: self._hear(self.machine.ticked(self._world.clock.now)))
 
 
@@ -165,6 +177,7 @@ class SimMember:
         self._boxes.clear()
         if own == "fail":
             operation.failure = CANCELLED, f"{self.host} cannot take part"
+            operation.unnumbered = counter is None
             self.counter = None if counter is None else counter + 1
         then = partial(self._told, operation)
         args = self.rank, counter, what, timeout_s, operation.failure, load
@@ -193,12 +206,20 @@ class SimMember:
             self.end(operation, code)
 
     def _told(self, operation: Operation, answer: Any, code: int, message: str) -> None:
+        if operation.unnumbered:
+            self.counter = None if code else answer[0] + 1
+            self._pause()
         if operation.code is not None:
             return
         if code:
             self.end(operation, code)
             return
-        counter, name, loads = answer
+        counter, code, *exchange = answer
+        if code:
+            self.counter = counter + 1
+            self.end(operation, code)
+            return
+        name, loads = exchange
         operation.announced = True
         self._exchange(operation, counter + 1, name, [self.world.operations[load] for load in loads])
 
@@ -212,6 +233,10 @@ class SimMember:
                 self.errors.append(operation.index)
         else:
             self.succeeded += 1
+        if not operation.unnumbered:  # else its answer says which round is next
+            self._pause()
+
+    def _pause(self) -> None:
         self.world.clock.after(self.world.random.random() * PAUSE_S, lambda: self.host.post(self._next))
 
     # -- the exchange -----------------------------------------------------------------------------------------------------
