@@ -144,4 +144,16 @@ def test_a_worker_that_does_not_answer_is_asked_again_after_pauses_that_grow() -
         assert [effect for effect in machine.handle(Ticked(), now) if isinstance(effect, Ask)]
     assert pauses[0] < 0.01
     assert pauses == sorted(pauses)
-    assert pauses[-1] == 1.0
+    assert pauses[-1] == 0.01
+
+
+def test_two_questions_that_fail_together_lengthen_the_pause_once() -> None:
+    machine = FirstComeDelivery(5, "", -1)
+    machine.handle(news(there(1)), 0.0)
+    asks = [effect for effect in machine.handle(Began(), 0.0) if isinstance(effect, Ask)]
+    assert len(asks) == 2
+    pauses = []
+    for ask in asks:
+        machine.handle(Answered(ask.source, FAILED, None, UnavailableError("away")), 0.0)
+        pauses.append(machine.deadline)
+    assert pauses == [0.001, 0.001]

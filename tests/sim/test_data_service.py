@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from zmqdist.data.service.machine import records as r
 from zmqdist.testing import simulate_data_service
+from zmqdist.testing.simulation.data_rounds import simulate_rounds
 
 
 def test_whatever_goes_wrong_readers_get_what_the_table_says_and_come_to_an_end(seed: int) -> None:
     simulate_data_service(seed)
+
+
+def test_consumers_of_a_coordinated_read_stay_in_step_whatever_goes_wrong(seed: int) -> None:
+    simulate_rounds(seed)
 
 
 def test_without_faults_everything_is_exact(seed: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from zmqdist.data.service.delivery import window_machine
+from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery, RoundsSource
 from zmqdist.data.service.delivery.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
 from zmqdist.data.service.delivery.interface import Answered, Effect, TellDispatcher
 from zmqdist.data.service.delivery.window_machine import TaskSource, TaskWindow
@@ -26,6 +27,7 @@ from zmqdist.data.service.machine.workers import WorkerTable
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
+from zmqdist.testing.simulation.data_rounds import simulate_rounds
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds where the simulation has changed
 
@@ -203,6 +205,31 @@ def giving_up(fail: Any) -> Any:
     return spoiled
 
 
+def before_all_have_it(receive: Any) -> Any:
+    def spoiled(self: CoordinatedDelivery, source: RoundsSource, kind: int, value: Any) -> None:
+        receive(self, source, kind, value)
+        source.common = source.next
+
+    return spoiled
+
+
+def whatever_was_received(end_of: Any) -> Any:
+    def spoiled(self: CoordinatedDelivery, source: RoundsSource, end: int) -> None:
+        end_of(self, source, max(end, source.next))
+
+    return spoiled
+
+
+def though_it_is_held(begin: Any) -> Any:
+    def spoiled(self: CoordinatedDelivery) -> bool:
+        stop, self._stop = self._stop, -1
+        begun: bool = begin(self)
+        self._stop = stop
+        return begun
+
+    return spoiled
+
+
 def at_the_first_end(_exhausted: Any) -> Any:
     return property(lambda self: any(source.ended for source in self.sources.values()))
 
@@ -285,3 +312,26 @@ def test_a_planted_bug_is_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> No
         simulate_data_service(seed)  # nothing else was wrong
         return
     pytest.fail(f"{SEEDS_MAX} seeds from {bug.first_seed} on did not see that {bug.what}")
+
+
+ROUNDS_BUGS: list[Bug] = [
+    Bug("a consumer shows what others may not have", replaced(CoordinatedDelivery, "_receive", before_all_have_it), ""),
+    Bug("a consumer shows rounds after the end", replaced(CoordinatedDelivery, "_end_of", whatever_was_received), ""),
+    Bug("a held consumer begins a round", replaced(CoordinatedDelivery, "_begin_round", though_it_is_held), "C"),
+    Bug("what is lost is not told to the dispatcher", replaced(CoordinatedDelivery, "_fail", deaf), "consumer"),
+]
+
+
+@pytest.mark.parametrize("bug", ROUNDS_BUGS, ids=[bug.what for bug in ROUNDS_BUGS])
+def test_a_planted_bug_of_coordinated_reads_is_found(bug: Bug) -> None:
+    for seed in range(SEEDS_MAX):
+        with pytest.MonkeyPatch.context() as patch:
+            bug.plant(patch)
+            try:
+                simulate_rounds(seed)
+                continue
+            except AssertionError as error:
+                assert str(error).startswith(bug.promise), error  # noqa: PT017
+        simulate_rounds(seed)  # nothing else was wrong
+        return
+    pytest.fail(f"{SEEDS_MAX} seeds did not see that {bug.what}")

@@ -28,6 +28,10 @@ TURN_S: Final = 0.02
 LONG_TURN_S: Final = 1.0
 """Where there are enough questions for all, there may be more tasks a moment later, and one that has nothing must not have the only one."""
 
+PAUSE_S_MAX: Final = 0.01
+"""A task that does not answer is asked again at least so often: the dispatcher lists tasks before their workers have begun them, so the
+first questions of each iteration may fail, and a longer pause would delay its first elements."""
+
 
 @dataclass(eq=False)
 class TaskSource:
@@ -119,8 +123,9 @@ class TaskWindow:
     def fail(self, source: TaskSource, now: float) -> None:
         """It did not answer: leave it alone for a while."""
         self.held -= 1
-        source.pause_s = longer(source.pause_s)
-        source.paused_until = now + source.pause_s
+        if source.paused_until == -inf:  # the second of two questions that fail together lengthens nothing
+            source.pause_s = min(PAUSE_S_MAX, longer(source.pause_s))
+            source.paused_until = now + source.pause_s
 
     @property
     def exhausted(self) -> bool:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Final, TypeAlias
 
-from zmqdist.data.iterators import DatasetIterator, BufferedError
+from zmqdist.data.iterators import BufferedError, DatasetIterator
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.elements import weigh
 from zmqdist.data.service.runners.base import ElementReply, Named, skip_late

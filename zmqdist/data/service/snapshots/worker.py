@@ -11,9 +11,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.data.service.snapshots.stream import SnapshotStream, SnapshotTaskProgress
 from zmqdist.data.service.snapshots.stream_process import StreamProcess, StreamTerms
-from zmqdist.data.service.machine.retry import RETRIABLE
 from zmqdist.errors import OpError
 from zmqdist.process.forks import SpawnChild
 from zmqdist.rpc.client import ZmqClient
