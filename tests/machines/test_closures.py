@@ -32,14 +32,11 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
-from zmqdist.scheduling.coordinator.machine import (
-    DISPATCHER,
-    SUBMISSION_SHIFT,
+from zmqdist.scheduling.coordinator.closures import DISPATCHER, SUBMISSION_SHIFT, Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     UNAVAILABLE,
     BulkArrived,
     BulkUnreachable,
-    Closures,
     DispatcherDown,
     DispatcherUp,
     EndAsked,
@@ -50,6 +47,7 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     WithdrawAsked,
 )
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0
@@ -244,7 +242,7 @@ def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
 
 def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_it(ready: Closures) -> None:
     schedule_kept(ready, 1)
-    do(ready, EndAsked())
+    do(ready, EndAsked(1))
     assert end_result(ready, 1, BULK) == [], "the dispatcher releases it with its round"
     assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
 
@@ -255,7 +253,7 @@ def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_i
 def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_executing(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
     end_result(ready, 1, ERROR)
-    assert do(ready, EndAsked()) == [ASK_END]
+    assert do(ready, EndAsked(1)) == [ASK_END]
     assert ready.ending
     assert schedule(ready, 4) == [], "it would be of an ended round"
     assert end_result(ready, 2) == [Resolve([(2, VALUE, b"r")])]
@@ -285,26 +283,26 @@ def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_
         up(ready)
         end_result(ready, 1, ERROR, attempt=AGAIN)
     do(ready, DispatcherDown(), now=10.0)
-    assert do(ready, EndAsked(), now=10.0) == []
+    assert do(ready, EndAsked(1), now=10.0) == []
     assert ready.deadline == 10.0 + LOST_S
     assert up(ready, now=11.0)[-1] == ASK_END
     assert hear(ready, GenerationEnded(1)) == [RoundEnded(1)]
     schedule(ready, 2)
     end_result(ready, 2, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndAsked()) == [RoundEnded(2)], "nothing of the second round was lost"
+    assert do(ready, EndAsked(2)) == [RoundEnded(2)], "nothing of the second round was lost"
 
 
 def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
     schedule(ready, 1)
     lose_a_worker(ready)
     do(ready, DispatcherDown(for_good=True), WithdrawAsked([1]))
-    assert do(ready, EndAsked()) == [RoundEnded(1)]
+    assert do(ready, EndAsked(1)) == [RoundEnded(1)]
 
 
 def test_p3_a_round_that_is_ending_ends_when_there_will_be_no_other_dispatcher(ready: Closures) -> None:
     schedule(ready, 1)
-    assert do(ready, EndAsked()) == [ASK_END]
+    assert do(ready, EndAsked(1)) == [ASK_END]
     cancelled = Resolve([(1, CANCELLED, b"")])
     assert do(ready, DispatcherDown(for_good=True)) == [cancelled, RoundEnded(1)]
 
@@ -315,7 +313,7 @@ def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(read
     lose_a_worker(ready, SAID_GOODBYE)
     end_result(ready, 1, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndAsked()) == [RoundEnded(1)]
+    assert do(ready, EndAsked(1)) == [RoundEnded(1)]
 
 
 def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the_cluster_is_given_up(
@@ -324,32 +322,41 @@ def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the
     schedule(ready, 1)
     lose_a_worker(ready)
     end_result(ready, 1, ERROR)
-    do(ready, DispatcherDown(), EndAsked(), now=10.0)
+    do(ready, DispatcherDown(), EndAsked(1), now=10.0)
     assert do(ready, Ticked(), now=10.0 + LOST_S) == [RoundEnded(1)]
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_p3_the_end_of_another_generation_ends_nothing(ready: Closures, asked: bool) -> None:
     schedule(ready, 1)
-    do(ready, *([EndAsked()] if asked else []))
+    do(ready, *([EndAsked(1)] if asked else []))
     assert hear(ready, GenerationEnded(2 if asked else 1)) == []
     assert ready.unfinished == 1
 
 
 def test_p3_the_end_is_asked_for_again_when_the_dispatcher_is_back(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(), DispatcherDown())
+    do(ready, EndAsked(1), DispatcherDown())
     assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, True))]
     assert hear(ready, Enlisted(3, 1)) == [to_dispatcher(Define([(7, b"f")])), ASK_END]
     assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
 
 
 def test_p3_without_a_dispatcher_a_round_that_has_work_waits_and_one_without_ends(closures: Closures) -> None:
-    assert do(closures, EndAsked()) == [RoundEnded(1)]
+    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
     schedule(closures, 1)
-    assert do(closures, EndAsked()) == []
-    assert closures.ending
+    assert do(closures, EndAsked(2)) == []
     assert up(closures)[-1] == to_dispatcher(EndGeneration(2, CUT_S))
+
+
+def test_p15_the_end_of_another_round_is_not_asked_for(ready: Closures) -> None:
+    schedule(ready, 1)
+    assert do(ready, EndAsked(2)) == []
+    do(ready, EndAsked(1))
+    hear(ready, GenerationEnded(1))
+    schedule(ready, 2)
+    assert do(ready, EndAsked(1)) == [], "it was asked for before the first round had ended"
+    assert (ready.ending, ready.unfinished) == (False, 1)
 
 
 # -- a dispatcher that goes and comes back ---------------------------------------------------------------------------
@@ -377,7 +384,7 @@ def test_p4_the_numbers_go_on_after_the_last_known_attempt(ready: Closures) -> N
 
 def test_p4_a_new_round_begins_without_a_past(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked())
+    do(ready, EndAsked(1))
     hear(ready, GenerationEnded(1))
     do(ready, DispatcherDown())
     assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 2, False))]
@@ -434,7 +441,7 @@ def test_p6_a_worker_that_comes_in_time_is_enough(ready: Closures) -> None:
 
 def test_p6_a_round_that_is_ending_ends_when_nobody_answers_for_too_long(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(), DispatcherDown(), now=10.0)
+    do(ready, EndAsked(1), DispatcherDown(), now=10.0)
     effects = do(ready, Ticked(), now=10.0 + LOST_S)
     assert effects == [Resolve([(1, UNAVAILABLE, NO_DISPATCHER)]), RoundEnded(1)]
     assert (ready.ending, ready.generation) == (False, 2)
@@ -538,7 +545,7 @@ def test_the_queue_is_counted_anew_with_each_dispatcher(ready: Closures) -> None
     assert ready.queued == 0
     up(ready)
     assert ready.queued == 2
-    do(ready, EndAsked(), DispatcherDown())
+    do(ready, EndAsked(1), DispatcherDown())
     up(ready)  # which is not given what is to end
     end_result(ready, 2)
     assert ready.queued == 0

@@ -10,6 +10,7 @@ import pytest
 
 from zmqdist.events import Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
+from zmqdist.scheduling.coordinator.coordinator_events import UNAVAILABLE
 from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
     INPUT_FAILED,
@@ -32,7 +33,6 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     ValueLost,
     WithdrawAttempts,
 )
-from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
 
 A, B, C, D = (FIRST_ATTEMPT + number for number in range(4))
 """The first attempts."""

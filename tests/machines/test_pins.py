@@ -33,10 +33,9 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Resolve, ResolveLost, RoomMade, RoundEnded
-from zmqdist.scheduling.coordinator.machine import (
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     UNAVAILABLE,
-    Closures,
     DispatcherDown,
     DispatcherUp,
     EndAsked,
@@ -45,6 +44,7 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     WithdrawAsked,
 )
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, ResolveLost, RoomMade, RoundEnded
 from zmqdist.scheduling.coordinator.pins import MembersChanged, WorkOptions
 
 MISSED_S = 20.0
@@ -142,7 +142,7 @@ def test_p10_work_apart_goes_on_when_a_round_ends(closures: Closures) -> None:
     plan(closures, 1)
     schedule(closures, 2, 3)
     end_result(closures, 2, ERROR)
-    do(closures, EndAsked())
+    do(closures, EndAsked(1))
     ended = hear(closures, GenerationEnded(1))
     assert ended == [Resolve([(3, CANCELLED, b"")]), RoundEnded(1)]
     assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")])]
@@ -151,7 +151,7 @@ def test_p10_work_apart_goes_on_when_a_round_ends(closures: Closures) -> None:
 def test_p10_what_comes_while_a_round_ends_is_submitted_after_it(closures: Closures) -> None:
     schedule(closures, 1)
     end_result(closures, 1, ERROR)
-    do(closures, EndAsked())
+    do(closures, EndAsked(1))
     assert plan(closures, 2) == []
     assert hear(closures, GenerationEnded(1)) == [RoundEnded(1), sent(APART, 2, generation=2)]
 
@@ -161,7 +161,7 @@ def test_p10_without_a_dispatcher_a_round_that_has_only_work_apart_ends_at_once(
     plan(closures, 2)
     end_result(closures, 1, ERROR)
     do(closures, DispatcherDown())
-    assert do(closures, EndAsked()) == [RoundEnded(1)]
+    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
     assert sent(APART, 2, generation=2, attempt=AGAIN) in meet(closures, ONE, now=1.0)
 
 

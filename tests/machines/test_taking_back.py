@@ -26,10 +26,8 @@ from zmqdist.messages import (
     Submit,
     Withdraw,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
-from zmqdist.scheduling.coordinator.machine import (
-    DISPATCHER,
-    Closures,
+from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherDown,
     DispatcherUp,
     Event,
@@ -37,6 +35,7 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     TakeBackAsked,
 )
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
 from zmqdist.scheduling.coordinator.pins import WorkOptions
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules

@@ -47,6 +47,6 @@ def test_the_simulation_meets_what_it_is_about() -> None:
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.coordinator.machine.Closures._submit", lambda self: [])
+    monkeypatch.setattr("zmqdist.scheduling.coordinator.closures.Closures._submit", lambda self: [])
     with pytest.raises(AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"):
         simulate(5)

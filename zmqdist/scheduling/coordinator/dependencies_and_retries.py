@@ -31,7 +31,7 @@ from typing import Final, TypeAlias
 
 from zmqdist.events import Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
-from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
+from zmqdist.scheduling.coordinator.coordinator_events import UNAVAILABLE
 
 INPUT_FAILED: Final = 12
 """Kind of an end: an input has ended badly."""

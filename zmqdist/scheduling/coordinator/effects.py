@@ -36,9 +36,9 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """Nothing of this generation or of an earlier one can be executing; all of it is resolved."""
+    """Nothing of this round or of an earlier one can be executing; all of it is resolved."""
 
-    generation: int
+    round: int
 
 
 @dataclass(frozen=True, slots=True)

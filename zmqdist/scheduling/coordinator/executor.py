@@ -30,7 +30,7 @@ from zmqdist.background import logged
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.machine import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.coordinator_events import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
 from zmqdist.scheduling.coordinator.values import RemoteValue
 from zmqdist.wire import trusted

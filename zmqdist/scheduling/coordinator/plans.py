@@ -22,10 +22,10 @@ from weakref import ref
 
 from zmqdist import limits
 from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
+from zmqdist.scheduling.coordinator import coordinator_events as closures
 from zmqdist.scheduling.coordinator import dependencies_and_retries as graph
-from zmqdist.scheduling.coordinator import machine as closures
+from zmqdist.scheduling.coordinator.coordinator_events import UNAVAILABLE
 from zmqdist.scheduling.coordinator.dependencies_and_retries import FIRST_ATTEMPT, INPUT_FAILED, TIMED_OUT
-from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
 from zmqdist.scheduling.coordinator.pins import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
 from zmqdist.scheduling.worker.kept import decode_loss

@@ -23,6 +23,23 @@ from zmqdist.scheduling.coordinator import dependencies_and_retries as graph
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.callbacks import Callbacks
+from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    LOST,
+    UNAVAILABLE,
+    BulkArrived,
+    BulkUnreachable,
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    Event,
+    ForgetAsked,
+    FunctionsDefined,
+    KeptDropped,
+    Scheduled,
+    TakeBackAsked,
+    WithdrawAsked,
+)
 from zmqdist.scheduling.coordinator.effects import (
     Effect,
     Fetch,
@@ -36,24 +53,6 @@ from zmqdist.scheduling.coordinator.failures import ROUND, Failure, Failures
 from zmqdist.scheduling.coordinator.fetching import Fetching
 from zmqdist.scheduling.coordinator.functions import FunctionNumbers
 from zmqdist.scheduling.coordinator.gathered import CoalescedQueue
-from zmqdist.scheduling.coordinator.machine import (
-    DISPATCHER,
-    LOST,
-    UNAVAILABLE,
-    BulkArrived,
-    BulkUnreachable,
-    Closures,
-    DispatcherDown,
-    DispatcherUp,
-    EndAsked,
-    Event,
-    ForgetAsked,
-    FunctionsDefined,
-    KeptDropped,
-    Scheduled,
-    TakeBackAsked,
-    WithdrawAsked,
-)
 from zmqdist.scheduling.coordinator.missing import Missing
 from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, WorkOptions
 from zmqdist.scheduling.coordinator.plans import Plans
@@ -288,7 +287,7 @@ class Shell:
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come. With the lock held."""
-        self._loop.call_soon(self._end_round, self.rounds_ended)
+        self._loop.call_soon(self._end_round, self.rounds_ended + 1)
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
@@ -445,10 +444,10 @@ class Shell:
         self._drain()  # some may have been handed in just now
         self._handle(TakeBackAsked(works))
 
-    def _end_round(self, rounds: int) -> None:
-        if rounds == self.rounds_ended:  # it was asked for before, and the next round must not end in its place
+    def _end_round(self, number: int) -> None:
+        if number == self.machine.round:
             self.decide(graph.RoundEnding())
-            self._handle(EndAsked())
+        self._handle(EndAsked(number))
 
     def _let_go(self, works: list[int]) -> None:
         self.plans.let_go(works)
@@ -500,10 +499,10 @@ class Shell:
                     self.settle(self.plans.ended([(work, LOST, starts)]))
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
-                case RoundEnded():
+                case RoundEnded(number):
                     self.plans.handle(graph.RoundOver())
                     with self.lock:
-                        self.rounds_ended += 1
+                        self.rounds_ended = number
                         self.changed.notify_all()
                 case WorkBegun(works):
                     self.on_begun(works)

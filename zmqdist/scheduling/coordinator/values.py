@@ -21,8 +21,8 @@ import numpy as np
 from zmqdist import errors
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
+from zmqdist.scheduling.coordinator.coordinator_events import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT
-from zmqdist.scheduling.coordinator.machine import LOST, UNAVAILABLE
 from zmqdist.scheduling.worker import kept
 from zmqdist.wire import trusted
 

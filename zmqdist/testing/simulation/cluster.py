@@ -17,7 +17,7 @@ from random import Random
 
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
-from zmqdist.scheduling.coordinator.machine import SUBMISSION_SHIFT
+from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.coordinator.pins import PLAIN
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent

@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING
 
 from zmqdist.events import Heard, Send, Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost, Submit
-from zmqdist.scheduling.coordinator.effects import (
-    Effect,
-    Fetch,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
-    WorkBegun,
-)
-from zmqdist.scheduling.coordinator.machine import (
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     LOST,
     UNAVAILABLE,
     BulkArrived,
-    Closures,
     DispatcherDown,
     DispatcherUp,
     EndAsked,
@@ -32,6 +23,15 @@ from zmqdist.scheduling.coordinator.machine import (
     Scheduled,
     TakeBackAsked,
     WithdrawAsked,
+)
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    Fetch,
+    Resolve,
+    ResolveLost,
+    RoomMade,
+    RoundEnded,
+    WorkBegun,
 )
 from zmqdist.scheduling.coordinator.pins import MembersChanged, WorkOptions
 from zmqdist.testing.simulation.network import SimConnection
@@ -212,7 +212,7 @@ class SimCoordinator:
         """The user calls `join`, which raises."""
         if self.machine.failed is not None and not self._ending:
             self._ending = True
-            self._handle(EndAsked())
+            self._handle(EndAsked(self.rounds_ended + 1))
 
     # -- the shell ------------------------------------------------------------------------------------------------
 

@@ -23,15 +23,15 @@ Promises, checked by tests/machines/test_closures.py and tests/sim
     P13 with a width no more than so much work is with the dispatcher at a time, the oldest first
     P14 work that is to be had back unless it has begun is resolved as cancelled, told in WorkBegun, or resolved as ever; as cancelled when
         the connection to the dispatcher is lost before
+    P15 the end of a round that is over, or has not begun, is not asked for
 
 Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Final
 
 from zmqdist.batches import split
 from zmqdist.errors import LostStart
@@ -59,130 +59,34 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    UNAVAILABLE,
+    BulkArrived,
+    BulkUnreachable,
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    Event,
+    ForgetAsked,
+    FunctionsDefined,
+    FunctionsDropped,
+    KeptDropped,
+    Scheduled,
+    TakeBackAsked,
+    WithdrawAsked,
+)
 from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
-from zmqdist.scheduling.coordinator.pins import Pins, WorkOptions
+from zmqdist.scheduling.coordinator.pins import Pins
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
 """The one peer of this machine."""
-
-LOST = 10
-"""Kind of a resolution: every start was lost; `starts` of the Resolution has them."""
-UNAVAILABLE = 11
-"""Kind of a resolution: no dispatcher or no worker for too long, or its result cannot be reached."""
 
 WITHDRAW_MAX = 100_000
 """Numbers in one message: far below what a header may have."""
 
 SUBMISSION_SHIFT = 16
 """Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
-
-    `options` are those of work that has some.
-    """
-
-    items: list[tuple[int, int, bytes]]
-    keep: Sequence[int] = ()
-    options: Mapping[int, WorkOptions] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionsDefined:
-    """Functions that the next work may use: (fn, pickled). `kept` says that more work may come for them."""
-
-    functions: list[tuple[int, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionsDropped:
-    """No further work will name these functions."""
-
-    functions: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetAsked:
-    """What stands under these numbers in whichever slots is of no further use (`Forget.everywhere`)."""
-
-    numbers: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherUp:
-    """The connection stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherDown:
-    """The connection is gone; `for_good`: there will be no other, so that no round waits for one."""
-
-    for_good: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WithdrawAsked:
-    """The user cancelled these."""
-
-    works: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TakeBackAsked:
-    """The user cancels these unless they have begun. For a machine with `starts`."""
-
-    works: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class EndAsked:
-    """Somebody waits to raise the round's error: end the generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class BulkArrived:
-    """A bulk result is here, or nobody wants it any more."""
-
-    work: int
-    attempt: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class KeptDropped:
-    """The user has no further use for values that their workers keep."""
-
-    works: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class BulkUnreachable:
-    """The holder of a bulk result lives but cannot be reached from here."""
-
-    work: int
-    attempt: int
-    problem: str
-
-
-Event: TypeAlias = (
-    Scheduled
-    | FunctionsDefined
-    | FunctionsDropped
-    | ForgetAsked
-    | DispatcherUp
-    | DispatcherDown
-    | WithdrawAsked
-    | TakeBackAsked
-    | EndAsked
-    | BulkArrived
-    | BulkUnreachable
-    | KeptDropped
-    | Heard
-    | Ticked
-)
 
 
 class Closures:
@@ -204,7 +108,7 @@ class Closures:
         width: int | None = None,
     ) -> None:
         self.coordinator = coordinator
-        self.generation = 1
+        self.generation = self.round = 1
         self.failed: int | None = None
         """The work whose error ends this round."""
         self.workers, self.ending = 0, False
@@ -302,8 +206,8 @@ class Closures:
                 effects = self._withdraw(works)
             case TakeBackAsked(works):
                 effects = self._withdraw(works, unbegun=True)
-            case EndAsked():
-                effects = self._end()
+            case EndAsked(number):
+                effects = self._end() if number == self.round else []
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
             case KeptDropped(works):
@@ -377,12 +281,13 @@ class Closures:
     def _round_ended(self) -> list[Effect]:
         apart = self.pins.apart
         effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
-        generation = self.generation
+        ended = self.round
         self.generation += 1
+        self.round += 1
         self.ending = self._out_of_sight = False
         self._former = bool(self._works)  # what is apart goes on
         self.failed = None
-        return [*effects, RoundEnded(generation)]
+        return [*effects, RoundEnded(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
         return [Send(DISPATCHER, Define(part)) for part in split(functions)]
