@@ -34,7 +34,6 @@ from zmqdist.messages import (
 )
 from zmqdist.scheduling.coordinator.closures import DISPATCHER, SUBMISSION_SHIFT, Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
-    UNAVAILABLE,
     BulkArrived,
     BulkUnreachable,
     DispatcherDown,
@@ -44,10 +43,11 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Scheduled,
     WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.pins import Scheduled
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0
@@ -137,15 +137,6 @@ def test_results_of_many_come_as_one(ready: Closures) -> None:
     assert ready.unfinished == 1
 
 
-def test_the_first_error_is_the_rounds_error(ready: Closures) -> None:
-    schedule(ready, 1, 2, 3)
-    end_result(ready, 1)
-    assert ready.failed is None
-    end_result(ready, 3, ERROR)
-    end_result(ready, 2, ERROR)
-    assert ready.failed == 3
-
-
 def test_much_work_is_submitted_in_several_messages(ready: Closures) -> None:
     sizes = [len(e.message.items) for e in schedule(ready, *range(BATCH_ITEMS_MAX + 1)) if isinstance(e, Send)]
     assert sizes == [BATCH_ITEMS_MAX, 1]
@@ -190,7 +181,6 @@ def test_a_bulk_result_that_cannot_be_reached_ends_its_work(ready: Closures) -> 
     end_result(ready, 1, BULK, attempt=4)
     taken = to_dispatcher(Taken([(1, 4)]))
     assert do(ready, BulkUnreachable(1, 4, "no route")) == [Resolve([(1, UNAVAILABLE, b"no route")]), taken]
-    assert ready.failed == 1
 
 
 def test_one_that_is_being_made_again_is_not_ended_by_the_old_one_out_of_reach(ready: Closures) -> None:
@@ -259,7 +249,7 @@ def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_ex
     assert end_result(ready, 2) == [Resolve([(2, VALUE, b"r")])]
     cancelled = Resolve([(3, CANCELLED, b""), (4, CANCELLED, b"")])
     assert hear(ready, GenerationEnded(1)) == [cancelled, RoundEnded(1)]
-    assert (ready.failed, ready.ending, ready.unfinished, ready.generation) == (None, False, 0, 2)
+    assert (ready.ending, ready.unfinished, ready.generation) == (False, 0, 2)
     assert schedule(ready, 5) == [submitted(5, generation=2)]
     assert ready.queued == 1, "work 4, which was never in the queue, has not left it"
 
@@ -396,8 +386,8 @@ def test_p5_lost_starts_are_counted_over_dispatchers_and_told_when_the_work_fail
     do(ready, DispatcherDown())
     assert up(ready)[-1] == submitted(1, attempt=AGAIN, lost=1)
     starts = (LostStart("worker:0", 0, -9, "log"), LostStart("worker:1", AGAIN, None, ""))
-    assert hear(ready, StartsLost([(1, AGAIN, "worker:1", None, "", True)])) == [ResolveLost(1, starts)]
-    assert (ready.unfinished, ready.failed) == (0, 1)
+    assert hear(ready, StartsLost([(1, AGAIN, "worker:1", None, "", True)])) == [Resolve([(1, LOST, starts)])]
+    assert ready.unfinished == 0
 
 
 # -- nobody there ----------------------------------------------------------------------------------------------------
@@ -410,7 +400,7 @@ def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavaila
     assert do(closures, Ticked(), now=99.9 + LOST_S) == []
     lost = Resolve([(1, UNAVAILABLE, NO_DISPATCHER), (2, UNAVAILABLE, NO_DISPATCHER)])
     assert do(closures, Ticked(), now=100.0 + LOST_S) == [lost]
-    assert (closures.unfinished, closures.queued, closures.failed, closures.deadline) == (0, 0, 1, None)
+    assert (closures.unfinished, closures.queued, closures.deadline) == (0, 0, None)
 
 
 def test_p6_a_dispatcher_that_goes_is_missed_from_then_on_and_work_does_not_put_it_off(ready: Closures) -> None:

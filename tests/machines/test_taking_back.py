@@ -32,11 +32,10 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherUp,
     Event,
     FunctionsDefined,
-    Scheduled,
     TakeBackAsked,
 )
 from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
-from zmqdist.scheduling.coordinator.pins import WorkOptions
+from zmqdist.scheduling.coordinator.pins import Scheduled, WorkOptions
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 

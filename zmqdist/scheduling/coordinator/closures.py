@@ -4,7 +4,7 @@ Theory of operation
     The coordinator owns its work: the dispatcher's queue is only a copy. Each connection to a dispatcher starts from nothing:
     what is unfinished is submitted again, under attempt numbers that no earlier submission has used, with the starts that it has
     lost so far. A result is accepted while its work is unfinished, and never again.
-    A round ends with an error: the first one is kept, and when somebody asks for it the generation is ended; what remains is
+    When the user waits for the end of a round, its generation is ended; what remains is
     cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
 
 Promises, checked by tests/machines/test_closures.py and tests/sim
@@ -60,7 +60,6 @@ from zmqdist.messages import (
     Workers,
 )
 from zmqdist.scheduling.coordinator.coordinator_events import (
-    UNAVAILABLE,
     BulkArrived,
     BulkUnreachable,
     DispatcherDown,
@@ -71,12 +70,13 @@ from zmqdist.scheduling.coordinator.coordinator_events import (
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Scheduled,
     TakeBackAsked,
+    UnfinishedFailed,
     WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
-from zmqdist.scheduling.coordinator.pins import Pins
+from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded, WorkBegun
+from zmqdist.scheduling.coordinator.pins import Pins, Scheduled
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 DISPATCHER: Final = "dispatcher"
@@ -109,8 +109,6 @@ class Closures:
     ) -> None:
         self.coordinator = coordinator
         self.generation = self.round = 1
-        self.failed: int | None = None
-        """The work whose error ends this round."""
         self.workers, self.ending = 0, False
         self.pins = Pins(recovery_limit_s)
         self._watch = recovery_limit_s is not None
@@ -145,6 +143,14 @@ class Closures:
     @property
     def unfinished(self) -> int:
         return len(self._works)
+
+    def __contains__(self, work: int) -> bool:
+        """Whether this piece of work is unfinished."""
+        return work in self._works
+
+    def lost_starts(self, work: int) -> int:
+        """How many starts this unfinished piece of work has lost."""
+        return len(self._starts.get(work, ()))
 
     def wants(self, work: int, attempt: int) -> bool:
         """Whether a bulk result of this attempt is what its work waits for. In any thread."""
@@ -210,6 +216,9 @@ class Closures:
                 effects = self._end() if number == self.round else []
             case BulkUnreachable(work, attempt, problem):
                 effects = self._unreachable(work, attempt, problem)
+            case UnfinishedFailed(error):
+                sent = [work for work in self._works if work not in self._unsent] if self._enlisted else []
+                effects = self._resolve(_all(list(self._works), ERROR, error)) + self._take_back(sent)
             case KeptDropped(works):
                 effects = self._let_go(works)
             case DispatcherUp():
@@ -228,6 +237,8 @@ class Closures:
                 effects += self._round_ended() if for_good and self.ending else []
             case Ticked():
                 effects = self._tick(now)
+            case _:
+                effects = []
         if self._unsent and self._enlisted and not self.ending:
             effects = effects + self._submit()
         if self._was_full or self.queued >= self._queue_max:
@@ -286,7 +297,6 @@ class Closures:
         self.round += 1
         self.ending = self._out_of_sight = False
         self._former = bool(self._works)  # what is apart goes on
-        self.failed = None
         return [*effects, RoundEnded(ended)]
 
     def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
@@ -342,6 +352,7 @@ class Closures:
         effects: list[Effect] = []
         freed: list[int] = []
         kept: list[tuple[int, int]] = []
+        aside: tuple[int, ...] = ()
         works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
         for work, attempt, kind, payload in items:
             if kind == BULK:
@@ -362,12 +373,12 @@ class Closures:
             if not left:
                 freed.append(fn)
             apart = pins.options and pins.ended(work)
+            if apart:
+                aside = (*aside, work)
             if unsent and work in unsent:
                 del unsent[work]
             elif not apart:
                 self._finished += 1
-            if kind and kind in (ERROR, UNAVAILABLE) and self.failed is None and not apart:
-                self.failed = work
             resolved.append((work, kind, payload))
         if self._starts:
             for work, _, _ in resolved:
@@ -380,7 +391,7 @@ class Closures:
             self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
             self._wanted_back.clear()
         if resolved:
-            effects.append(Resolve(resolved))
+            effects.append(Resolve(resolved, (), aside))
         return effects + self._forget_unused(freed) if freed else effects
 
     def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
@@ -404,10 +415,9 @@ class Closures:
                 del self._works[work], self._starts[work]
                 self._to_keep.discard(work)
                 self._uses[fn] -= 1
-                if not self.pins.ended(work):
-                    self._finished += 1
-                    self.failed = work if self.failed is None else self.failed
-                effects.append(ResolveLost(work, starts))
+                apart = self.pins.ended(work)
+                self._finished += not apart
+                effects.append(Resolve([(work, LOST, starts)], (), (work,) if apart else ()))
                 effects += self._forget_unused([fn])
         return effects
 

@@ -468,7 +468,7 @@ class ClusterCoordinator:
         shell = self._shell
         self._check_open()
         while not shell.has_room(nbytes, bulks):
-            idle = shell.machine.workers - (shell.scheduled - shell.resolved)
+            idle = shell.machine.closures.workers - (shell.scheduled - shell.resolved)
             shell.queue_bytes.tell_idle(idle, nbytes, bulks)
             shell.crowded += 1
             try:

@@ -1,30 +1,13 @@
-"""Events of the coordinator's machine (machine.py), and the kinds of ends that no worker reports."""
+"""Events of the coordinator's machine (machine.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from zmqdist.events import Heard, Ticked
-from zmqdist.scheduling.coordinator.pins import WorkOptions
-
-LOST: Final = 10
-"""Kind of a resolution: every start was lost; `starts` of the Resolution has them."""
-UNAVAILABLE: Final = 11
-"""Kind of a resolution: no dispatcher or no worker for too long, or its result cannot be reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
-
-    `options` are those of work that has some.
-    """
-
-    items: list[tuple[int, int, bytes]]
-    keep: Sequence[int] = ()
-    options: Mapping[int, WorkOptions] | None = None
+from zmqdist.scheduling.coordinator.dependencies_and_retries import Planned, ValueLost
+from zmqdist.scheduling.coordinator.pins import Scheduled
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +89,44 @@ class BulkUnreachable:
     problem: str
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptPacked:
+    """The answer to HandIn: what travels."""
+
+    attempt: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unpackable:
+    """A plan was scheduled, and its inputs cannot be packed: it ends with this error."""
+
+    work: int
+    error: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorRefused:
+    """The dispatcher does not take this coordinator; `error` is packed."""
+
+    error: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedFailed:
+    """All that is unfinished ends with this packed error."""
+
+    error: bytes
+
+
 Event: TypeAlias = (
-    Scheduled
+    Planned
+    | ValueLost
+    | AttemptPacked
+    | Unpackable
+    | CoordinatorRefused
+    | UnfinishedFailed
+    | Scheduled
     | FunctionsDefined
     | FunctionsDropped
     | ForgetAsked

@@ -11,7 +11,7 @@ Not here: what becomes of work whose worker is missed for too long (closures.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
@@ -31,6 +31,18 @@ class WorkOptions(NamedTuple):
 
 
 PLAIN: Final = WorkOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
+
+    `options` are those of work that has some.
+    """
+
+    items: list[tuple[int, int, bytes]]
+    keep: Sequence[int] = ()
+    options: Mapping[int, WorkOptions] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ import numpy as np
 from zmqdist import errors
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.coordinator_events import LOST, UNAVAILABLE
-from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT
+from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, LOST, TIMED_OUT, UNAVAILABLE
 from zmqdist.scheduling.worker import kept
 from zmqdist.wire import trusted
 
@@ -295,6 +294,11 @@ class RemoteValue:
         """For the program, which has seen it then."""
         self._owner.failures.saw(self._work)
         return failure(self._kind, self._payload, self._name)
+
+
+def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
+    """How it has ended, (kind, payload); the kind is None before."""
+    return value._kind, value._payload
 
 
 class Kept:
