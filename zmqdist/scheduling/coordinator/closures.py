@@ -25,7 +25,7 @@ Promises, checked by tests/machines/test_closures.py and tests/sim
         the connection to the dispatcher is lost before
     P15 the end of a round that is over, or has not begun, is not asked for
 
-Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
+Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
 """
 
 from __future__ import annotations

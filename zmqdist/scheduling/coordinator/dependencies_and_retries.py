@@ -2,12 +2,12 @@
 
 Theory of operation
     Work that has one of these is a *plan*; all other work passes this by. A plan waits for its inputs, which are other pieces of
-    work, and is then handed in as an *attempt*: a piece of work of its own for machine.py, under a number that no
+    work, and is then handed in as an *attempt*: a piece of work of its own for closures.py, under a number that no
     other has. What becomes of the attempt decides what becomes of the plan: it ends, or there is another attempt.
     A plan with a lineage stays after it has ended well, for as long as its value can be used: when the value is lost, another attempt
     makes it again, and its inputs before it where they are lost, too.
 
-Promises, checked by tests/machines/test_graph.py with random events
+Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
     G1  each plan ends exactly once; with its round at the latest
     G2  an attempt is handed in only when all inputs of its plan are there
     G3  a plan one of whose inputs has ended badly ends with that, and is not handed in any more
@@ -18,7 +18,7 @@ Promises, checked by tests/machines/test_graph.py with random events
     G8  a function is dropped when no plan can be handed in with it any more, and not before
     G9  what a plan holds is freed exactly once, after it has ended and, with a lineage, after its value was let go of
 
-Not here: payloads, and values that users hold (zmqdist/scheduling/coordinator/plans.py).
+Not here: payloads, and values that users hold (plans.py).
 """
 
 from __future__ import annotations

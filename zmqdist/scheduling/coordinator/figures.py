@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.shell import Shell, opened
+from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime, opened
 from zmqdist.scheduling.worker.store import Holdings
 
 
@@ -73,7 +73,7 @@ class CoordinatorSnapshot:
     connections: int
 
 
-def snapshot_of(shell: Shell, resources: int) -> CoordinatorSnapshot:
+def snapshot_of(shell: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
     """An immutable record of now. In any thread, also after the coordinator was closed."""
     machine, plans = shell.machine.closures, shell.plans
     with shell.lock:
@@ -106,7 +106,7 @@ def snapshot_of(shell: Shell, resources: int) -> CoordinatorSnapshot:
         )
 
 
-def _queued(shell: Shell) -> int:
+def _queued(shell: CoordinatorRuntime) -> int:
     return 0 if shell.closed else shell.machine.closures.queued + len(shell.outbox)
 
 

@@ -1,4 +1,4 @@
-"""Options of scheduled work, and the workers that it waits for: the part of machine.py that plain work never meets.
+"""Options of scheduled work, and the workers that it waits for: the part of closures.py that plain work never meets.
 
 Theory of operation
     The dispatcher tells a coordinator that watches who has come and who is lost (Members); after each Enlisted it tells all that are

@@ -1,8 +1,8 @@
 """Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled.
 
-The runtime of dependencies_and_retries.py.
+What is decided about them stands in dependencies_and_retries.py.
 
-A plan is what the user scheduled; its attempts are what machine.py sees. All runs in the coordinator's loop but
+A plan is what the user scheduled; its attempts are what closures.py sees. All runs in the coordinator's loop but
 what says otherwise.
 
 Where an input comes from
@@ -30,10 +30,10 @@ from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
-"""(work, kind, payload), for `Shell.settle`."""
+"""(work, kind, payload), for `CoordinatorRuntime.settle`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Plans:
       planned: what the loop has not seen yet. Behind the coordinator's lock.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: CoordinatorRuntime) -> None:
         self._shell = shell
         self._plans: dict[int, Plan] = {}
         self._asking: dict[int, RemoteValue] = {}
@@ -141,7 +141,7 @@ class Plans:
         return len(self._plans)
 
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """As `Shell.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
+        """As `CoordinatorRuntime.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
         value = RemoteValue(self._shell, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._shell.outbox), ref(value)
         self._shell.queue_bytes.begin(work, len(plan.packed), plan.bulks)

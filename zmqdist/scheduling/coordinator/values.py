@@ -26,7 +26,7 @@ from zmqdist.scheduling.worker import kept
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 _NOTHING: Any = object()
 
@@ -66,7 +66,7 @@ class RemoteValue:
         "_work",
     )
 
-    def __init__(self, owner: Shell, work: int, name: str, alive: object = None) -> None:
+    def __init__(self, owner: CoordinatorRuntime, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
         self._alive = alive  # the coordinator is not given up while somebody waits
         self._work = work
@@ -312,7 +312,7 @@ class Kept:
 
     __slots__ = ("_owner", "encoded", "lineage", "work")
 
-    def __init__(self, owner: Shell, work: int, encoded: bytes, lineage: bool = False) -> None:
+    def __init__(self, owner: CoordinatorRuntime, work: int, encoded: bytes, lineage: bool = False) -> None:
         self._owner = owner
         self.work = work
         self.encoded = encoded

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
 from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
@@ -259,7 +259,7 @@ class SimCoordinator:
             self.ending = True
             self.handle(EndAsked(self.rounds_ended + 1))
 
-    # -- the shell ------------------------------------------------------------------------------------------------
+    # -- the runtime ----------------------------------------------------------------------------------------------
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, StartsLost):
@@ -271,6 +271,7 @@ class SimCoordinator:
         events: list[Event] = [event]
         while events:
             self._perform(self.machine.handle(events.pop(0), self.cluster.clock.now), events)
+        self.plans.check_withdrawn()
         at = self.machine.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
@@ -291,6 +292,8 @@ class SimCoordinator:
         for effect in effects:
             match effect:
                 case Send(_, message):
+                    if isinstance(message, Withdraw):
+                        self.plans.withdraw(message.works)
                     if self.connection is not None:
                         self._check_width(message)
                         self.connection.send_up(message)

@@ -73,6 +73,9 @@ class SimPlans:
         self._calm = calm
         self.plans: dict[int, SimPlan] = {}
         self.user_of: dict[int, int] = {}
+        self._withdrawn: set[int] = set()
+        self._freed: list[SimPlan] = []
+        """Those that the present event has freed."""
 
     @property
     def finished(self) -> bool:
@@ -256,8 +259,19 @@ class SimPlans:
             f"dependencies G9: the value of work {work} is in use"
         )
         plan.freed = True
+        self._freed.append(plan)
         for other in plan.inputs:
             self.drop(other, work)
+
+    def withdraw(self, works: list[int]) -> None:
+        self._withdrawn.update(works)
+
+    def check_withdrawn(self) -> None:
+        """After an event: no attempt goes on for a plan that is no more, as far as the machine can prevent it."""
+        freed, self._freed = self._freed, []
+        for plan in freed:
+            left = [number for number in plan.attempts if number in self._owner.machine.closures]
+            assert self._withdrawn.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not withdrawn"
 
     def check_forgotten(self, functions: list[int]) -> None:
         for plan in self.plans.values():

@@ -1,4 +1,4 @@
-"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The shell of machine.py.
+"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The runtime of machine.py.
 
 Users' threads append to an outbox under the lock; the loop drains it. What users' threads read of the state here is behind the same lock.
 """
@@ -83,7 +83,7 @@ Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 
 WORKERS = frozenset({"worker"})
 
-opened: WeakSet[Shell] = WeakSet()
+opened: WeakSet[CoordinatorRuntime] = WeakSet()
 """The connections of this process; closed ones too, until they are collected."""
 
 
@@ -101,7 +101,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Shell:
+class CoordinatorRuntime:
     """One connection of one process to a dispatcher.
 
     Args:
