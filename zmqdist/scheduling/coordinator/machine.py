@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from zmqdist.events import Ticked
+from zmqdist.events import Heard, Ticked
 from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
 from zmqdist.scheduling.coordinator import dependencies_and_retries as dependencies
 from zmqdist.scheduling.coordinator.closures import Closures
@@ -51,6 +51,7 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     ValueLost,
 )
 from zmqdist.scheduling.coordinator.effects import Effect, KeepInput, KeptAt, Replace, Resolve, RoundEnded, RoundRefused
+from zmqdist.scheduling.coordinator.pins import Scheduled
 
 FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
 """The kinds of ends that fail a round."""
@@ -108,9 +109,12 @@ class CoordinatorMachine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
         effects: list[Effect] = []
-        self._route(event, now, effects)
-        if self._after or self._ended:
-            self._flush(effects)
+        if type(event) is Heard or type(event) is Scheduled:  # nearly all events: the plans have no part in these
+            self._follow(self.closures.handle(event, now), now, effects)
+        else:
+            self._route(event, now, effects)
+            if self._after or self._ended:
+                self._flush(effects)
         while self._events:
             self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
         if self._refusal is not None and (self.closures.unfinished or self.plans):
