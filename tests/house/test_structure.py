@@ -42,7 +42,7 @@ IMPURE_CALLS = {"open", "input", "print", "eval", "exec", "__import__"}
 BESIDE_MACHINES = {
     "zmqdist/coordination": ("answers",),
     "zmqdist/rpc": ("turns",),
-    "zmqdist/scheduling/coordinator": ("dependencies_and_retries", "effects", "pins"),
+    "zmqdist/scheduling/coordinator": ("closures", "coordinator_events", "dependencies_and_retries", "effects", "pins"),
     "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),
     "zmqdist/scheduling/worker": ("contact", "slot", "waiting", "worker_events"),
     "zmqdist/transport": ("pace",),

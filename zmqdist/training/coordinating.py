@@ -24,8 +24,8 @@ from zmqdist import running
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator, worker_name
-from zmqdist.scheduling.coordinator.failures import ROUND
 from zmqdist.scheduling.coordinator.functions import FunctionSnapshot
+from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.values import RemoteValue
 from zmqdist.training import caching, context
 from zmqdist.training.connecting import Connected
