@@ -41,7 +41,6 @@ SEEDS = range(1, 3)
 UNDRIVEN = frozenset(
     {
         "zmqdist/data/service/machine/snapshot.py",
-        "zmqdist/scheduling/coordinator/dependencies_and_retries.py",
     }
 )
 """Modules of machines that no simulation drives yet."""

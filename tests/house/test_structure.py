@@ -43,7 +43,7 @@ BESIDE_MACHINES = {
     "zmqdist/coordination": ("answers",),
     "zmqdist/data/service/delivery": ("interface",),
     "zmqdist/rpc": ("turns",),
-    "zmqdist/scheduling/coordinator": ("dependencies_and_retries", "effects", "pins"),
+    "zmqdist/scheduling/coordinator": ("closures", "coordinator_events", "dependencies_and_retries", "effects", "pins"),
     "zmqdist/scheduling/dispatcher": ("broker", "credit", "membership", "placement", "records", "rules", "stagger"),
     "zmqdist/scheduling/worker": ("contact", "slot", "waiting", "worker_events"),
     "zmqdist/transport": ("pace",),

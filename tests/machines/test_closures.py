@@ -32,14 +32,10 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded
-from zmqdist.scheduling.coordinator.machine import (
-    DISPATCHER,
-    SUBMISSION_SHIFT,
-    UNAVAILABLE,
+from zmqdist.scheduling.coordinator.closures import DISPATCHER, SUBMISSION_SHIFT, Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
     BulkUnreachable,
-    Closures,
     DispatcherDown,
     DispatcherUp,
     EndAsked,
@@ -47,9 +43,11 @@ from zmqdist.scheduling.coordinator.machine import (
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Scheduled,
     WithdrawAsked,
 )
+from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.pins import Scheduled
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 
 ME, QUEUE_MAX, CUT_S, LOST_S = 5, 4, 2.0, 60.0
@@ -139,15 +137,6 @@ def test_results_of_many_come_as_one(ready: Closures) -> None:
     assert ready.unfinished == 1
 
 
-def test_the_first_error_is_the_rounds_error(ready: Closures) -> None:
-    schedule(ready, 1, 2, 3)
-    end_result(ready, 1)
-    assert ready.failed is None
-    end_result(ready, 3, ERROR)
-    end_result(ready, 2, ERROR)
-    assert ready.failed == 3
-
-
 def test_much_work_is_submitted_in_several_messages(ready: Closures) -> None:
     sizes = [len(e.message.items) for e in schedule(ready, *range(BATCH_ITEMS_MAX + 1)) if isinstance(e, Send)]
     assert sizes == [BATCH_ITEMS_MAX, 1]
@@ -192,7 +181,6 @@ def test_a_bulk_result_that_cannot_be_reached_ends_its_work(ready: Closures) -> 
     end_result(ready, 1, BULK, attempt=4)
     taken = to_dispatcher(Taken([(1, 4)]))
     assert do(ready, BulkUnreachable(1, 4, "no route")) == [Resolve([(1, UNAVAILABLE, b"no route")]), taken]
-    assert ready.failed == 1
 
 
 def test_one_that_is_being_made_again_is_not_ended_by_the_old_one_out_of_reach(ready: Closures) -> None:
@@ -244,7 +232,7 @@ def test_what_is_kept_is_forgotten_with_the_connection(ready: Closures) -> None:
 
 def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_it(ready: Closures) -> None:
     schedule_kept(ready, 1)
-    do(ready, EndAsked())
+    do(ready, EndAsked(1))
     assert end_result(ready, 1, BULK) == [], "the dispatcher releases it with its round"
     assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
 
@@ -255,13 +243,13 @@ def test_a_result_to_be_kept_that_comes_while_its_round_ends_is_cancelled_with_i
 def test_p3_the_round_ends_when_the_dispatcher_says_that_nothing_of_it_can_be_executing(ready: Closures) -> None:
     schedule(ready, 1, 2, 3)
     end_result(ready, 1, ERROR)
-    assert do(ready, EndAsked()) == [ASK_END]
+    assert do(ready, EndAsked(1)) == [ASK_END]
     assert ready.ending
     assert schedule(ready, 4) == [], "it would be of an ended round"
     assert end_result(ready, 2) == [Resolve([(2, VALUE, b"r")])]
     cancelled = Resolve([(3, CANCELLED, b""), (4, CANCELLED, b"")])
     assert hear(ready, GenerationEnded(1)) == [cancelled, RoundEnded(1)]
-    assert (ready.failed, ready.ending, ready.unfinished, ready.generation) == (None, False, 0, 2)
+    assert (ready.ending, ready.unfinished, ready.generation) == (False, 0, 2)
     assert schedule(ready, 5) == [submitted(5, generation=2)]
     assert ready.queued == 1, "work 4, which was never in the queue, has not left it"
 
@@ -285,26 +273,26 @@ def test_p3_a_round_that_lost_a_worker_is_ended_by_the_next_dispatcher_although_
         up(ready)
         end_result(ready, 1, ERROR, attempt=AGAIN)
     do(ready, DispatcherDown(), now=10.0)
-    assert do(ready, EndAsked(), now=10.0) == []
+    assert do(ready, EndAsked(1), now=10.0) == []
     assert ready.deadline == 10.0 + LOST_S
     assert up(ready, now=11.0)[-1] == ASK_END
     assert hear(ready, GenerationEnded(1)) == [RoundEnded(1)]
     schedule(ready, 2)
     end_result(ready, 2, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndAsked()) == [RoundEnded(2)], "nothing of the second round was lost"
+    assert do(ready, EndAsked(2)) == [RoundEnded(2)], "nothing of the second round was lost"
 
 
 def test_p3_when_there_will_be_no_other_dispatcher_no_round_waits_for_one(ready: Closures) -> None:
     schedule(ready, 1)
     lose_a_worker(ready)
     do(ready, DispatcherDown(for_good=True), WithdrawAsked([1]))
-    assert do(ready, EndAsked()) == [RoundEnded(1)]
+    assert do(ready, EndAsked(1)) == [RoundEnded(1)]
 
 
 def test_p3_a_round_that_is_ending_ends_when_there_will_be_no_other_dispatcher(ready: Closures) -> None:
     schedule(ready, 1)
-    assert do(ready, EndAsked()) == [ASK_END]
+    assert do(ready, EndAsked(1)) == [ASK_END]
     cancelled = Resolve([(1, CANCELLED, b"")])
     assert do(ready, DispatcherDown(for_good=True)) == [cancelled, RoundEnded(1)]
 
@@ -315,7 +303,7 @@ def test_p3_a_slot_that_died_and_a_worker_that_said_goodbye_execute_nothing(read
     lose_a_worker(ready, SAID_GOODBYE)
     end_result(ready, 1, ERROR)
     do(ready, DispatcherDown())
-    assert do(ready, EndAsked()) == [RoundEnded(1)]
+    assert do(ready, EndAsked(1)) == [RoundEnded(1)]
 
 
 def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the_cluster_is_given_up(
@@ -324,32 +312,41 @@ def test_p3_without_another_dispatcher_the_round_that_lost_a_start_ends_when_the
     schedule(ready, 1)
     lose_a_worker(ready)
     end_result(ready, 1, ERROR)
-    do(ready, DispatcherDown(), EndAsked(), now=10.0)
+    do(ready, DispatcherDown(), EndAsked(1), now=10.0)
     assert do(ready, Ticked(), now=10.0 + LOST_S) == [RoundEnded(1)]
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_p3_the_end_of_another_generation_ends_nothing(ready: Closures, asked: bool) -> None:
     schedule(ready, 1)
-    do(ready, *([EndAsked()] if asked else []))
+    do(ready, *([EndAsked(1)] if asked else []))
     assert hear(ready, GenerationEnded(2 if asked else 1)) == []
     assert ready.unfinished == 1
 
 
 def test_p3_the_end_is_asked_for_again_when_the_dispatcher_is_back(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(), DispatcherDown())
+    do(ready, EndAsked(1), DispatcherDown())
     assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 1, True))]
     assert hear(ready, Enlisted(3, 1)) == [to_dispatcher(Define([(7, b"f")])), ASK_END]
     assert hear(ready, GenerationEnded(1)) == [Resolve([(1, CANCELLED, b"")]), RoundEnded(1)]
 
 
 def test_p3_without_a_dispatcher_a_round_that_has_work_waits_and_one_without_ends(closures: Closures) -> None:
-    assert do(closures, EndAsked()) == [RoundEnded(1)]
+    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
     schedule(closures, 1)
-    assert do(closures, EndAsked()) == []
-    assert closures.ending
+    assert do(closures, EndAsked(2)) == []
     assert up(closures)[-1] == to_dispatcher(EndGeneration(2, CUT_S))
+
+
+def test_p15_the_end_of_another_round_is_not_asked_for(ready: Closures) -> None:
+    schedule(ready, 1)
+    assert do(ready, EndAsked(2)) == []
+    do(ready, EndAsked(1))
+    hear(ready, GenerationEnded(1))
+    schedule(ready, 2)
+    assert do(ready, EndAsked(1)) == [], "it was asked for before the first round had ended"
+    assert (ready.ending, ready.unfinished) == (False, 1)
 
 
 # -- a dispatcher that goes and comes back ---------------------------------------------------------------------------
@@ -377,7 +374,7 @@ def test_p4_the_numbers_go_on_after_the_last_known_attempt(ready: Closures) -> N
 
 def test_p4_a_new_round_begins_without_a_past(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked())
+    do(ready, EndAsked(1))
     hear(ready, GenerationEnded(1))
     do(ready, DispatcherDown())
     assert do(ready, DispatcherUp()) == [to_dispatcher(Enlist(ME, QUEUE_MAX, 2, False))]
@@ -389,8 +386,8 @@ def test_p5_lost_starts_are_counted_over_dispatchers_and_told_when_the_work_fail
     do(ready, DispatcherDown())
     assert up(ready)[-1] == submitted(1, attempt=AGAIN, lost=1)
     starts = (LostStart("worker:0", 0, -9, "log"), LostStart("worker:1", AGAIN, None, ""))
-    assert hear(ready, StartsLost([(1, AGAIN, "worker:1", None, "", True)])) == [ResolveLost(1, starts)]
-    assert (ready.unfinished, ready.failed) == (0, 1)
+    assert hear(ready, StartsLost([(1, AGAIN, "worker:1", None, "", True)])) == [Resolve([(1, LOST, starts)])]
+    assert ready.unfinished == 0
 
 
 # -- nobody there ----------------------------------------------------------------------------------------------------
@@ -403,7 +400,7 @@ def test_p6_without_a_dispatcher_for_too_long_everything_is_resolved_as_unavaila
     assert do(closures, Ticked(), now=99.9 + LOST_S) == []
     lost = Resolve([(1, UNAVAILABLE, NO_DISPATCHER), (2, UNAVAILABLE, NO_DISPATCHER)])
     assert do(closures, Ticked(), now=100.0 + LOST_S) == [lost]
-    assert (closures.unfinished, closures.queued, closures.failed, closures.deadline) == (0, 0, 1, None)
+    assert (closures.unfinished, closures.queued, closures.deadline) == (0, 0, None)
 
 
 def test_p6_a_dispatcher_that_goes_is_missed_from_then_on_and_work_does_not_put_it_off(ready: Closures) -> None:
@@ -434,7 +431,7 @@ def test_p6_a_worker_that_comes_in_time_is_enough(ready: Closures) -> None:
 
 def test_p6_a_round_that_is_ending_ends_when_nobody_answers_for_too_long(ready: Closures) -> None:
     schedule(ready, 1)
-    do(ready, EndAsked(), DispatcherDown(), now=10.0)
+    do(ready, EndAsked(1), DispatcherDown(), now=10.0)
     effects = do(ready, Ticked(), now=10.0 + LOST_S)
     assert effects == [Resolve([(1, UNAVAILABLE, NO_DISPATCHER)]), RoundEnded(1)]
     assert (ready.ending, ready.generation) == (False, 2)
@@ -538,7 +535,7 @@ def test_the_queue_is_counted_anew_with_each_dispatcher(ready: Closures) -> None
     assert ready.queued == 0
     up(ready)
     assert ready.queued == 2
-    do(ready, EndAsked(), DispatcherDown())
+    do(ready, EndAsked(1), DispatcherDown())
     up(ready)  # which is not given what is to end
     end_result(ready, 2)
     assert ready.queued == 0

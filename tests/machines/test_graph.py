@@ -14,7 +14,9 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     FIRST_ATTEMPT,
     INPUT_FAILED,
     TIMED_OUT,
+    UNAVAILABLE,
     CancelAsked,
+    Dependencies,
     DropFunctions,
     Effect,
     End,
@@ -22,7 +24,6 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     Event,
     Free,
     FunctionsUnused,
-    Graph,
     HandIn,
     Planned,
     Remade,
@@ -32,7 +33,6 @@ from zmqdist.scheduling.coordinator.dependencies_and_retries import (
     ValueLost,
     WithdrawAttempts,
 )
-from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
 
 A, B, C, D = (FIRST_ATTEMPT + number for number in range(4))
 """The first attempts."""
@@ -40,18 +40,18 @@ INPUT_LOST = 5
 
 
 @pytest.fixture
-def graph() -> Graph:
-    return Graph(remakes_max=2)
+def graph() -> Dependencies:
+    return Dependencies(remakes_max=2)
 
 
-def do(graph: Graph, *events: Event, now: float = 0.0) -> list[Effect]:
+def do(graph: Dependencies, *events: Event, now: float = 0.0) -> list[Effect]:
     return [effect for event in events for effect in graph.handle(event, now)]
 
 
 # -- one rule each -------------------------------------------------------------------------------------------------------
 
 
-def test_the_times_of_what_has_ended_are_not_remembered(graph: Graph) -> None:
+def test_the_times_of_what_has_ended_are_not_remembered(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, until=50.0))
     for number in range(1000):
         (handed,) = do(graph, Planned(number + 2, 7, until=100.0))
@@ -62,14 +62,14 @@ def test_the_times_of_what_has_ended_are_not_remembered(graph: Graph) -> None:
     assert graph.deadline is None
 
 
-def test_a_plan_without_inputs_is_handed_in_at_once_and_ends_as_its_attempt(graph: Graph) -> None:
+def test_a_plan_without_inputs_is_handed_in_at_once_and_ends_as_its_attempt(graph: Dependencies) -> None:
     assert do(graph, Planned(1, 7)) == [HandIn(1, A)]
     assert graph.work_of(A) == 1
     assert do(graph, Ended(A, VALUE)) == [End(1), Free(1)]
     assert len(graph) == graph.waiting == 0
 
 
-def test_g2_a_plan_waits_for_all_its_inputs(graph: Graph) -> None:
+def test_g2_a_plan_waits_for_all_its_inputs(graph: Dependencies) -> None:
     assert do(graph, Planned(3, 7, (1, 2))) == []
     assert (graph.waiting, graph.awaits(1), graph.awaits(4)) == (1, True, False)
     assert do(graph, Ended(2, VALUE)) == []
@@ -77,7 +77,7 @@ def test_g2_a_plan_waits_for_all_its_inputs(graph: Graph) -> None:
     assert graph.waiting == 0
 
 
-def test_g2_a_plan_may_wait_for_another_one(graph: Graph) -> None:
+def test_g2_a_plan_may_wait_for_another_one(graph: Dependencies) -> None:
     assert do(graph, Planned(1, 7), Planned(2, 7, (1,)), Ended(A, VALUE)) == [
         HandIn(1, A),
         End(1),
@@ -86,20 +86,20 @@ def test_g2_a_plan_may_wait_for_another_one(graph: Graph) -> None:
     ]
 
 
-def test_g3_the_first_input_that_ends_badly_ends_who_waits_and_who_waits_for_that(graph: Graph) -> None:
+def test_g3_the_first_input_that_ends_badly_ends_who_waits_and_who_waits_for_that(graph: Dependencies) -> None:
     do(graph, Planned(3, 7, (1, 2)), Planned(4, 7, (3,)))
     assert do(graph, Ended(2, ERROR)) == [End(3, INPUT_FAILED, 2), Free(3), End(4, INPUT_FAILED, 3), Free(4)]
     assert do(graph, Ended(1, VALUE)) == []
     assert do(graph, Planned(5, 7, (), failed=2)) == [End(5, INPUT_FAILED, 2), Free(5)]
 
 
-def test_a_long_chain_ends_without_a_deep_stack(graph: Graph) -> None:
+def test_a_long_chain_ends_without_a_deep_stack(graph: Dependencies) -> None:
     for work in range(2, 5000):
         do(graph, Planned(work, 7, (work - 1,)))
     assert sum(isinstance(effect, End) for effect in do(graph, Ended(1, ERROR))) == 4998
 
 
-def test_g4_only_errors_of_the_function_are_tried_again(graph: Graph) -> None:
+def test_g4_only_errors_of_the_function_are_tried_again(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=2), Planned(2, 7, retries=2))
     assert do(graph, Ended(A, ERROR)) == [HandIn(1, C)]
     assert do(graph, Ended(C, ERROR)) == [HandIn(1, D)]
@@ -107,7 +107,7 @@ def test_g4_only_errors_of_the_function_are_tried_again(graph: Graph) -> None:
     assert do(graph, Ended(B, UNAVAILABLE)) == [End(2), Free(2)]
 
 
-def test_g4_what_was_cancelled_is_not_tried_again(graph: Graph) -> None:
+def test_g4_what_was_cancelled_is_not_tried_again(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=2), Planned(2, 7, (1,)))
     assert do(graph, CancelAsked([1])) == [WithdrawAttempts([A])]
     assert do(graph, Ended(A, ERROR)) == [End(1), Free(1), End(2, INPUT_FAILED, 1), Free(2)]
@@ -115,7 +115,7 @@ def test_g4_what_was_cancelled_is_not_tried_again(graph: Graph) -> None:
     assert do(graph, CancelAsked([4])) == [End(4, CANCELLED), Free(4)], "it was not under way"
 
 
-def test_g5_a_round_that_ends_takes_all_with_it_that_waits(graph: Graph) -> None:
+def test_g5_a_round_that_ends_takes_all_with_it_that_waits(graph: Dependencies) -> None:
     do(graph, Planned(1, 7, retries=1), Planned(2, 7, (1,)), RoundEnding())
     assert do(graph, Ended(A, ERROR)) == [End(1), Free(1)], "neither tried again, nor does it fail who waits"
     assert do(graph, Planned(3, 7)) == []
@@ -123,7 +123,7 @@ def test_g5_a_round_that_ends_takes_all_with_it_that_waits(graph: Graph) -> None
     assert do(graph, Planned(4, 7)) == [HandIn(4, B)]
 
 
-def test_g6_a_plan_ends_at_its_time_wherever_it_is(graph: Graph) -> None:
+def test_g6_a_plan_ends_at_its_time_wherever_it_is(graph: Dependencies) -> None:
     do(graph, Planned(2, 7, until=5.0), Planned(3, 7, (1,), until=4.0), Planned(4, 7, (2,)))
     assert graph.deadline == 4.0
     assert do(graph, Ticked(), now=3.9) == []
@@ -140,13 +140,13 @@ def test_g6_a_plan_ends_at_its_time_wherever_it_is(graph: Graph) -> None:
 
 
 @pytest.fixture
-def kept(graph: Graph) -> Graph:
+def kept(graph: Dependencies) -> Dependencies:
     """1 and 2, which was made of it, have a lineage and have been made."""
     do(graph, Planned(1, 7, lineage=True), Ended(A, KEPT), Planned(2, 7, (1,), lineage=True), Ended(B, KEPT))
     return graph
 
 
-def test_g7_a_lost_input_is_made_again_for_whoever_needs_it(kept: Graph) -> None:
+def test_g7_a_lost_input_is_made_again_for_whoever_needs_it(kept: Dependencies) -> None:
     assert do(kept, Planned(3, 7, (2,))) == [HandIn(3, C)]
     assert do(kept, Ended(C, INPUT_LOST, lost=2)) == [HandIn(2, D)]
     assert do(kept, Ended(D, INPUT_LOST, lost=1)) == [HandIn(1, D + 1)]
@@ -155,12 +155,12 @@ def test_g7_a_lost_input_is_made_again_for_whoever_needs_it(kept: Graph) -> None
     assert do(kept, Ended(D + 3, VALUE)) == [End(3), Free(3)]
 
 
-def test_g7_one_that_found_an_old_value_gone_takes_the_new_one(kept: Graph) -> None:
+def test_g7_one_that_found_an_old_value_gone_takes_the_new_one(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Planned(4, 7, (2,)), Ended(C, INPUT_LOST, lost=2), Ended(D + 1, KEPT))
     assert do(kept, Ended(D, INPUT_LOST, lost=2)) == [HandIn(4, D + 3)]
 
 
-def test_g7_who_asks_for_a_lost_value_is_told_when_there_is_another(kept: Graph) -> None:
+def test_g7_who_asks_for_a_lost_value_is_told_when_there_is_another(kept: Dependencies) -> None:
     assert do(kept, ValueLost(1, A)) == [HandIn(1, C)]
     assert do(kept, ValueLost(1, A)) == [], "it is under way"
     assert do(kept, Ended(C, KEPT)) == [Remade(1, new=True)]
@@ -168,19 +168,19 @@ def test_g7_who_asks_for_a_lost_value_is_told_when_there_is_another(kept: Graph)
     assert do(kept, ValueLost(9, A)) == [Remade(9, new=False)]
 
 
-def test_g7_a_value_is_made_again_so_often_and_not_oftener(kept: Graph) -> None:
+def test_g7_a_value_is_made_again_so_often_and_not_oftener(kept: Dependencies) -> None:
     do(kept, ValueLost(1, A), Ended(C, KEPT), ValueLost(1, C), Ended(D, KEPT))
-    assert do(kept, ValueLost(1, D)) == [End(1, UNAVAILABLE), Free(1)]
+    assert do(kept, ValueLost(1, D)) == [End(1, UNAVAILABLE, made=True), Free(1)]
 
 
-def test_g7_what_cannot_be_made_again_ends_who_needs_it(kept: Graph) -> None:
+def test_g7_what_cannot_be_made_again_ends_who_needs_it(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2))
-    assert do(kept, Ended(D, ERROR)) == [End(2), Free(2), End(3, INPUT_FAILED, 2), Free(3)]
+    assert do(kept, Ended(D, ERROR)) == [End(2, made=True), Free(2), End(3, INPUT_FAILED, 2), Free(3)]
     do(kept, Planned(4, 7))
     assert do(kept, Ended(D + 1, INPUT_LOST, lost=2)) == [End(4), Free(4)]
 
 
-def test_g7_a_round_that_ends_gives_up_what_is_made_again_but_for_who_asks(kept: Graph) -> None:
+def test_g7_a_round_that_ends_gives_up_what_is_made_again_but_for_who_asks(kept: Dependencies) -> None:
     do(kept, Planned(3, 7, (2,)), Ended(C, INPUT_LOST, lost=2), RoundEnding(), Ended(D, CANCELLED))
     assert do(kept, RoundOver()) == [End(3, CANCELLED), Free(3)]
     assert do(kept, ValueLost(2, B)) == [HandIn(2, D + 1)]
@@ -188,13 +188,13 @@ def test_g7_a_round_that_ends_gives_up_what_is_made_again_but_for_who_asks(kept:
     assert do(kept, RoundOver()) == [HandIn(2, D + 2)]
 
 
-def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Graph) -> None:
+def test_g8_a_function_stays_while_a_plan_may_need_it(kept: Dependencies) -> None:
     assert do(kept, FunctionsUnused([8, 7])) == [DropFunctions([8])]
     assert do(kept, ValueDropped(B)) == [Free(2)]
     assert do(kept, ValueDropped(A)) == [DropFunctions([7]), Free(1)]
 
 
-def test_g9_a_value_that_was_dropped_while_it_was_made_again_is_freed(kept: Graph) -> None:
+def test_g9_a_value_that_was_dropped_while_it_was_made_again_is_freed(kept: Dependencies) -> None:
     do(kept, ValueLost(2, B), RoundEnding(), Ended(C, CANCELLED))
     assert do(kept, ValueDropped(B), RoundOver()) == [Free(2)]
 
@@ -207,7 +207,7 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.graph = Graph(remakes_max=2)
+        self.graph = Dependencies(remakes_max=2)
         self.now = 0.0
         self.numbers = iter(range(1, 10**6))
         self.plans: dict[int, Planned] = {}
@@ -250,7 +250,8 @@ class Story:
                 if work in self.made:
                     self.remakes[work] = self.remakes.get(work, 0) + 1
                 self.under_way[attempt] = work
-            case End(work, kind, cause):
+            case End(work, kind, cause, made):
+                assert made == (work in self.made), "G1: whether it had ended well before"
                 self.see_end(work, kind, cause)
             case Remade(work, new):
                 if new:
@@ -521,9 +522,10 @@ def gives_up_who_asks(self: Any, plan: Any) -> None:
     plan.wanted = False
 
 
-GO_ON, TELL, BEGIN_AGAIN, END = Graph._go_on, Graph._tell, Graph._begin_again, Graph._end  # reach: plants a bug
-PLAN, REMOVE, ROUND_OVER, REST = Graph._plan, Graph._remove, Graph._round_over, Graph._rest  # reach: plants a bug
-VALUE_LOST, MAKE_AGAIN = Graph._value_lost, Graph._make_again  # reach: plants a bug
+Plans = Dependencies
+GO_ON, TELL, BEGIN_AGAIN, END = Plans._go_on, Plans._tell, Plans._begin_again, Plans._end  # reach: plants a bug
+PLAN, REMOVE, ROUND_OVER, REST = Plans._plan, Plans._remove, Plans._round_over, Plans._rest  # reach: plants a bug
+VALUE_LOST, MAKE_AGAIN = Plans._value_lost, Plans._make_again  # reach: plants a bug
 
 PLANTED: list[tuple[str, Callable[..., Any], str]] = [
     ("_go_on", hands_in_too_early, "G2|KeyError"),
@@ -547,7 +549,7 @@ PLANTED: list[tuple[str, Callable[..., Any], str]] = [
 
 @pytest.mark.parametrize(("name", "bug", "told"), PLANTED, ids=[bug.__name__ for _, bug, _ in PLANTED])
 def test_a_planted_bug_is_found(name: str, bug: Any, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Graph, name, bug)
+    monkeypatch.setattr(Dependencies, name, bug)
     for seed in range(SEEDS_MAX):
         try:
             Story(seed).live()

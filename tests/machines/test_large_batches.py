@@ -6,7 +6,8 @@ from tests.machines.dispatched import SEEN, begin, coordinator, hear, submit, wo
 from zmqdist.events import Heard, ProcessExited, Send
 from zmqdist.limits import HEADER_BYTES_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import Assign, Define, Enlisted, Message, StartsLost, Submit
-from zmqdist.scheduling.coordinator.machine import Closures, DispatcherUp, FunctionsDefined
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import DispatcherUp, FunctionsDefined
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.wire.headers import encode
 

@@ -33,19 +33,18 @@ from zmqdist.messages import (
     Withdraw,
     Workers,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Resolve, ResolveLost, RoomMade, RoundEnded
-from zmqdist.scheduling.coordinator.machine import (
-    UNAVAILABLE,
-    Closures,
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherDown,
     DispatcherUp,
     EndAsked,
     ForgetAsked,
     FunctionsDefined,
-    Scheduled,
     WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.pins import MembersChanged, WorkOptions
+from zmqdist.scheduling.coordinator.dependencies_and_retries import UNAVAILABLE
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, RoomMade, RoundEnded
+from zmqdist.scheduling.coordinator.pins import MembersChanged, Scheduled, WorkOptions
 
 MISSED_S = 20.0
 ONE = ("worker:1", 11, 101, "host")
@@ -121,37 +120,35 @@ def test_options_are_forgotten_with_their_work(closures: Closures) -> None:
 # -- P10: apart -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [ERROR, UNAVAILABLE])
-def test_p10_an_error_of_work_apart_ends_no_round(closures: Closures, kind: int) -> None:
+@pytest.mark.parametrize("kind", [VALUE, ERROR, UNAVAILABLE])
+def test_p10_the_end_of_work_apart_says_so(closures: Closures, kind: int) -> None:
     plan(closures, 1)
-    assert end_result(closures, 1, kind) == [Resolve([(1, kind, b"r")])]
-    assert closures.failed is None
     schedule(closures, 2)
-    end_result(closures, 2, ERROR)
-    assert closures.failed == 2
+    assert end_result(closures, 1, kind) == [Resolve([(1, kind, b"r")], apart=(1,))]
+    assert end_result(closures, 2, kind) == [Resolve([(2, kind, b"r")])]
 
 
-def test_p10_nor_does_the_loss_of_all_its_starts(closures: Closures) -> None:
+def test_p10_and_so_does_the_loss_of_all_its_starts(closures: Closures) -> None:
     plan(closures, 1)
-    effects = hear(closures, StartsLost([(1, 0, "worker:1", -9, "", True)]))
-    assert [type(effect) for effect in effects] == [ResolveLost]
-    assert closures.failed is None
+    (effect,) = hear(closures, StartsLost([(1, 0, "worker:1", -9, "", True)]))
+    assert isinstance(effect, Resolve)
+    assert effect.apart == (1,)
 
 
 def test_p10_work_apart_goes_on_when_a_round_ends(closures: Closures) -> None:
     plan(closures, 1)
     schedule(closures, 2, 3)
     end_result(closures, 2, ERROR)
-    do(closures, EndAsked())
+    do(closures, EndAsked(1))
     ended = hear(closures, GenerationEnded(1))
     assert ended == [Resolve([(3, CANCELLED, b"")]), RoundEnded(1)]
-    assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")])]
+    assert end_result(closures, 1) == [Resolve([(1, VALUE, b"r")], apart=(1,))]
 
 
 def test_p10_what_comes_while_a_round_ends_is_submitted_after_it(closures: Closures) -> None:
     schedule(closures, 1)
     end_result(closures, 1, ERROR)
-    do(closures, EndAsked())
+    do(closures, EndAsked(1))
     assert plan(closures, 2) == []
     assert hear(closures, GenerationEnded(1)) == [RoundEnded(1), sent(APART, 2, generation=2)]
 
@@ -161,7 +158,7 @@ def test_p10_without_a_dispatcher_a_round_that_has_only_work_apart_ends_at_once(
     plan(closures, 2)
     end_result(closures, 1, ERROR)
     do(closures, DispatcherDown())
-    assert do(closures, EndAsked()) == [RoundEnded(1)]
+    assert do(closures, EndAsked(1)) == [RoundEnded(1)]
     assert sent(APART, 2, generation=2, attempt=AGAIN) in meet(closures, ONE, now=1.0)
 
 
@@ -199,7 +196,6 @@ def test_p11_work_for_a_worker_that_never_comes_fails_and_is_withdrawn(closures:
     assert do(closures, Ticked(), now=24.9) == []
     effects = do(closures, Ticked(), now=25.0)
     assert effects == [missed(1, "worker:9"), to_dispatcher(Withdraw([1], CUT_S))]
-    assert closures.failed == 1
     assert closures.deadline is None
 
 

@@ -26,18 +26,16 @@ from zmqdist.messages import (
     Submit,
     Withdraw,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
-from zmqdist.scheduling.coordinator.machine import (
-    DISPATCHER,
-    Closures,
+from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     DispatcherDown,
     DispatcherUp,
     Event,
     FunctionsDefined,
-    Scheduled,
     TakeBackAsked,
 )
-from zmqdist.scheduling.coordinator.pins import WorkOptions
+from zmqdist.scheduling.coordinator.effects import Effect, Resolve, WorkBegun
+from zmqdist.scheduling.coordinator.pins import Scheduled, WorkOptions
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.rules import BrokerRules
 

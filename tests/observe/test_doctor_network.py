@@ -20,7 +20,7 @@ import zmqdist as zd
 from zmqdist.cluster import ClusterSpec
 from zmqdist.observe.doctor import cluster, network
 from zmqdist.observe.doctor.findings import Finding
-from zmqdist.rpc import ZmqClient, ZmqServer, about, asking
+from zmqdist.rpc import ZmqClient, ZmqServer, asking, server_info
 from zmqdist.rpc.service import RpcService
 from zmqdist.scheduling.dispatcher.config import DispatcherConfig, WorkerConfig
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
@@ -324,7 +324,7 @@ def test_what_a_server_says_of_itself(
     serve: Callable[..., ZmqServer],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answer = about.about_us
+    answer = server_info.about_us
     monkeypatch.setattr(
         "zmqdist.rpc.service.about_us",
         lambda kind, incarnation: [changes.get(at, item) for at, item in enumerate(answer(kind, incarnation))],
@@ -336,7 +336,7 @@ def test_what_a_server_says_of_itself(
 
 def test_a_server_that_does_not_know_the_question(serve: Callable[..., ZmqServer]) -> None:
     server = serve()
-    del server._service._methods[about.ABOUT]  # reach: an older server without this method; it cannot be unregistered
+    del server._service._methods[server_info.ABOUT]  # reach: a server without this method; it cannot be unregistered
     one(look(server.address), "warning", "zmqdist.about is not registered", "install the same zmqdist there")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import zmqdist as zd
+from tests.asking import asking_with
 from tests.scheduling.work import until
 from zmqdist import errors
 from zmqdist.coordinator import ClusterCoordinator
@@ -247,7 +248,7 @@ def test_a_data_port_that_is_blocked_costs_one_question_and_is_a_warning(
         asked.append(due)
         raise errors.DeadlineExceededError("deadline passed")
 
-    monkeypatch.setattr(fetch.asking, "reach", blocked)
+    monkeypatch.setattr(fetch, "asking", asking_with(reach=blocked))
     for _ in range(2):
         with (
             pytest.raises(errors.UnavailableError, match=r"nobody answers at 127\.0\.0\.1:11"),
@@ -265,7 +266,7 @@ def test_a_holder_that_refuses_connections_has_ended_and_is_not_waited_for(
     fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(fetch.asking, "start", lambda *args, **kwargs: asked.append(args))
+    monkeypatch.setattr(fetch, "asking", asking_with(start=lambda *args, **kwargs: asked.append(args)))
     with pytest.raises(errors.UnavailableError, match=r"nobody answers at 127.0.0.1:11: the connection was refused"):
         fetcher.fetch(Reference(5, "127.0.0.1:11", None, (Held(1, LARGE),)))
     assert not asked

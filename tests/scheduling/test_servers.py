@@ -244,7 +244,7 @@ def test_a_program_that_cannot_exchange_pickles_is_refused_with_both_versions(
 ) -> None:
     said, problem = OTHERS[differs]
     monkeypatch.setattr(
-        "zmqdist.scheduling.coordinator.shell.our_hello", lambda *args: replace(our_hello(*args), **said)
+        "zmqdist.scheduling.coordinator.runtime.our_hello", lambda *args: replace(our_hello(*args), **said)
     )
     with ClusterCoordinator(dispatcher) as coordinator, pytest.raises(errors.FailedPreconditionError, match=problem):
         coordinator.schedule(go).get(20)

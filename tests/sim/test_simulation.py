@@ -34,19 +34,25 @@ def test_without_faults_every_function_runs_exactly_once() -> None:
 def test_the_simulation_meets_what_it_is_about() -> None:
     """Over some seeds each way to end is met, rounds end, and work runs more than once: a mild simulation would find nothing."""
     outcomes: set[int] = set()
-    rounds = repeated = 0
+    rounds = repeated = retried = remade = 0
     for seed in range(25):
         cluster: SimCluster = simulate(seed)
         for coordinator in cluster.coordinators:
             outcomes |= set(coordinator.outcomes.values())
             rounds += coordinator.rounds_ended
+            plans = coordinator.plans.plans.values()
+            retried += sum(len(plan.attempts) > 1 and not plan.lineage for plan in plans)
+            remade += sum(plan.replaced for plan in plans)
         repeated += len(cluster.truth.runs) - len(set(cluster.truth.runs.values()))
-    assert outcomes >= {0, 1, 3, 4, 10}, "a value, an error, a cancellation, a kept one, a lost one"
+    assert outcomes >= {0, 1, 3, 4, 10, 12, 13}, (
+        "a value, an error, a cancellation, a kept one, a lost one, an input, a time-out"
+    )
     assert rounds > 10
+    assert min(retried, remade) > 5
     assert repeated > 20
 
 
 def test_a_broken_promise_names_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqdist.scheduling.coordinator.machine.Closures._submit", lambda self: [])
+    monkeypatch.setattr("zmqdist.scheduling.coordinator.closures.Closures._submit", lambda self: [])
     with pytest.raises(AssertionError, match=r"(?s)dispatch P7.*pytest tests/sim --seed 5.*dispatcher starts"):
         simulate(5)

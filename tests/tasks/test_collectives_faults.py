@@ -16,7 +16,7 @@ from tests.ports import free_addresses
 from tests.tasks.tasks import LARGE, Side, Silent, cluster, errors, together, until_announced, works
 from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.errors import UNAVAILABLE, CancelledError, DeadlineExceededError, UnavailableError
-from zmqdist.tasks.node import Node
+from zmqdist.tasks.node import TASKS, Node
 from zmqdist.tasks.server import Server
 from zmqdist.tasks.watch import Watches
 from zmqdist.transport.credentials import Credentials
@@ -141,6 +141,40 @@ def test_a_life_that_speaks_is_not_the_one_that_has_gone(made: Made) -> None:
         assert (
             watches.rows()["worker:0"].state == "unseen"
         )  # until the watch is there the end of its connection to us counts
+    finally:
+        node.close(0.0)
+
+
+@pytest.mark.parametrize("first_hand", [True, False])
+def test_a_member_that_goes_before_its_watch_has_learned_its_life_stays_gone(made: Made, first_hand: bool) -> None:
+    """It has announced, and all members are told of the agreement when it has gone: its own life does not bring it back."""
+    addresses, other = free_addresses(2), ("worker", 1)
+    node = Node(ClusterSpec({"worker": addresses}), ("worker", 0), addresses[0], Credentials())
+    watches, peers = Watches(node), []
+    node.service.register_later("speak", lambda asked: peers.append(asked.peer), roles=TASKS)
+    node.serve()
+    try:
+        member = Node(ClusterSpec({"worker": addresses}), other, addresses[1], Credentials())
+        member.service.register_later(
+            "zmqdist.watch", lambda asked, life: None, roles=TASKS
+        )  # it goes before it answers
+        member.serve()
+        try:
+            watches.watch(other)
+            until(lambda: node.is_connected(other))
+            member.start(("worker", 0), "speak")
+            until(lambda: bool(peers))
+            if first_hand:
+                watches.speaks(other, member.incarnation, peers[0])
+        finally:
+            member.close(0.0)
+        until(lambda: watches.rows()["worker:1"].state == "gone")
+        watches.speaks(other, member.incarnation)
+        assert bool(watches.gone(other)) is first_hand, (
+            "without a word of its own the leader, who had one, tells its end"
+        )
+        watches.speaks(other, member.incarnation + 1)
+        assert watches.gone(other) == ""
     finally:
         node.close(0.0)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.asking import asking_with
 from tests.variables.conftest import SESSION, Make
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError, UnknownError
 from zmqdist.indexed_slices import IndexedSlices
@@ -252,7 +253,7 @@ def test_a_function_is_sent_once(client: PsClient, make: Make, monkeypatch: pyte
         sent.extend([method] if method.endswith(".function") else [])
         return start(rpc, method, *args, **how)
 
-    monkeypatch.setattr(c.asking, "start", counting)
+    monkeypatch.setattr(c, "asking", asking_with(start=counting))
     for _ in range(3):
         one(client, ref, c.apply(ref, double, [0, 0]))
     assert len(sent) == 1

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from zmqdist.errors import UnavailableError
 from zmqdist.rpc import payload
-from zmqdist.rpc.about import ABOUT
 from zmqdist.rpc.client import ZmqClient, channel_of
-from zmqdist.rpc.into import Into
+from zmqdist.rpc.output_array import Into
 from zmqdist.rpc.result import StatusOrResult, as_returned
+from zmqdist.rpc.server_info import ABOUT
 from zmqdist.rpc.snapshots import snapshot
 from zmqdist.transport.arena import Block
 from zmqdist.transport.calls_machine import ClientCall

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from zmqdist.errors import InvalidArgumentError, UnavailableError
 from zmqdist.rpc import payload
-from zmqdist.rpc.into import Into
 from zmqdist.rpc.listing import MethodInfo, heard
+from zmqdist.rpc.output_array import Into
 from zmqdist.rpc.result import StatusOrResult, as_leaves, as_returned, as_specified, outcome
 from zmqdist.rpc.service import METHODS
 from zmqdist.rpc.snapshots import snapshot

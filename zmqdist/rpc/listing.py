@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import reprlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from zmqdist import nest
 from zmqdist.errors import WireError
 from zmqdist.specs import TensorSpec
+
+PARAMETER_KIND: Callable[[int], Any] = type(inspect.Parameter.POSITIONAL_ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ def _heard(name: str, inputs: Any, outputs: Any, given: Any, streaming: bool, ba
             [
                 inspect.Parameter(
                     parameter,
-                    inspect._ParameterKind(kind),
+                    PARAMETER_KIND(kind),
                     default=inspect.Parameter.empty if default is None else Default(str(default)),
                 )
                 for parameter, kind, default in given

@@ -85,6 +85,11 @@ def is_sent(result: StatusOrResult) -> bool:
     return result._channel.is_sent(result._call)
 
 
+def read_as(result: StatusOrResult, read: Callable[[ClientCall, str], Any]) -> StatusOrResult:
+    """The outcome of the same call, whose value is what `read` makes of the answer."""
+    return StatusOrResult(result._channel, result._call, read)
+
+
 async def ended(channel: Channel, call: ClientCall) -> None:
     """Wait in an asyncio loop until the call has ended; it is cancelled with the task that waits."""
     import asyncio  # only for those who use it

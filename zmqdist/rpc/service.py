@@ -32,7 +32,6 @@ from zmqdist import errors
 from zmqdist.errors import FailedPreconditionError, InvalidArgumentError, OpError, PermissionDeniedError, WireError
 from zmqdist.limits import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, HANDLER_THREADS_MAX
 from zmqdist.messages import Call, Calls, CancelCall, Goodbye, LetIn, Replies, Reply
-from zmqdist.rpc.about import ABOUT, about_us
 from zmqdist.rpc.asked import Asked
 from zmqdist.rpc.batching import Batched
 from zmqdist.rpc.failures import failed, no_room, stopping
@@ -40,6 +39,7 @@ from zmqdist.rpc.generators import Generators
 from zmqdist.rpc.jam import JamLog
 from zmqdist.rpc.methods import Method, method_for
 from zmqdist.rpc.pool import Pool
+from zmqdist.rpc.server_info import ABOUT, about_us
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.running import enter, leave
 from zmqdist.transport.calls_machine import ServedCall, ServerCalls, counted

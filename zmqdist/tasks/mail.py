@@ -37,6 +37,7 @@ from zmqdist.errors import (
 from zmqdist.limits import MAIL_BYTES_MAX, MAIL_ITEMS_MAX, WAIT_LOG_S
 from zmqdist.rpc import StatusOrResult, payload
 from zmqdist.rpc.asking import start
+from zmqdist.rpc.result import read_as
 from zmqdist.rpc.snapshots import pack_result
 from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
 from zmqdist.tasks.node import TASKS, Node
@@ -148,7 +149,7 @@ class Mail:
             result = start(client, "mail.put", str(key), number, low, after, value, due=due)
             out.sent(tag, number, after)
         result.add_done_callback(partial(self._arrived, task, number))
-        return StatusOrResult(result._channel, result._call, _no_value)  # what the receiver answers is for Mail alone
+        return read_as(result, _no_value)  # what the receiver answers is for Mail alone
 
     def _out_to(self, task: Task) -> tuple[Outbox, threading.Lock]:
         with self._lock:

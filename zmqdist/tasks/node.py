@@ -14,6 +14,7 @@ from zmqdist.cluster.spec import ClusterSpec
 from zmqdist.coordination.answers import Task, named
 from zmqdist.coordination.client import number
 from zmqdist.errors import (
+    AbortedError,
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
@@ -70,11 +71,15 @@ def grace_s(given: Any) -> float:
     return min(seconds, A_YEAR_S)
 
 
+ENDED_BY_A_STOP = AbortedError, CancelledError, FailedPreconditionError, UnavailableError
+
+
 class _OwnWait:
     """Around what a caller of this task waits for, in as many threads as there are: the one place that knows who has ended it.
 
     The stop of a server ends its connections, its watches and its part in what others do together, and each of those has an error of its
-    own, which reads as if another task had gone. Whichever reaches the caller first: once this task stops, the error is `Node.stopped`.
+    own, which reads as if another task had gone, or as if this one had begun another life (ABORTED: the others have noticed its end, and
+    hear of it once more). Whichever reaches the caller first: once this task stops, the error is `Node.stopped`.
     """
 
     def __init__(self, node: Node) -> None:
@@ -84,7 +89,7 @@ class _OwnWait:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._node.closed and isinstance(error, (CancelledError, UnavailableError, FailedPreconditionError)):
+        if self._node.closed and isinstance(error, ENDED_BY_A_STOP):
             raise self._node.stopped from error
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from zmqdist.coordination.answers import Task, named
 from zmqdist.errors import DEADLINE_EXCEEDED, InvalidArgumentError, OpError, UnavailableError
-from zmqdist.rpc.about import ABOUT
+from zmqdist.rpc.server_info import ABOUT
 from zmqdist.tasks.node import TASKS, Node
 from zmqdist.transport import port_probe
 

@@ -37,7 +37,7 @@ from zmqdist.tasks.remote import ControlMethods
 from zmqdist.tasks.sessions import Sessions, current_server, current_variables
 from zmqdist.tasks.snapshot import TaskSnapshot
 from zmqdist.tasks.watch import Watches
-from zmqdist.tasks.working import Working
+from zmqdist.tasks.worker_role import Working
 from zmqdist.transport.credentials import Credentials
 from zmqdist.variables.host import VariableHost
 
@@ -73,7 +73,7 @@ class Server:
             only those learn who are told the `target`.
           protocol: "zmq", the default.
           config: what sessions of this server do unless they say otherwise; added to that of a ServerDef. "slots" and "worker_processes"
-            are for a coordinator that invites this task (working.py), "coordination" is for barriers and keys (coordination.py).
+            are for a coordinator that invites this task (worker_role.py), "coordination" is for barriers and keys (coordination.py).
           start: serve at once; else `start()` does.
           bind_host: where to listen, in place of the host in the cluster; by default that one if it is of this machine, else everywhere.
           listener: the descriptor of a TCP socket that listens already, in place of binding: a port that was reserved without a race.

@@ -34,6 +34,7 @@ class Watches:
         self._lock = threading.Lock()
         self._watched: set[Task] = set()
         self._lives: dict[Task, int] = {}
+        self._last_speaker: dict[Task, int] = {}
         self._gone: dict[Task, str] = {}
         self._on_life: list[Callable[[Task, int], object]] = []
         self._on_gone: list[Callable[[Task, str], object]] = []
@@ -75,15 +76,22 @@ class Watches:
     def speaks(self, task: Task, life: int, peer: Peer | None = None) -> None:
         """Something has come from a life of a task: that is there, also where its watch has not noticed yet.
 
-        Unless it is the one that has gone: its last words may be handled late.
+        Unless it is the one that has gone: its last words may be handled late. A task may go before its watch has learned its life; then
+        the life that last spoke itself is the one that has gone. Where none did, the word of the task that passes this on counts: that
+        one has heard this life itself, and tells everybody when it goes.
 
         Args:
           peer: the connection that they came by, if they came from the task itself.
         """
         with self._lock:  # a connection is marked as gone before `_left` hears of it, so it is one or the other
-            if peer is not None and peer.gone:
+            seen = self._lives.get(task)
+            if peer is None:
+                seen = seen or self._last_speaker.get(task)
+            elif peer.gone:
                 return
-            if self._lives.get(task) != life and self._gone.pop(task, ""):
+            else:
+                self._last_speaker[task] = life
+            if seen != life and self._gone.pop(task, ""):
                 self._lives.pop(task, None)  # until the watch is there, its connection to us says when it ends (_left)
 
     def _left(self, peer: Peer) -> None:

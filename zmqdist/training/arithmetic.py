@@ -25,7 +25,7 @@ from zmqdist.training.selection import Rows, checked_numbers, select
 
 
 class ArrayLike(NDArrayOperatorsMixin):
-    """An array that lives elsewhere: a subclass has `name`, `shape`, `dtype`, `numpy`, `_start_rows` and `scatter_update`."""
+    """An array that lives elsewhere: a subclass has `name`, `shape`, `dtype`, `numpy`, `start_rows` and `scatter_update`."""
 
     name: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class ArrayLike(NDArrayOperatorsMixin):
     __hash__ = object.__hash__
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
         """What errors call it."""
         return f"variable {self.name!r}"
 
@@ -56,7 +56,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         """Set rows."""
         raise NotImplementedError
 
-    def _start_rows(self, rows: Rows) -> Any:
+    def start_rows(self, rows: Rows) -> Any:
         """Ask for rows: what has `get_value()` for an array of them, in their order."""
         raise NotImplementedError
 
@@ -69,8 +69,8 @@ class ArrayLike(NDArrayOperatorsMixin):
         Raises:
           InvalidArgumentError: there is no such row.
         """
-        numbers = checked_numbers(self._label, indices, len(self))
-        rows: NDArray[Any] = self._start_rows(numbers.reshape(-1)).get_value()
+        numbers = checked_numbers(self.label, indices, len(self))
+        rows: NDArray[Any] = self.start_rows(numbers.reshape(-1)).get_value()
         return rows.reshape(*numbers.shape, *self.shape[1:])
 
     def gather_nd(self, indices: Any, name: str | None = None) -> NDArray[Any]:
@@ -84,10 +84,10 @@ class ArrayLike(NDArrayOperatorsMixin):
         """
         places = np.asarray(indices)
         if places.ndim == 0 or not 1 <= places.shape[-1] <= self.ndim:
-            told = f"{self._label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
+            told = f"{self.label} of shape {self.shape}: indices of shape {places.shape} name no places in it"
             raise InvalidArgumentError(told)
         for axis in range(places.shape[-1]):
-            checked_numbers(self._label, places[..., axis], self.shape[axis])
+            checked_numbers(self.label, places[..., axis], self.shape[axis])
         found: NDArray[Any] = self[tuple(places[..., axis] for axis in range(places.shape[-1]))]
         return found
 
@@ -129,7 +129,7 @@ class ArrayLike(NDArrayOperatorsMixin):
         rows, rest, _ = select(key, self.shape)
         if isinstance(rows, range) and rows == range(self.shape[0]):
             return self.numpy()[rest]
-        return self._start_rows(rows).get_value()[rest]
+        return self.start_rows(rows).get_value()[rest]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Set whole rows, in one scatter update; the last one wins of a row that is named twice.

@@ -31,21 +31,21 @@ Asked: TypeAlias = tuple[client.PsClient, int]
 def read_all(variables: Any) -> Any:
     """The structure with values in place of variables; what is no variable stays. Caches are passed by."""
     leaves = nest.flatten(variables)
-    parts = {part._home.key: part for leaf in leaves for part in _parts(leaf)}
+    parts = {part.home.key: part for leaf in leaves for part in _parts(leaf)}
     by_session: dict[Asked, list[Variable]] = {}
     values: dict[Any, Any] = {}
     for key, part in parts.items():
-        if isinstance(part._home, RemoteHome):
-            by_session.setdefault((part._home.client, part._home.session), []).append(part)
+        if isinstance(part.home, RemoteHome):
+            by_session.setdefault((part.home.client, part.home.session), []).append(part)
         else:
             values[key] = part.numpy()
-    asked = [each.read([part._home.ref for part in wanted]) for (each, _), wanted in by_session.items()]
+    asked = [each.read([part.home.ref for part in wanted]) for (each, _), wanted in by_session.items()]
     for wanted, told in zip(by_session.values(), all_values(asked), strict=True):
         for part, (_, value) in zip(wanted, told, strict=True):
-            values[part._home.key] = value if value.shape else value[()]
+            values[part.home.key] = value if value.shape else value[()]
 
     def value_of(leaf: Any) -> Any:
-        found = [values[part._home.key] for part in _parts(leaf)]
+        found = [values[part.home.key] for part in _parts(leaf)]
         return leaf if not found else found[0] if len(found) == 1 else np.concatenate(found)
 
     return nest.pack_sequence_as(variables, [value_of(leaf) for leaf in leaves])
@@ -79,17 +79,17 @@ def _apply(optimizer: Any, pairs: list[tuple[Any, Any]], step: int | None) -> No
     local: list[tuple[LocalHome, client.Change]] = []
     seen = set()
     for grad, variable in pairs:
-        shares = variable._shares(grad) if isinstance(variable, ShardedVariable) else [grad]
+        shares = variable.shares(grad) if isinstance(variable, ShardedVariable) else [grad]
         for part, share in zip(_parts(variable), shares, strict=True):
-            if part._home.key in seen:
-                told = f"{part._home.ref} is there twice: add up its gradients, so that it makes one step"
+            if part.home.key in seen:
+                told = f"{part.home.ref} is there twice: add up its gradients, so that it makes one step"
                 raise InvalidArgumentError(told)
-            seen.add(part._home.key)
-            change = client.apply(part._home.ref, optimizer, share)
-            if isinstance(part._home, RemoteHome):
-                by_session.setdefault((part._home.client, part._home.session), []).append((part._home, change))
+            seen.add(part.home.key)
+            change = client.apply(part.home.ref, optimizer, share)
+            if isinstance(part.home, RemoteHome):
+                by_session.setdefault((part.home.client, part.home.session), []).append((part.home, change))
             else:
-                local.append((part._home, change))
+                local.append((part.home, change))
     steps = [wanted[0][0].in_step(step) for wanted in by_session.values()]
     started: list[Future] = [home.change(change, optimizer) for home, change in local]
     for ((each, _), wanted), how in zip(by_session.items(), steps, strict=True):

@@ -6,7 +6,7 @@ Rules
     Scopes nest for one strategy only: another one's is refused, and so is scheduling for another one.
     All of this is the thread's own; what starts threads for a function hands it on.
 
-Not here: what strategies do with it (strategy.py), and where variables go (placement.py).
+Not here: what strategies do with it (strategy.py), and where variables go (shard_placement.py).
 """
 
 from __future__ import annotations

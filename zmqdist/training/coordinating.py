@@ -13,22 +13,71 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from zmqdist import running
 from zmqdist.errors import InvalidArgumentError, PSUnavailableError
 from zmqdist.limits import GRACE_S
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator, worker_name
-from zmqdist.scheduling.coordinator.failures import ROUND
 from zmqdist.scheduling.coordinator.functions import FunctionSnapshot
+from zmqdist.scheduling.coordinator.machine import ROUND
 from zmqdist.scheduling.coordinator.values import RemoteValue
 from zmqdist.training import caching, context
-from zmqdist.training.strategy import ParameterServerStrategy
+from zmqdist.training.connecting import Connected
+from zmqdist.training.sessions import StrategySession
 from zmqdist.training.watching import watch
+
+
+class CoordinatorSlot:
+    """Where a strategy keeps its only coordinator.
+
+    Attributes:
+      lock: held by whoever makes or replaces it.
+      coordinator: None before the first was made.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.coordinator: StrategyCoordinator | None = None
+
+    def allocate(self, strategy: CoordinatedStrategy) -> StrategyCoordinator:
+        """The object for `ClusterCoordinator(strategy)`; one that was made before, and not closed.
+
+        Raises:
+          FailedPreconditionError: the strategy was closed.
+        """
+        with self.lock:
+            known = self.coordinator
+            if known is None or (known._made and known._shell.closed):
+                strategy.ps_session.check_open()
+                known = self.coordinator = object.__new__(StrategyCoordinator)
+            return known
+
+
+class CoordinatedStrategy(Protocol):
+    """As much of a ParameterServerStrategy as its coordinator needs; see there."""
+
+    @property
+    def session(self) -> int: ...
+
+    @property
+    def aggregate(self) -> str: ...
+
+    @property
+    def coordinator_slot(self) -> CoordinatorSlot: ...
+
+    @property
+    def ps_session(self) -> StrategySession: ...
+
+    @property
+    def cluster(self) -> Connected: ...
+
+    def close(self, shutdown_cluster: bool = False) -> None: ...
 
 
 class StrategyCoordinator(ClusterCoordinator):
@@ -37,8 +86,8 @@ class StrategyCoordinator(ClusterCoordinator):
     _made = False
     _options: Mapping[str, Any] = {}
 
-    def __init__(self, strategy: ParameterServerStrategy, **options: Any) -> None:
-        with strategy._coordinating:
+    def __init__(self, strategy: CoordinatedStrategy, **options: Any) -> None:
+        with strategy.coordinator_slot.lock:
             if self._made:
                 if options and options != self._options:
                     text = f"the strategy has its coordinator already, made with {self._options or 'no options'}: not with {options}"
@@ -48,19 +97,19 @@ class StrategyCoordinator(ClusterCoordinator):
             try:
                 super().__init__(strategy, **options)
             except BaseException:
-                strategy._coordinator = None
+                strategy.coordinator_slot.coordinator = None
                 raise
-            strategy._session.used_by(self._shell)
+            strategy.ps_session.used_by(self._shell)
             self._onces = itertools.count(1)
             self._told: set[str] = set()
             lost = weakref.WeakMethod(self._lost)
-            watch(strategy._session, lambda error: (found := lost()) is not None and found(error))
+            watch(strategy.ps_session, lambda error: (found := lost()) is not None and found(error))
             self._made = True
 
     @property
-    def strategy(self) -> ParameterServerStrategy:
+    def strategy(self) -> CoordinatedStrategy:
         """That it was made for."""
-        strategy: ParameterServerStrategy = self._scheduled_on
+        strategy: CoordinatedStrategy = self._scheduled_on
         return strategy
 
     def schedule(
@@ -133,7 +182,7 @@ class StrategyCoordinator(ClusterCoordinator):
           FailedPreconditionError: under `zmqdist launch`, where a worker joins by itself; the text says how. Or this was closed.
         """
         self._check_open()
-        return self.strategy._connected.add_worker(address, index)
+        return self.strategy.cluster.add_worker(address, index)
 
     def remove_worker(self, worker: int | str, grace_s: float = GRACE_S) -> None:
         """As of ClusterCoordinator; a task that was invited is free for others then.
@@ -142,7 +191,7 @@ class StrategyCoordinator(ClusterCoordinator):
           ValueError: there is no such worker.
           UnavailableError: the dispatcher does not answer.
         """
-        self.strategy._connected.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s)
+        self.strategy.cluster.remove_worker(int(worker_name(worker).rpartition(":")[2]), grace_s)
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """As of ClusterCoordinator.
@@ -191,17 +240,3 @@ class CoordinatorStub:
 
     def __reduce__(self) -> Any:
         return CoordinatorStub, (self.strategy,)
-
-
-def allocate(strategy: ParameterServerStrategy) -> StrategyCoordinator:
-    """The object for `ClusterCoordinator(strategy)`; one that was made before, and not closed.
-
-    Raises:
-      FailedPreconditionError: the strategy was closed.
-    """
-    with strategy._coordinating:
-        known = strategy._coordinator
-        if known is None or (known._made and known._shell.closed):
-            strategy._session.check_open()
-            known = strategy._coordinator = object.__new__(StrategyCoordinator)
-        return known

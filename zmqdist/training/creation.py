@@ -6,7 +6,7 @@ Rules
     On a worker only resources make variables, and those live there: a variable that a scheduled function made would be another one each
     time that it runs.
 
-Not here: where the strategy puts things (strategy.py, placement.py).
+Not here: where the strategy puts things (strategy.py, shard_placement.py).
 """
 
 from __future__ import annotations
@@ -23,30 +23,34 @@ from zmqdist.training.aggregation import checked_aggregation, checked_synchroniz
 from zmqdist.training.context import get_strategy, here
 from zmqdist.training.homes import LocalHome
 from zmqdist.training.partition import Initial
-from zmqdist.training.variable import Variable, handle
 
 CHIEF = device_of("chief", 0)
 
 
-def create(**kwargs: Any) -> Any:
-    """What `Variable(...)` does; see there."""
+def create(handle: Callable[..., Any], **kwargs: Any) -> Any:
+    """What `Variable(...)` does; see there.
+
+    Args:
+      handle: makes the variable of the home where its value lives (variable.py).
+    """
     being_built = running.being_built()
     if being_built == "dataset":
         raise ValueError("a dataset function cannot make a Variable: make it under strategy.scope() in the program")
     if being_built is not None:
-        return _made(**{**kwargs, "device": device_of("worker", running.get_current_worker_index())})
+        return make(handle, **{**kwargs, "device": device_of("worker", running.get_current_worker_index())})
     if running.scheduled():
         raise RuntimeError(
             "a Variable cannot be made in a scheduled function, which may run again and on any worker: make it under strategy.scope() in "
             "the program and let the function use it, or make it in a per-worker resource"
         )
-    next_creator: Callable[..., Any] = _made
+    next_creator: Callable[..., Any] = partial(make, handle)
     for creator in here.creators:
         next_creator = partial(creator, next_creator)
     return next_creator(**kwargs)
 
 
-def _made(
+def make(
+    handle: Callable[..., Any],
     *,
     initial_value: Any = None,
     trainable: bool | None = None,
@@ -57,8 +61,8 @@ def _made(
     synchronization: Any = None,
     per_worker_variable: bool = False,
     device: str | None = None,
-) -> Variable:
-    """Make it where `device` says, by default in this process."""
+) -> Any:
+    """Make it where `device` says, by default in this process: what `handle` gives for its home."""
     if per_worker_variable:
         raise ValueError("per_worker_variable=True needs a strategy: make it inside strategy.scope()")
     name = name or "Variable"
@@ -75,7 +79,7 @@ def _made(
         raise ValueError(
             f"variable {name!r} is to go to {device}, and there is no strategy: make it inside its scope()"
         )
-    return handle(strategy._make(name, initial, where.task or 0), *described)
+    return handle(strategy.make_variable(name, initial, where.task or 0), *described)
 
 
 def _whole(initial: Initial) -> Any:
@@ -86,22 +90,3 @@ def _whole(initial: Initial) -> Any:
         return np.array(initial.source(), initial.dtype)
     made = initial.rows(0, initial.shape[0])
     return np.array(made() if callable(made) else made, order="C")
-
-
-def another(variable: Variable) -> Variable:
-    """A variable beside `variable`, with its value. Raises RuntimeError outside the scope of its strategy."""
-    if variable.task is not None:
-        strategy = get_strategy()
-        if strategy is None or strategy.session != variable._home.session:
-            raise RuntimeError(
-                f"variable {variable.name!r} can only be copied inside the scope of the strategy that it was made in"
-            )
-    return _made(
-        initial_value=variable.numpy(),
-        trainable=variable.trainable,
-        name=variable.name,
-        dtype=variable.dtype,
-        aggregation=variable.aggregation,
-        synchronization=variable.synchronization,
-        device=variable.device,
-    )

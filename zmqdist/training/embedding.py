@@ -124,7 +124,7 @@ def _table(params: Any) -> tuple[Sequence[Any], Sequence[int]]:
 
 def _name(params: Any, variables: Sequence[Any]) -> str:
     if isinstance(params, ArrayLike):
-        return params._label
+        return params.label
     return f"the table of variables {', '.join(repr(one.name) for one in variables)}"
 
 

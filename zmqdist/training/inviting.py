@@ -2,7 +2,7 @@
 
 Theory of operation
     What is wanted is a table of indices and addresses; what is there the dispatcher tells, whenever a worker has joined or was lost.
-    Whoever is wanted and not there is invited (tasks/working.py): one question to each, which waits for the task to appear, so that a
+    Whoever is wanted and not there is invited (tasks/worker_role.py): one question to each, which waits for the task to appear, so that a
     task that died and came back works again at once, and none waits for another. When the answer is an error, the next question comes
     a little later. Each is invited once in any case: one that has come by itself was perhaps invited by a program of before, which had the
     same address.
@@ -26,7 +26,7 @@ from zmqdist.limits import INVITE_PATIENCE_S, INVITED_ORPHAN_LIMIT_S
 from zmqdist.rpc import StatusOrResult, ZmqClient, asking
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.dispatcher.runtime import DispatchServer
-from zmqdist.tasks.working import INVITE
+from zmqdist.tasks.worker_role import INVITE
 from zmqdist.transport.credentials import Credentials
 
 log = logging.getLogger("zmqdist.training")

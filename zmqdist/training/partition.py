@@ -6,7 +6,7 @@ Rules
     live, when it is known beforehand what it makes (shape and dtype are given): then the whole need not fit anywhere.
     A function that can make a part is asked for that part alone; one that cannot makes the whole, of which the shard keeps its rows.
 
-Not here: which parameter server a shard goes to (placement.py), who decides how many there should be (partitioners.py).
+Not here: which parameter server a shard goes to (shard_placement.py), who decides how many there should be (partitioners.py).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from zmqdist.transport.received import memory_for
 
 def start_read(variables: Sequence[Any]) -> Gathered:
     """Ask for all rows of all of them: their values, one after the other."""
-    reads = (variable._start_read() for variable in variables)
+    reads = (variable.start_read() for variable in variables)
     return Gathered(reads, lambda parts: _joined(parts, variables[0]))
 
 
@@ -53,7 +53,7 @@ def start_rows(variables: Sequence[Any], offsets: Sequence[int], rows: Rows) -> 
             result[places] = part
         return result
 
-    return Gathered((variables[place]._start_rows(local) for place, local, _ in split), in_order)
+    return Gathered((variables[place].start_rows(local) for place, local, _ in split), in_order)
 
 
 def split_range(offsets: Sequence[int], rows: range) -> Iterator[tuple[int, range]]:
@@ -76,7 +76,7 @@ def split_rows(
 
 
 def _start_range(variable: Any, rows: range) -> Any:
-    return variable._start_read() if rows == range(variable.shape[0]) else variable._start_rows(rows)
+    return variable.start_read() if rows == range(variable.shape[0]) else variable.start_rows(rows)
 
 
 def _joined(parts: list[NDArray[Any]], like: Any) -> NDArray[Any]:

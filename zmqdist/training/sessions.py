@@ -38,7 +38,7 @@ from zmqdist.variables import client
 from zmqdist.variables.client import Ref
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 log = logging.getLogger("zmqdist.training")
 
@@ -75,7 +75,7 @@ class StrategySession:
         self._recovery_s = recovery_s
         self._numbers = itertools.count(1)
         self._lives = itertools.count(1)
-        self._users: tuple[weakref.ref[Shell], ...] = ()
+        self._users: tuple[weakref.ref[CoordinatorRuntime], ...] = ()
         self._program = _program
         self._unused: deque[Ref] = deque()
         self._dropping = False
@@ -150,7 +150,7 @@ class StrategySession:
         earlier: tuple[int, dict[str, Any], bytes] = (version, {}, b"")
         client.client_of(home.ref.address).create(home.ref, _told(self._initial[home]), earlier).get_value()
 
-    def used_by(self, shell: Shell) -> None:
+    def used_by(self, shell: CoordinatorRuntime) -> None:
         """A coordinator of ours has this connection: the variables in what it packs stay until that work has ended."""
         self._users = (*(user for user in self._users if user() is not None), weakref.ref(shell))
 

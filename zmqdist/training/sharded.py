@@ -128,7 +128,7 @@ class ShardedVariable(ArrayLike):
 
     def numpy(self) -> NDArray[Any]:
         """The value of this moment, the rows of all shards one after the other. Raises PSUnavailableError: a shard is gone."""
-        array: NDArray[Any] = self._start_read().get_value()
+        array: NDArray[Any] = self.start_read().get_value()
         return array
 
     def read_value(self) -> NDArray[Any]:
@@ -139,10 +139,12 @@ class ShardedVariable(ArrayLike):
         """As `numpy()`."""
         return self.numpy()
 
-    def _start_read(self) -> Gathered:
+    def start_read(self) -> Gathered:
+        """Ask all shards for their values."""
         return start_read(self._variables)
 
-    def _start_rows(self, rows: Rows) -> Gathered:
+    def start_rows(self, rows: Rows) -> Gathered:
+        """Ask the shards that have them for rows."""
         return start_rows(self._variables, self._offsets, rows)
 
     def embedding_lookup(self, ids: Any, max_norm: float | None = None) -> NDArray[Any]:
@@ -244,16 +246,18 @@ class ShardedVariable(ArrayLike):
           PSUnavailableError: a shard is gone; others have their part.
           Exception: whatever `fn` raises; that shard is as it was.
         """
-        self._start_apply(fn, grad, step).get_value()
+        self.start_apply(fn, grad, step).get_value()
 
-    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
+    def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
+        """Begin what `apply` does."""
+
         def start(grad: Any) -> Gathered:
-            shares = self._shares(grad)
-            return Gathered(one._start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
+            shares = self.shares(grad)
+            return Gathered(one.start_apply(fn, part, step) for one, part in zip(self._variables, shares, strict=True))
 
         return once_for_all(self, grad, start)
 
-    def _shares(self, grad: Any) -> list[Any]:
+    def shares(self, grad: Any) -> list[Any]:
         """A gradient cut as the variable is. Every shard has a part, also of no rows: an optimizer counts steps, and synchronous training
         counts workers."""
         if not isinstance(grad, IndexedSlices):
@@ -272,13 +276,15 @@ class ShardedVariable(ArrayLike):
         )
 
     def _update(self, kind: str, value: Any) -> ShardedVariable:
-        self._start_update(kind, value).get_value()
+        self.start_update(kind, value).get_value()
         return self
 
-    def _start_update(self, kind: str, value: Any) -> Future:
+    def start_update(self, kind: str, value: Any) -> Future:
+        """`kind` is "assign", "add" or "sub"."""
+
         def start(value: Any) -> Gathered:
             parts = self._cut(self._fitting(value))
-            return Gathered(one._start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
+            return Gathered(one.start_update(kind, part) for one, part in zip(self._variables, parts, strict=True))
 
         return once_for_all(self, value, start)
 
@@ -287,14 +293,16 @@ class ShardedVariable(ArrayLike):
             raise TypeError(
                 f"rows of variable {self.name!r} are changed by IndexedSlices, not by {type(sparse_delta).__name__}"
             )
-        self._start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
+        self.start_scatter(kind, sparse_delta.indices, sparse_delta.values).get_value()
         return self
 
-    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
+    def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
+        """`kind` is what comes behind "scatter_"."""
+
         def start(delta: IndexedSlices) -> Gathered:
             rows, values = self._fitting_rows(delta)
             return Gathered(
-                self._variables[owner]._start_scatter(kind, local, values[places])
+                self._variables[owner].start_scatter(kind, local, values[places])
                 for owner, local, places in split_rows(self._offsets, rows)
             )
 
@@ -303,7 +311,7 @@ class ShardedVariable(ArrayLike):
     # -- what fits
 
     def _fitting(self, value: Any) -> NDArray[Any]:
-        array = cast(value, self.dtype, self._label)
+        array = cast(value, self.dtype, self.label)
         if array.shape != self.shape:
             raise InvalidArgumentError(
                 f"variable {self.name!r} has shape {self.shape}: a value of shape {array.shape} does not fit",
@@ -315,7 +323,7 @@ class ShardedVariable(ArrayLike):
             raise InvalidArgumentError(
                 f"variable {self.name!r} has rows of shape {self.shape[1:]}: rows of shape {rows.values.shape[1:]} do not fit",
             )
-        return checked_numbers(self._label, rows.indices, self.shape[0]), cast(rows.values, self.dtype, self._label)
+        return checked_numbers(self.label, rows.indices, self.shape[0]), cast(rows.values, self.dtype, self.label)
 
     def _cut(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
         return (value[low:high] for low, high in pairwise(self._offsets))

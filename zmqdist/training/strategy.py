@@ -1,8 +1,8 @@
 """ParameterServerStrategy: variables on parameter servers, functions on workers.
 
 What users call. Rules
-    Inside `scope()` variables go to the parameter servers (placement.py), cut into shards where the partitioner says so. A strategy has one
-    ClusterCoordinator, made by the user or at the first `scope()`.
+    Inside `scope()` variables go to the parameter servers (shard_placement.py), cut into shards where the partitioner says so.
+    A strategy has one ClusterCoordinator, made by the user or at the first `scope()`.
     It pickles as a stub, which does on a worker what belongs there: `run`, `reduce`, `gather` and the like. A stub makes no variables.
     Several strategies may use one cluster at the same time; each has variables, counters and a coordinator of its own.
 
@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +28,13 @@ from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
 from zmqdist.training import context, distributed, per_replica, per_worker_variable, replicas
 from zmqdist.training.batches import apply_all, read_all
 from zmqdist.training.connecting import connect
+from zmqdist.training.coordinating import CoordinatorSlot, StrategyCoordinator
+from zmqdist.training.homes import RemoteHome
 from zmqdist.training.partition import Initial, offsets_of, shards_of
 from zmqdist.training.sessions import StrategySession
 from zmqdist.training.shard_placement import Placed, Rule, ShardPlacement
+from zmqdist.training.sharded import ShardedVariable
 from zmqdist.transport.credentials import Credentials
-
-if TYPE_CHECKING:
-    from zmqdist.training.coordinating import StrategyCoordinator
-    from zmqdist.training.homes import RemoteHome
 
 log = logging.getLogger("zmqdist.training")
 
@@ -166,7 +165,7 @@ class Extended:
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
         """While this is open, variables go where that one is, in one piece, and are not counted. Raises ValueError for one that is cut, or
         of another strategy."""
-        if getattr(getattr(colocate_with_variable, "_home", None), "session", -1) != self._strategy.session:
+        if getattr(getattr(colocate_with_variable, "home", None), "session", -1) != self._strategy.session:
             raise ValueError(f"{colocate_with_variable!r} is no variable of this strategy in one piece")
         return context.colocated_with(colocate_with_variable)
 
@@ -187,6 +186,10 @@ class ParameterServerStrategy(OnWorkers):
       recovery_s: how long who uses a variable waits when its ps was lost, for `zmqdist.checkpoint` to bring it back; 0: it is an error.
 
     Waits until all workers and ps are there. Close it, or use it in a with-statement.
+
+    Attributes:
+      cluster, ps_session, coordinator_slot: the connection to the cluster, the session at the parameter servers, and the place of the only
+        coordinator; for the rest of the package.
 
     Raises:
       ValueError: a cluster that cannot be, or an argument that is none of these.
@@ -224,28 +227,27 @@ class ParameterServerStrategy(OnWorkers):
         self.aggregate = aggregate
         self._partitioner = variable_partitioner
         self._resolver = cluster_resolver
-        self._coordinator: StrategyCoordinator | None = None
-        self._coordinating = threading.RLock()
+        self.coordinator_slot = CoordinatorSlot()
         self.recoveries: list[Any] = []  # what zmqdist.checkpoint.Recovery has brought back
         self._names: dict[str, int] = {}
         self._naming = threading.Lock()
-        self._connected = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)
+        self.cluster = connect(cluster_resolver, connect_timeout_s=connect_timeout_s)
         try:
-            workers = len(self._connected.workers)
+            workers = len(self.cluster.workers)
             steps = 0 if aggregate == "async" else workers_per_step or workers
             if steps > workers:
                 log.warning(
                     "a step takes the gradients of %d workers and there are %d: it waits for more, or for several functions of one",
                     *(steps, workers),
                 )
-            self._session = StrategySession(self._connected.ps, self._connected.credentials, steps, float(recovery_s))
+            self.ps_session = StrategySession(self.cluster.ps, self.cluster.credentials, steps, float(recovery_s))
         except BaseException:
-            self._connected.close()
+            self.cluster.close()
             raise
-        self.session = self._session.number
-        self._placement = ShardPlacement(placement, len(self._connected.ps))
-        self._extended = Extended(self, workers, len(self._connected.ps))
-        log.info("a strategy with %d workers and %d parameter servers", workers, len(self._connected.ps))
+        self.session = self.ps_session.number
+        self._placement = ShardPlacement(placement, len(self.cluster.ps))
+        self._extended = Extended(self, workers, len(self.cluster.ps))
+        log.info("a strategy with %d workers and %d parameter servers", workers, len(self.cluster.ps))
 
     # -- the cluster ----------------------------------------------------------------------------------------------------
 
@@ -257,12 +259,12 @@ class ParameterServerStrategy(OnWorkers):
     @property
     def target(self) -> str:
         """The dispatcher, as ClusterCoordinator takes it."""
-        return self._connected.target
+        return self.cluster.target
 
     @property
     def credentials(self) -> Credentials:
         """Where the secrets of the cluster are."""
-        return self._connected.credentials
+        return self.cluster.credentials
 
     @property
     def extended(self) -> Extended:
@@ -276,7 +278,7 @@ class ParameterServerStrategy(OnWorkers):
 
     def task_states(self) -> Any:
         """How the workers are, by index, then the ps: None, or an UnavailableError that names the task."""
-        return self._connected.task_states()
+        return self.cluster.task_states()
 
     def close(self, shutdown_cluster: bool = False) -> None:
         """Close its coordinator, drop its variables, let go of the cluster, whose workers are free for the next program. Idempotent.
@@ -284,12 +286,12 @@ class ParameterServerStrategy(OnWorkers):
         Args:
           shutdown_cluster: have workers and ps end, too, wherever they run: `Server.join` returns there. A `local_cluster` is closed.
         """
-        with self._coordinating:
-            coordinator = self._coordinator
+        with self.coordinator_slot.lock:
+            coordinator = self.coordinator_slot.coordinator
         if coordinator is not None:
             coordinator.close()
-        self._session.close()
-        self._connected.close(shutdown_cluster)
+        self.ps_session.close()
+        self.cluster.close(shutdown_cluster)
 
     def __enter__(self) -> ParameterServerStrategy:
         return self
@@ -344,8 +346,6 @@ class ParameterServerStrategy(OnWorkers):
     def _sharded(
         self, next_creator: Callable[..., Any], name: str, initial: Initial, shards: int, kwargs: dict[str, Any]
     ) -> Any:
-        from zmqdist.training.sharded import ShardedVariable
-
         initial.warn_of_size()
         offsets = offsets_of(initial.shape[0], shards)
         parts = []
@@ -362,11 +362,11 @@ class ParameterServerStrategy(OnWorkers):
     def _place(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
         return device_of("ps", self._placement.place(name, shape, dtype))
 
-    def _make(self, name: str, initial: Initial, ps: int) -> RemoteHome:
+    def make_variable(self, name: str, initial: Initial, ps: int) -> RemoteHome:
         """Where creators end: make it there."""
-        if not 0 <= ps < len(self._connected.ps):
-            raise ValueError(f"variable {name!r} is to go to ps:{ps}; there are {len(self._connected.ps)}")
-        home = self._session.make(name, initial, ps)
+        if not 0 <= ps < len(self.cluster.ps):
+            raise ValueError(f"variable {name!r} is to go to ps:{ps}; there are {len(self.cluster.ps)}")
+        home = self.ps_session.make(name, initial, ps)
         self._placement.placed(name, initial.shape, initial.dtype, ps)
         return home
 
@@ -386,9 +386,7 @@ class ParameterServerStrategy(OnWorkers):
 
     def _allocate_coordinator(self) -> StrategyCoordinator:
         """What `ClusterCoordinator(strategy)` asks for."""
-        from zmqdist.training.coordinating import allocate
-
-        return allocate(self)
+        return self.coordinator_slot.allocate(self)
 
     # -- as it is used --------------------------------------------------------------------------------------------------
 

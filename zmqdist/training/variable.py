@@ -1,7 +1,7 @@
 """`zmqdist.Variable`: an array that functions on workers change, with a handle that is the same everywhere.
 
 Rules
-    Under `strategy.scope()` the value lives at a parameter server (placement.py says at which), outside it in this process. A handle
+    Under `strategy.scope()` the value lives at a parameter server (shard_placement.py says at which), outside it in this process. A handle
     pickles as a handle, never as a value; in one process there is one for each variable. A variable of this process does not pickle, but
     for one of a worker that a function returns: that is its value of this moment, as in TensorFlow.
     A variable at a parameter server goes with the last handle of it in the program that made it (sessions.py).
@@ -28,6 +28,8 @@ from zmqdist.indexed_slices import IndexedSlices
 from zmqdist.training import caching
 from zmqdist.training.aggregation import VariableAggregation, VariableSynchronization
 from zmqdist.training.arithmetic import ArrayLike
+from zmqdist.training.context import get_strategy
+from zmqdist.training.creation import create, make
 from zmqdist.training.homes import Home
 from zmqdist.training.replicas import once_for_all
 from zmqdist.training.selection import Rows
@@ -66,13 +68,14 @@ class Variable(ArrayLike):
     Attributes:
       name, shape, dtype: they never change; `shape` is a tuple.
       trainable, aggregation, synchronization: as given.
+      home: where the value lives; for the rest of the package.
     """
 
     name: str
     trainable: bool
     aggregation: VariableAggregation
     synchronization: VariableSynchronization
-    _home: Home
+    home: Home
 
     def __new__(
         cls,
@@ -85,9 +88,8 @@ class Variable(ArrayLike):
         synchronization: Any = None,
         per_worker_variable: bool = False,
     ) -> Any:
-        from zmqdist.training.creation import create
-
         return create(
+            handle,
             initial_value=initial_value,
             trainable=trainable,
             name=name,
@@ -99,22 +101,23 @@ class Variable(ArrayLike):
         )
 
     @property
-    def _label(self) -> str:
-        return str(self._home.ref)
+    def label(self) -> str:
+        """What errors call it."""
+        return str(self.home.ref)
 
     @property
     def device(self) -> str:
         """ "/job:ps/replica:0/task:1/device:CPU:0" and the like."""
-        return self._home.device
+        return self.home.device
 
     @property
     def task(self) -> str | None:
         """ "ps:1"; None for a variable of this process."""
-        return self._home.task
+        return self.home.task
 
     def is_same(self, other: object) -> bool:
         """Whether that is a handle of this variable: `==` compares values."""
-        return isinstance(other, Variable) and other._home.key == self._home.key
+        return isinstance(other, Variable) and other.home.key == self.home.key
 
     # -- reading --------------------------------------------------------------------------------------------------------
 
@@ -124,7 +127,7 @@ class Variable(ArrayLike):
         Raises:
           PSUnavailableError: its parameter server is gone, or was started again without it.
         """
-        return self._start_read().get_value()
+        return self.start_read().get_value()
 
     read_value = numpy
     value = numpy
@@ -132,12 +135,12 @@ class Variable(ArrayLike):
     @property
     def version(self) -> int:
         """How often the value was changed, and 1. A variable that was recovered goes on from a number that no value had before."""
-        version: int = self._home.read().get_value()[0]
+        version: int = self.home.read().get_value()[0]
         return version
 
     def read_versioned(self) -> tuple[int, Any]:
         """Version and value of one moment, for `compare_and_set`."""
-        version, value = self._home.read().get_value()
+        version, value = self.home.read().get_value()
         return version, _scalar(value)
 
     # -- changing -------------------------------------------------------------------------------------------------------
@@ -150,21 +153,21 @@ class Variable(ArrayLike):
           ValueError: in a context of several replicas, for a variable without aggregation.
           PSUnavailableError: its parameter server is gone, or was started again without it.
         """
-        self._start_update("assign", value).get_value()
+        self.start_update("assign", value).get_value()
         return self
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> Variable:
         """Add to the value, atomically. As `assign`."""
-        self._start_update("add", delta).get_value()
+        self.start_update("add", delta).get_value()
         return self
 
     def assign_sub(
         self, delta: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True
     ) -> Variable:
         """Subtract from the value, atomically. As `assign`."""
-        self._start_update("sub", delta).get_value()
+        self.start_update("sub", delta).get_value()
         return self
 
     def compare_and_set(self, value: Any, *, version: int | None = None, expected: Any = None) -> bool:
@@ -175,8 +178,8 @@ class Variable(ArrayLike):
         """
         if version is None and expected is None:
             raise ValueError("compare_and_set() needs a version or an expected value")
-        change = client.swap(self._home.ref, value, version=version, expected=expected)
-        applied: bool = self._home.change(change).get_value().applied
+        change = client.swap(self.home.ref, value, version=version, expected=expected)
+        applied: bool = self.home.change(change).get_value().applied
         return applied
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Variable:
@@ -227,63 +230,79 @@ class Variable(ArrayLike):
           UnknownError: the function has raised; nothing has changed.
           ValueError: synchronous mode without a step.
         """
-        self._start_apply(fn, grad, step).get_value()
+        self.start_apply(fn, grad, step).get_value()
 
     # -- asking, without waiting -------------------------------------------------------------------------------------------
 
-    def _start_read(self) -> Future:
+    def start_read(self) -> Future:
+        """Ask for the value."""
         cache = caching.present()
-        if cache is None or self._home.task is None:
-            return Then(self._home.read(), lambda told: _scalar(told[1]))
-        found, key = cache.get(self._home.key), self._home.key
+        if cache is None or self.home.task is None:
+            return Then(self.home.read(), lambda told: _scalar(told[1]))
+        found, key = cache.get(self.home.key), self.home.key
         if found is not None:
             return ReadyValue(_scalar(caching.own(found)))
 
         def keep(told: tuple[int, Array]) -> Any:
             return _scalar(caching.own(cache.setdefault(key, told[1])))
 
-        return Then(self._home.read(), keep)
+        return Then(self.home.read(), keep)
 
-    def _start_rows(self, rows: Rows) -> Future:
-        return self._home.rows(rows)
+    def start_rows(self, rows: Rows) -> Future:
+        """Ask for rows, in their order."""
+        return self.home.rows(rows)
 
-    def _start_update(self, kind: str, value: Any) -> Future:
+    def start_update(self, kind: str, value: Any) -> Future:
         """`kind` is "assign", "add" or "sub"."""
         change = _DENSE[kind]
-        return once_for_all(self, value, lambda value: self._home.change(change(self._home.ref, value)))
+        return once_for_all(self, value, lambda value: self.home.change(change(self.home.ref, value)))
 
-    def _start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
+    def start_scatter(self, kind: str, indices: Any, values: Any) -> Future:
         """`kind` is what comes behind "scatter_"."""
 
         def start(delta: IndexedSlices) -> Future:
-            return self._home.change(client.scatter(self._home.ref, kind, delta))
+            return self.home.change(client.scatter(self.home.ref, kind, delta))
 
         return once_for_all(self, IndexedSlices(values, np.asarray(indices)), start)
 
-    def _start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
-        return once_for_all(self, grad, lambda grad: self._home.apply(fn, grad, step))
+    def start_apply(self, fn: Any, grad: Any, step: int | None) -> Future:
+        """Begin what `apply` does."""
+        return once_for_all(self, grad, lambda grad: self.home.apply(fn, grad, step))
 
     def _scatter(self, kind: str, delta: Any) -> Variable:
         if not isinstance(delta, IndexedSlices):
             raise TypeError(f"scatter updates take IndexedSlices, not {type(delta).__name__}")
-        self._start_scatter(kind, delta.indices, delta.values).get_value()
+        self.start_scatter(kind, delta.indices, delta.values).get_value()
         return self
 
     # -- copies -------------------------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        if self._home.task is None and running.scheduled():  # returned by a function, say: a worker's own stays there
+        if self.home.task is None and running.scheduled():  # returned by a function, say: a worker's own stays there
             return _value, (self.numpy(),)
-        return handle, (self._home, self.trainable, self.aggregation, self.synchronization)
+        return handle, (self.home, self.trainable, self.aggregation, self.synchronization)
 
     def __copy__(self) -> Variable:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
         """Another variable in the same place, with the same value. Raises RuntimeError outside the scope of this one's strategy."""
-        from zmqdist.training.creation import another
-
-        made = another(self)
+        if self.task is not None:
+            strategy = get_strategy()
+            if strategy is None or strategy.session != self.home.session:
+                raise RuntimeError(
+                    f"variable {self.name!r} can only be copied inside the scope of the strategy that it was made in"
+                )
+        made: Variable = make(
+            handle,
+            initial_value=self.numpy(),
+            trainable=self.trainable,
+            name=self.name,
+            dtype=self.dtype,
+            aggregation=self.aggregation,
+            synchronization=self.synchronization,
+            device=self.device,
+        )
         memo[id(self)] = made
         return made
 
@@ -310,7 +329,7 @@ def handle(
         known = _handles.get(home.key)
         if known is None:
             known = object.__new__(Variable)
-            known._home = home
+            known.home = home
             known.name, known.shape, known.dtype = home.ref.name, home.ref.shape, home.ref.dtype
             known.trainable, known.aggregation, known.synchronization = trainable, aggregation, synchronization
             _handles[home.key] = known

@@ -11,7 +11,7 @@ from zmqdist.errors import InvalidArgumentError, OpError, UnknownError
 from zmqdist.limits import INLINE_BYTES_MAX
 from zmqdist.specs import TensorSpec
 from zmqdist.variables.hosted import HostedVariable
-from zmqdist.variables.once import Had
+from zmqdist.variables.update_keys import Had
 from zmqdist.wire import trusted
 
 Changes = Sequence[tuple[Any, ...]]

@@ -34,7 +34,7 @@ from zmqdist.transport.loop import Loop
 from zmqdist.transport.router import Peer, Router
 from zmqdist.variables.carrying import carried_out, carried_out_but, initial_value, is_small, with_values
 from zmqdist.variables.hosted import HostedVariable, Sum
-from zmqdist.variables.once import Once
+from zmqdist.variables.update_keys import Once
 from zmqdist.variables.updates_machine import APPLIED, LATE, KeptSessions, Repeated, Update, UpdateKeys, Updates
 from zmqdist.wire import trusted
 
@@ -248,7 +248,7 @@ class VariableHost:
         self._under_locks(asked, variables, nbytes, read, sizes=False)
 
     def _saved(self, asked: Asked, session: int, numbers: list[int]) -> None:
-        """Answers version, value, slots and steps of each, and which updates it has (once.py), all of one moment."""
+        """Answers version, value, slots and steps of each, and which updates it has (update_keys.py), all of one moment."""
         variables = self._variables(session, numbers)
         once = self._sessions[session].once
 

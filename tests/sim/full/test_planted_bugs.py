@@ -12,7 +12,7 @@ import pytest
 
 from zmqdist.events import Send
 from zmqdist.messages import Assign, Begun, Define, Members, Submit
-from zmqdist.scheduling.coordinator.machine import Closures
+from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.scheduling.coordinator.pins import PLAIN, Pins
 from zmqdist.scheduling.dispatcher import placement
 from zmqdist.scheduling.dispatcher.machine import Dispatch

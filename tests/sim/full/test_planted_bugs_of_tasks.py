@@ -21,7 +21,7 @@ from zmqdist.testing.simulation.groups import simulate_group
 from zmqdist.testing.simulation.keeper import simulate_keeper
 from zmqdist.testing.simulation.mail import simulate_mail
 from zmqdist.testing.simulation.variables import simulate_variables
-from zmqdist.variables.once import Once
+from zmqdist.variables.update_keys import Once
 from zmqdist.variables.updates_machine import DONE, NEW, RUNNING, KeptSessions, Steps, UpdateLog
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds

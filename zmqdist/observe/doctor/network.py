@@ -17,7 +17,7 @@ from zmqdist._version import __version__
 from zmqdist.observe.doctor.findings import Finding, ok, problem, warning
 from zmqdist.observe.status import plural, printable, slot_deaths
 from zmqdist.rpc import ZmqClient, asking
-from zmqdist.rpc.about import ABOUT, About, heard
+from zmqdist.rpc.server_info import ABOUT, About, heard
 from zmqdist.transport import keys, port_probe
 from zmqdist.transport.address import split
 from zmqdist.transport.credentials import Credentials

@@ -37,7 +37,7 @@ from zmqdist.scheduling.coordinator.per_worker import (
 from zmqdist.scheduling.coordinator.pins import PLAIN, WorkOptions
 from zmqdist.scheduling.coordinator.plans import NONE, Plan, Wishes
 from zmqdist.scheduling.coordinator.resources import Resources
-from zmqdist.scheduling.coordinator.shell import Shell
+from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 from zmqdist.scheduling.coordinator.target import resolve
 from zmqdist.scheduling.coordinator.values import RemoteValue, in_order_of_completion, unwrapped
 from zmqdist.scheduling.worker.references import KEEP
@@ -110,7 +110,7 @@ class ClusterCoordinator:
         self._cluster_lost_limit_s = cluster_lost_limit_s
         self._works = itertools.count(1)
         self._failed: list[Callable[[], BaseException]] = []
-        self._shell = Shell(
+        self._shell = CoordinatorRuntime(
             found,
             queue_max=checked_queue_max(queue_max),
             queue_bytes_max=checked_bytes_max(queue_bytes_max),
@@ -468,7 +468,7 @@ class ClusterCoordinator:
         shell = self._shell
         self._check_open()
         while not shell.has_room(nbytes, bulks):
-            idle = shell.machine.workers - (shell.scheduled - shell.resolved)
+            idle = shell.machine.closures.workers - (shell.scheduled - shell.resolved)
             shell.queue_bytes.tell_idle(idle, nbytes, bulks)
             shell.crowded += 1
             try:
@@ -541,11 +541,11 @@ class _Alive:
         self._target = target  # a server stops when nobody refers to it any more
 
 
-def _is_over(shell: Shell, rounds: int) -> bool:
+def _is_over(shell: CoordinatorRuntime, rounds: int) -> bool:
     return shell.rounds_ended > rounds or shell.closed
 
 
-def _give_up(shell: Shell) -> None:
+def _give_up(shell: CoordinatorRuntime) -> None:
     """In the garbage collector, and so in any thread, which may have any lock: the loop does it."""
     if shell.pid == os.getpid():
         shell.in_loop(shell.give_up)

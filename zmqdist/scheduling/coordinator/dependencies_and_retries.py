@@ -2,12 +2,12 @@
 
 Theory of operation
     Work that has one of these is a *plan*; all other work passes this by. A plan waits for its inputs, which are other pieces of
-    work, and is then handed in as an *attempt*: a piece of work of its own for machine.py, under a number that no
+    work, and is then handed in as an *attempt*: a piece of work of its own for closures.py, under a number that no
     other has. What becomes of the attempt decides what becomes of the plan: it ends, or there is another attempt.
     A plan with a lineage stays after it has ended well, for as long as its value can be used: when the value is lost, another attempt
     makes it again, and its inputs before it where they are lost, too.
 
-Promises, checked by tests/machines/test_graph.py with random events
+Promises, checked by tests/machines/test_graph.py with random events, and tests/sim
     G1  each plan ends exactly once; with its round at the latest
     G2  an attempt is handed in only when all inputs of its plan are there
     G3  a plan one of whose inputs has ended badly ends with that, and is not handed in any more
@@ -18,21 +18,25 @@ Promises, checked by tests/machines/test_graph.py with random events
     G8  a function is dropped when no plan can be handed in with it any more, and not before
     G9  what a plan holds is freed exactly once, after it has ended and, with a lineage, after its value was let go of
 
-Not here: payloads, and values that users hold (zmqdist/scheduling/coordinator/plans.py).
+Not here: payloads, and values that users hold (plans.py).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from zmqdist.events import Ticked
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
-from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
+from zmqdist.scheduling.coordinator.pins import PLAIN, Scheduled, WorkOptions
 
+LOST: Final = 10
+"""Kind of an end: every start was lost."""
+UNAVAILABLE: Final = 11
+"""Kind of an end: no dispatcher or no worker for too long, or its result cannot be reached."""
 INPUT_FAILED: Final = 12
 """Kind of an end: an input has ended badly."""
 TIMED_OUT: Final = 13
@@ -55,6 +59,7 @@ class Planned:
       retries: so many errors of the function are tried again.
       until: seconds on the machine's clock.
       lineage: its value is kept by its worker, and made again when it is lost.
+      keep, options: as those of Scheduled, for each attempt.
     """
 
     work: int
@@ -64,6 +69,8 @@ class Planned:
     retries: int = 0
     until: float | None = None
     lineage: bool = False
+    keep: bool = False
+    options: WorkOptions = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +121,22 @@ class RoundOver:
     """Nothing of the round can be executing any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No plan goes on: those that have not ended end with an error of the asker's."""
+
+
 Event: TypeAlias = (
-    Planned | Ended | ValueLost | ValueDropped | CancelAsked | FunctionsUnused | RoundEnding | RoundOver | Ticked
+    Planned
+    | GiveUp
+    | Ended
+    | ValueLost
+    | ValueDropped
+    | CancelAsked
+    | FunctionsUnused
+    | RoundEnding
+    | RoundOver
+    | Ticked
 )
 
 
@@ -134,11 +155,13 @@ class End:
     Attributes:
       kind: CANCELLED, INPUT_FAILED, TIMED_OUT or UNAVAILABLE (lost too often); None: as the attempt that has just ended.
       cause: for INPUT_FAILED, which input.
+      made: it had ended well before.
     """
 
     work: int
     kind: int | None = None
     cause: int = 0
+    made: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +213,11 @@ class _Plan:
         "dropped",
         "fn",
         "inputs",
+        "keep",
         "lineage",
         "made",
         "missing",
+        "options",
         "remakes",
         "retries",
         "until",
@@ -208,6 +233,8 @@ class _Plan:
         self.retries = planned.retries
         self.until = planned.until
         self.lineage = planned.lineage
+        self.keep = planned.keep
+        self.options = planned.options
         self.missing: set[int] = set()
         self.attempt = self.made = self.remakes = 0
         self.used: dict[int, int] = {}
@@ -218,7 +245,7 @@ class _Plan:
         return self.made > 0 and not self.attempt and not self.missing
 
 
-class Graph:
+class Dependencies:
     """See the module's docstring.
 
     Args:
@@ -227,7 +254,7 @@ class Graph:
     """
 
     def __init__(self, *, remakes_max: int, first: int = FIRST_ATTEMPT) -> None:
-        self._remakes_max = remakes_max
+        self.remakes_max = remakes_max
         self.next_attempt = first
         self._plans: dict[int, _Plan] = {}
         self._attempts: dict[int, _Plan] = {}
@@ -259,7 +286,20 @@ class Graph:
         plan = self._attempts.get(attempt)
         return 0 if plan is None else plan.work
 
-    def waiting_for(self, work: int) -> Iterable[int]:
+    def has_lineage(self, work: int) -> bool:
+        """Whether it is a plan whose value is made again when it is lost."""
+        plan = self._plans.get(work)
+        return plan is not None and plan.lineage
+
+    def scheduled(self, attempt: int, payload: bytes) -> Scheduled | None:
+        """This attempt as work like any other; None where it is not under way any more."""
+        plan = self._attempts.get(attempt)
+        if plan is None:
+            return None
+        options = None if plan.options is PLAIN else {attempt: plan.options}
+        return Scheduled([(attempt, plan.fn, payload)], (attempt,) if plan.keep else (), options)
+
+    def waiting_for(self, work: int) -> Sequence[int]:
         """The plans that wait for this piece of work."""
         return tuple(self._awaited.get(work, ()))
 
@@ -300,6 +340,8 @@ class Graph:
                 self._ending = True
             case RoundOver():
                 self._round_over(effects)
+            case GiveUp():
+                self._give_up(effects)
             case Ticked():
                 self._tick(now, effects)
         while self._news:
@@ -370,7 +412,7 @@ class Graph:
             self.waiting += 1
         if kind in (VALUE, KEPT):
             self._succeed(plan, number, kind, effects)
-        elif lost and self._can_make_again(lost):
+        elif lost and self.has_lineage(lost):
             self._input_lost(plan, lost, effects)
         elif kind == ERROR and not lost and plan.retries and not self._ending:
             plan.retries -= 1
@@ -415,7 +457,7 @@ class Graph:
     def _end(self, plan: _Plan, kind: int | None, effects: list[Effect], cause: int = 0) -> None:
         if not plan.made and not plan.attempt:
             self.waiting -= 1
-        effects.append(End(plan.work, kind, cause))
+        effects.append(End(plan.work, kind, cause, plan.made > 0))
         self._remove(plan, effects)
         self._news.append((plan.work, False))
 
@@ -450,10 +492,6 @@ class Graph:
 
     # -- values that are lost -----------------------------------------------------------------------------------
 
-    def _can_make_again(self, work: int) -> bool:
-        plan = self._plans.get(work)
-        return plan is not None and plan.lineage
-
     def _input_lost(self, plan: _Plan, lost: int, effects: list[Effect]) -> None:
         other = self._plans[lost]
         if other.is_there and other.made == plan.used.get(lost):
@@ -466,7 +504,7 @@ class Graph:
     def _make_again(self, plan: _Plan, effects: list[Effect]) -> None:
         """`plan` has been made and is lost."""
         self._lost.discard(plan.work)
-        if plan.remakes == self._remakes_max:
+        if plan.remakes == self.remakes_max:
             self._end(plan, UNAVAILABLE, effects)
             return
         plan.remakes += 1
@@ -532,6 +570,16 @@ class Graph:
                 self._remove(plan, effects)
             elif plan.wanted:
                 self._news.append((work, None))
+
+    def _give_up(self, effects: list[Effect]) -> None:
+        for plan in list(self._plans.values()):
+            if plan.made:
+                effects.append(Remade(plan.work, new=False))
+                self._remove(plan, effects)
+            else:
+                self._end(plan, None, effects)
+        self._awaited.clear()
+        self._news.clear()
 
     def _tick(self, now: float, effects: list[Effect]) -> None:
         while (deadline := self.deadline) is not None and deadline <= now:

@@ -30,9 +30,9 @@ from zmqdist.background import logged
 from zmqdist.messages import CANCELLED, ERROR
 from zmqdist.scheduling.coordinator import program_end
 from zmqdist.scheduling.coordinator.coordinator import ClusterCoordinator
-from zmqdist.scheduling.coordinator.machine import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
 from zmqdist.scheduling.coordinator.per_worker import PerWorkerValues
-from zmqdist.scheduling.coordinator.values import RemoteValue
+from zmqdist.scheduling.coordinator.values import RemoteValue, outcome_of
 from zmqdist.wire import trusted
 
 T = TypeVar("T")
@@ -270,7 +270,7 @@ class Executor(futures.Executor):
     def _settle(self, work: int, future: _Future[Any], value: RemoteValue) -> None:
         """In the coordinator's thread for callbacks."""
         try:
-            if value._kind == CANCELLED:
+            if outcome_of(value)[0] == CANCELLED:
                 self._end_cancelled(future, value)
                 return
             try:
@@ -416,7 +416,7 @@ class _Future(futures.Future[T]):
         if answer is None:
             return
         answer.wait()
-        if answer.value is not None and answer.value._kind == CANCELLED:
+        if answer.value is not None and outcome_of(answer.value)[0] == CANCELLED:
             self.end_as_cancelled()
 
 
@@ -465,11 +465,12 @@ def _translated(value: RemoteValue, error: BaseException) -> BaseException:
     """As the standard library would have it: broken where the function is not to blame, and a SystemExit of the function as it is."""
     from zmqdist.scheduling.coordinator import broken
 
-    if value._kind == LOST and isinstance(error, errors.WorkerLost):
+    kind, _ = outcome_of(value)
+    if kind == LOST and isinstance(error, errors.WorkerLost):
         return broken.ExecutorWorkerLost(error.what, error.starts)
-    if value._kind == UNAVAILABLE:
+    if kind == UNAVAILABLE:
         return _unavailable(str(error))
-    if value._kind != ERROR or isinstance(error, errors.ClosureInputError):
+    if kind != ERROR or isinstance(error, errors.ClosureInputError):
         return error
     cause = error.__cause__
     if isinstance(cause, trusted.RemoteTraceback) and cause.unpickling:

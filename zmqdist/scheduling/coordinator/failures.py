@@ -25,9 +25,6 @@ log = logging.getLogger("zmqdist.coordinator")
 Makes: TypeAlias = "Callable[[], BaseException]"
 """An error, a fresh one each time, so that no traceback grows."""
 
-ROUND = 0
-"""The number of no work: an error of the whole round, such as the loss of a parameter server."""
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.shell import Shell, opened
+from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime, opened
 from zmqdist.scheduling.worker.store import Holdings
 
 
@@ -73,9 +73,9 @@ class CoordinatorSnapshot:
     connections: int
 
 
-def snapshot_of(shell: Shell, resources: int) -> CoordinatorSnapshot:
+def snapshot_of(shell: CoordinatorRuntime, resources: int) -> CoordinatorSnapshot:
     """An immutable record of now. In any thread, also after the coordinator was closed."""
-    machine, plans = shell.machine, shell.plans
+    machine, plans = shell.machine.closures, shell.plans
     with shell.lock:
         return CoordinatorSnapshot(
             connected=machine.enlisted and not shell.closed,
@@ -91,8 +91,8 @@ def snapshot_of(shell: Shell, resources: int) -> CoordinatorSnapshot:
             ending=machine.ending,
             rounds_ended=shell.rounds_ended,
             planned=len(plans) + len(plans.planned),
-            waiting_for_inputs=plans.graph.waiting,
-            attempts=len(plans.graph.attempts),
+            waiting_for_inputs=shell.machine.plans.waiting,
+            attempts=len(shell.machine.plans.attempts),
             held=shell.store.holdings,
             owners=len(shell.held_by_work),
             values=len(shell.values),
@@ -106,8 +106,8 @@ def snapshot_of(shell: Shell, resources: int) -> CoordinatorSnapshot:
         )
 
 
-def _queued(shell: Shell) -> int:
-    return 0 if shell.closed else shell.machine.queued + len(shell.outbox)
+def _queued(shell: CoordinatorRuntime) -> int:
+    return 0 if shell.closed else shell.machine.closures.queued + len(shell.outbox)
 
 
 metrics.GAUGES["queued_closures"] = lambda: sum(map(_queued, list(opened)))

@@ -29,7 +29,7 @@ from zmqdist.wire.functions import FunctionCache
 from zmqdist.wire.trusted import Packed, describe
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -154,7 +154,7 @@ class FunctionSnapshot:
 
     def __init__(
         self,
-        shell: Shell,
+        shell: CoordinatorRuntime,
         fn: Callable[..., Any],
         blob: bytes,
         bulks: list[int],
@@ -169,7 +169,7 @@ class FunctionSnapshot:
         self.inputs = inputs
 
     @classmethod
-    def take(cls, shell: Shell, fn: Callable[..., Any]) -> FunctionSnapshot:
+    def take(cls, shell: CoordinatorRuntime, fn: Callable[..., Any]) -> FunctionSnapshot:
         """Of now. Raises as `ClusterCoordinator.schedule` for the function."""
         with shell.turn:
             shell.packing = get_ident()

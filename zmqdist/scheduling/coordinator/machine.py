@@ -1,600 +1,272 @@
-"""The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round; no I/O.
+"""The coordinator's machine: what becomes of all that it has scheduled; no I/O.
 
 Theory of operation
-    The coordinator owns its work: the dispatcher's queue is only a copy. Each connection to a dispatcher starts from nothing:
-    what is unfinished is submitted again, under attempt numbers that no earlier submission has used, with the starts that it has
-    lost so far. A result is accepted while its work is unfinished, and never again.
-    A round ends with an error: the first one is kept, and when somebody asks for it the generation is ended; what remains is
-    cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
+    The machine is composed of two parts, which never call each other:
+      closures.py                   what is with the dispatcher or on its way there, and its pins (pins.py)
+      dependencies_and_retries.py   plans: work with inputs, retries, a time-out or a lineage
+    A plan becomes attempts, which are work for the first part under numbers from FIRST_ATTEMPT on. This module alone passes the end of an
+    attempt to its plan, and what a plan wants to the first part, one after the other and not nested.
+    What has to be packed is a HandIn, answered by AttemptPacked; the runtime answers before it hands in another event.
 
-Promises, checked by tests/machines/test_closures.py and tests/sim
-    P1  each scheduled piece of work is resolved exactly once
-    P2  a bulk result is resolved when it is here, not before
-    P3  after RoundEnded nothing that was scheduled before it can be executing
-    P4  after a reconnect exactly what is unfinished is submitted again, oldest first
-    P5  lost starts are counted over all dispatchers: work that kills its process fails after `attempts_max` of them
-    P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
-    P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
-    P8  a bulk result that is to be kept is resolved by its reference, and let go of when the user has dropped it
-    P9  work goes to every dispatcher with the options that it was scheduled with
-    P10 work that is apart is not queued, ends no round by its error, and does not end with one
-    P11 work that is pinned to a worker which is not there for `recovery_limit_s`, while others are, is resolved as unavailable
-    P12 MembersChanged tells each worker that joined and each that left once, whatever dispatcher says so, in that order from none on
-    P13 with a width no more than so much work is with the dispatcher at a time, the oldest first
-    P14 work that is to be had back unless it has begun is resolved as cancelled, told in WorkBegun, or resolved as ever; as cancelled when
-        the connection to the dispatcher is lost before
+Promises, beside those of the parts, checked by tests/machines/test_coordinator_machine.py and tests/sim
+    C1  the user's work is resolved exactly once, whether it is a plan or not; the number of an attempt is never resolved
+    C2  work fails its round when the user's work ends badly, after all its retries, and only then: an error of the function, all starts
+        lost, a failed input, its time-out, or nothing to run it on; not what is apart from the rounds, and not where there are none
+    C3  Resolve comes before what it makes possible: KeepInput, then HandIn
+    C4  after the dispatcher has refused the coordinator for good, everything ends with that error, at once
 
-Not here: values and exceptions (payloads are opaque), threads that wait (zmqdist/coordinator).
+Not here: payloads and exceptions, which are opaque, and threads that wait (runtime.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
-from zmqdist.batches import split
-from zmqdist.errors import LostStart
-from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import (
-    BULK,
-    CANCELLED,
-    ERROR,
-    KEPT,
-    Begun,
-    Define,
-    EndGeneration,
-    Enlist,
-    Enlisted,
-    Forget,
-    GenerationEnded,
-    Item,
-    Members,
-    Progress,
-    Result,
-    Results,
-    StartsLost,
-    Submit,
-    Taken,
-    Withdraw,
-    Workers,
+from zmqdist.events import Heard, Ticked
+from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
+from zmqdist.scheduling.coordinator import dependencies_and_retries as dependencies
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    AttemptPacked,
+    CoordinatorRefused,
+    DispatcherDown,
+    EndAsked,
+    Event,
+    FunctionsDropped,
+    KeptDropped,
+    UnfinishedFailed,
+    Unpackable,
+    WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, ResolveLost, RoomMade, RoundEnded, WorkBegun
-from zmqdist.scheduling.coordinator.pins import Pins, WorkOptions
-from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
-
-DISPATCHER: Final = "dispatcher"
-"""The one peer of this machine."""
-
-LOST = 10
-"""Kind of a resolution: every start was lost; `starts` of the Resolution has them."""
-UNAVAILABLE = 11
-"""Kind of a resolution: no dispatcher or no worker for too long, or its result cannot be reached."""
-
-WITHDRAW_MAX = 100_000
-"""Numbers in one message: far below what a header may have."""
-
-SUBMISSION_SHIFT = 16
-"""Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
-
-    `options` are those of work that has some.
-    """
-
-    items: list[tuple[int, int, bytes]]
-    keep: Sequence[int] = ()
-    options: Mapping[int, WorkOptions] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionsDefined:
-    """Functions that the next work may use: (fn, pickled). `kept` says that more work may come for them."""
-
-    functions: list[tuple[int, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionsDropped:
-    """No further work will name these functions."""
-
-    functions: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ForgetAsked:
-    """What stands under these numbers in whichever slots is of no further use (`Forget.everywhere`)."""
-
-    numbers: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherUp:
-    """The connection stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class DispatcherDown:
-    """The connection is gone; `for_good`: there will be no other, so that no round waits for one."""
-
-    for_good: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WithdrawAsked:
-    """The user cancelled these."""
-
-    works: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TakeBackAsked:
-    """The user cancels these unless they have begun. For a machine with `starts`."""
-
-    works: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class EndAsked:
-    """Somebody waits to raise the round's error: end the generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class BulkArrived:
-    """A bulk result is here, or nobody wants it any more."""
-
-    work: int
-    attempt: int
-    payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class KeptDropped:
-    """The user has no further use for values that their workers keep."""
-
-    works: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class BulkUnreachable:
-    """The holder of a bulk result lives but cannot be reached from here."""
-
-    work: int
-    attempt: int
-    problem: str
-
-
-Event: TypeAlias = (
-    Scheduled
-    | FunctionsDefined
-    | FunctionsDropped
-    | ForgetAsked
-    | DispatcherUp
-    | DispatcherDown
-    | WithdrawAsked
-    | TakeBackAsked
-    | EndAsked
-    | BulkArrived
-    | BulkUnreachable
-    | KeptDropped
-    | Heard
-    | Ticked
+from zmqdist.scheduling.coordinator.dependencies_and_retries import (
+    FIRST_ATTEMPT,
+    INPUT_FAILED,
+    LOST,
+    TIMED_OUT,
+    UNAVAILABLE,
+    Dependencies,
+    Planned,
+    ValueLost,
 )
+from zmqdist.scheduling.coordinator.effects import Effect, KeepInput, KeptAt, Replace, Resolve, RoundEnded, RoundRefused
+from zmqdist.scheduling.coordinator.pins import Scheduled
+
+FAILURES: Final = frozenset({ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT})
+"""The kinds of ends that fail a round."""
+
+ROUND: Final = 0
+"""The number of no work: an error of the whole round."""
 
 
-class Closures:
+class CoordinatorMachine:
     """See the module's docstring.
 
-    An unfinished piece of work is the tuple that travels and nothing else: a million of them have to fit, and each costs its time.
+    Args:
+      closures, plans: the parts; they are this object's from now on, and others only read them.
+      decode_loss: the input that was lost, and the packed error, of the payload of an INPUT_LOST.
+      rounds: whether work that ends badly fails a round.
+
+    Attributes:
+      failed: the work by whose end the present round has failed first; ROUND for a refusal, None while nothing has.
     """
 
     def __init__(
         self,
+        closures: Closures,
+        plans: Dependencies,
+        decode_loss: Callable[[bytes], tuple[int, bytes]],
         *,
-        coordinator: int,
-        queue_max: int,
-        cancel_grace_s: float,
-        lost_limit_s: float,
-        now: float,
-        recovery_limit_s: float | None = None,
-        starts: bool = False,
-        width: int | None = None,
+        rounds: bool = True,
     ) -> None:
-        self.coordinator = coordinator
-        self.generation = 1
+        self.closures, self.plans = closures, plans
         self.failed: int | None = None
-        """The work whose error ends this round."""
-        self.workers, self.ending = 0, False
-        self.pins = Pins(recovery_limit_s)
-        self._watch = recovery_limit_s is not None
-        self._starts_told, self._width = starts, width
-        self._wanted_back: set[int] = set()
-        """Work of which the dispatcher was asked whether it has begun, and perhaps some that has ended."""
-        self._queue_max = queue_max
-        self._cancel_grace_s = cancel_grace_s
-        self._lost_limit_s = lost_limit_s
-        self._works: dict[int, Item] = {}
-        self._starts: dict[int, tuple[LostStart, ...]] = {}
-        """Of unfinished work that has lost some."""
-        self._unsent: dict[int, None] = {}
-        """Unfinished work that this dispatcher was not given yet; the rest is counted in `_submitted`."""
-        self._to_keep: set[int] = set()
-        """Unfinished work whose value is to stay with its worker."""
-        self._kept: dict[int, int] = {}
-        """Values that are with their workers: work -> attempt. The dispatcher forgets them with the connection."""
-        self._functions: dict[int, bytes] = {}
-        self._uses: dict[int, int] = {}
-        self._dropped: set[int] = set()
-        self._to_forget: list[int] = []
-        """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
-        self._enlisted = False
-        self._former = False
-        self._out_of_sight = False
-        """Something of this generation may be executing at a worker that was lost."""
-        self._alone_since: float | None = now
-        self._submitted = self._left_queue = self._finished = 0
-        self._was_full = False
-
-    @property
-    def unfinished(self) -> int:
-        return len(self._works)
-
-    def wants(self, work: int, attempt: int) -> bool:
-        """Whether a bulk result of this attempt is what its work waits for. In any thread."""
-        item = self._works.get(work)
-        return item is not None and item[1] == attempt
-
-    @property
-    def kept(self) -> int:
-        """Values that are with their workers."""
-        return len(self._kept)
-
-    @property
-    def enlisted(self) -> bool:
-        return self._enlisted
-
-    @property
-    def queued(self) -> int:
-        """Pieces of work that have not left the queue, as far as is known here; never too few."""
-        unsent = 0 if self.ending else len(self._unsent)
-        if unsent and self.pins.apart:
-            unsent -= len(self._unsent.keys() & self.pins.apart)
-        return unsent + self._submitted - max(self._left_queue, self._finished)
+        self._decode_loss = decode_loss
+        self._rounds = rounds
+        self._refusal: bytes | None = None
+        self._planned = False
+        """Whether there was a plan ever: the closures may still have an attempt of it."""
+        self._events: deque[Event] = deque()
+        """For the closures, in order."""
+        self._ended: list[tuple[int, int, Any]] = []
+        self._after: list[Effect] = []
+        """What the plans want done after `_ended` has been resolved."""
 
     @property
     def deadline(self) -> float | None:
         """When `handle(Ticked(), now)` is next worth calling; None for never."""
-        if self._alone_since is None:
-            return self.pins.deadline if self.pins.options else None
-        since = self.alone_since
-        return None if since is None else since + self._lost_limit_s
+        first = self.closures.deadline
+        if not self.plans:
+            return first
+        other = self.plans.deadline
+        return other if first is None or (other is not None and other < first) else first
 
-    @property
-    def alone_since(self) -> float | None:
-        """Since when unfinished work has been without a dispatcher, or without any worker; None where nothing misses either."""
-        return self._alone_since if self._works or self.ending else None
+    def user_of(self, number: int) -> int:
+        """The number of the user's work for that of an attempt, or of work that is no plan; 0 where nobody waits for the attempt."""
+        return number if number < FIRST_ATTEMPT else self.plans.work_of(number)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        effects: list[Effect] = []
+        if type(event) is Heard or type(event) is Scheduled:  # nearly all events: the plans have no part in these
+            self._follow(self.closures.handle(event, now), now, effects)
+        else:
+            self._route(event, now, effects)
+            if self._after or self._ended:
+                self._flush(effects)
+        while self._events:
+            self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
+        if self._refusal is not None and (self.closures.unfinished or self.plans):
+            self._fail_all(self._refusal, now)
+            self._flush(effects)
+            while self._events:
+                self._follow(self.closures.handle(self._events.popleft(), now), now, effects)
+        return effects
+
+    def _route(self, event: Event, now: float, effects: list[Effect]) -> None:
+        """Tell the plans what they have to know of it, and queue what the closures have to."""
         match event:
-            case Heard():
-                effects = self._hear(event.message, now)
-            case Scheduled():
-                self._to_keep.update(event.keep)
-                if event.options:
-                    self.pins.add(event.options, now)
-                effects = self._schedule(event.items, now)
-            case BulkArrived(work, attempt, payload):
-                effects = self._bulk_arrived(work, attempt, payload)
-            case FunctionsDefined(functions):
-                self._functions.update(functions)
-                effects = self._define(functions) if self._enlisted else []
+            case Planned():
+                self._planned = True
+                self._decide(event, now)
+                return
+            case ValueLost():
+                self._decide(event, now)
+                return
+            case AttemptPacked(attempt, payload):
+                scheduled = self.plans.scheduled(attempt, payload)
+                if scheduled is not None:
+                    self._events.append(scheduled)
+                return
+            case Unpackable(work, error):
+                self._ended.append((work, ERROR, error))
+                return
             case FunctionsDropped(functions):
-                self._dropped.update(functions)
-                effects = self._forget_unused(functions)
-            case ForgetAsked(numbers):
-                self._to_forget += numbers
-                effects = self._forget_everywhere() if self._enlisted else []
+                self._decide(dependencies.FunctionsUnused(functions), now)
+                return
+            case CoordinatorRefused(error):
+                self._refused(error, now, effects)
+                return
             case WithdrawAsked(works):
-                effects = self._withdraw(works)
-            case TakeBackAsked(works):
-                effects = self._withdraw(works, unbegun=True)
-            case EndAsked():
-                effects = self._end()
-            case BulkUnreachable(work, attempt, problem):
-                effects = self._unreachable(work, attempt, problem)
+                if self.plans:
+                    self._decide(dependencies.CancelAsked(works), now)
+            case EndAsked(number):
+                if number == self.closures.round:
+                    self._decide(dependencies.RoundEnding(), now)
             case KeptDropped(works):
-                effects = self._let_go(works)
-            case DispatcherUp():
-                enlist = Enlist(
-                    self.coordinator, self._queue_max, self.generation, self._former, self._watch, self._starts_told
-                )
-                effects = [Send(DISPATCHER, enlist)]
-            case DispatcherDown(for_good):
-                self._enlisted = False
-                lost = self._out_of_sight or len(self._works) > len(self.pins.apart)
-                self._out_of_sight = lost and not for_good
-                self._kept.clear()
-                self._be_alone(now)
-                back, self._wanted_back = self._wanted_back, set()
-                effects = self._resolve(_all(sorted(back & self._works.keys()), CANCELLED)) if back else []
-                effects += self._round_ended() if for_good and self.ending else []
+                for work in works:
+                    if work >= FIRST_ATTEMPT:
+                        self._decide(dependencies.ValueDropped(work), now)
             case Ticked():
-                effects = self._tick(now)
-        if self._unsent and self._enlisted and not self.ending:
-            effects = effects + self._submit()
-        if self._was_full or self.queued >= self._queue_max:
-            effects = effects + self._say_room()
-        return effects
-
-    # -- from the user ------------------------------------------------------------------------------------------
-
-    def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
-        if not self._works and self._alone_since is not None:
-            self._alone_since = now  # nobody missed the cluster before
-        works, uses, unsent = self._works, self._uses, self._unsent
-        for work, fn, payload in items:
-            works[work] = (work, 0, 0, fn, payload)
-            uses[fn] = uses.get(fn, 0) + 1
-            unsent[work] = None
-        return []
-
-    def _withdraw(self, works: list[int], *, unbegun: bool = False) -> list[Effect]:
-        known = [work for work in works if work in self._works]
-        if not known:
-            return []
-        sent = [work for work in known if work not in self._unsent] if self._enlisted else []
-        effects = self._resolve(
-            _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
-        )
-        if unbegun:
-            self._wanted_back.update(sent)
-        return effects + self._take_back(sent, unbegun)
-
-    def _take_back(self, works: list[int], unbegun: bool = False) -> list[Effect]:
-        parts = (works[start : start + WITHDRAW_MAX] for start in range(0, len(works), WITHDRAW_MAX))
-        return [Send(DISPATCHER, Withdraw(part, self._cancel_grace_s, unbegun)) for part in parts]
-
-    def _let_go(self, works: list[int]) -> list[Effect]:
-        items = [(work, self._kept.pop(work)) for work in works if work in self._kept]
-        return [
-            Send(DISPATCHER, Taken(items[start : start + WITHDRAW_MAX])) for start in range(0, len(items), WITHDRAW_MAX)
-        ]
-
-    def _end(self) -> list[Effect]:
-        self.ending = True
-        if self._enlisted:
-            return [self._end_generation()]
-        # A worker that was given up executes until it misses the dispatcher, too: only another dispatcher knows when that is over.
-        return [] if self._out_of_sight or len(self._works) > len(self.pins.apart) else self._round_ended()
-
-    def _end_generation(self) -> Send:
-        return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
-
-    def _round_ended(self) -> list[Effect]:
-        apart = self.pins.apart
-        effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
-        generation = self.generation
-        self.generation += 1
-        self.ending = self._out_of_sight = False
-        self._former = bool(self._works)  # what is apart goes on
-        self.failed = None
-        return [*effects, RoundEnded(generation)]
-
-    def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
-        return [Send(DISPATCHER, Define(part)) for part in split(functions)]
-
-    # -- from the dispatcher ------------------------------------------------------------------------------------
-
-    def _hear(self, message: object, now: float) -> list[Effect]:
-        match message:
-            case Results(items):
-                return self._resolve(items)
-            case StartsLost():
-                return self._starts_lost(message)
-            case Begun(works):
-                self._wanted_back.difference_update(works)
-                unfinished = [work for work in works if work in self._works]
-                return [WorkBegun(unfinished)] if unfinished else []
-            case Progress(left_queue):
-                self._left_queue = left_queue
-                return []
-            case Members():
-                changed = self.pins.hear(message, now)
-                self._out_of_sight |= any(reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ()))
-                return [changed] if changed else []
-            case Enlisted(_, workers):
-                return self._welcome(workers, now)
-            case GenerationEnded(generation):
-                return self._round_ended() if self.ending and generation == self.generation else []
-            case Workers(count):
-                self._count_workers(count, now)
-                return []
+                if self.plans:
+                    self._decide(event, now)
             case _:
-                return []
+                pass
+        self._events.append(event)
 
-    def _welcome(self, workers: int, now: float) -> list[Effect]:
-        self._enlisted = True
-        self.pins.enlisted()
-        self._count_workers(workers, now)
-        self._submitted = self._left_queue = self._finished = 0
-        self._unsent = dict.fromkeys(self._works)
-        effects: list[Effect] = []
-        effects += self._define(list(self._functions.items()))
-        effects += self._forget_everywhere() if self._to_forget else []
-        if self._former:
-            for work, attempt, lost, fn, payload in self._works.values():
-                again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
-                self._works[work] = (work, again, lost, fn, payload)
-        return [*effects, self._end_generation()] if self.ending else effects
+    def _follow(self, happened: list[Effect], now: float, effects: list[Effect]) -> None:
+        """What the closures want done, with what follows from it for the plans."""
+        for effect in happened:
+            match effect:
+                case Resolve(items, _, apart):
+                    if self._planned:
+                        self._end_all(items, now)
+                    else:
+                        self._ended = items
+                    self._flush(effects, apart)
+                case RoundEnded():
+                    self._decide(dependencies.RoundOver(), now)
+                    after, self._after = self._after, [effect]
+                    self._flush(effects)
+                    self.failed = None
+                    effects += after
+                case _:
+                    effects.append(effect)
 
-    def _resolve(self, items: list[Result]) -> list[Effect]:
-        """Results of what is unfinished; a second one for the same work finds nothing."""
-        resolved: list[tuple[int, int, bytes]] = []
-        effects: list[Effect] = []
-        freed: list[int] = []
-        kept: list[tuple[int, int]] = []
-        works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
-        for work, attempt, kind, payload in items:
-            if kind == BULK:
-                if work not in self._to_keep:
-                    effects.append(self._bulk_reported(work, attempt, payload))
+    def _flush(self, effects: list[Effect], apart: Collection[int] = ()) -> None:
+        """Resolve what has ended for the user: here is decided which of it fails the round."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            failures = [
+                work for work, kind, _ in ended if kind and kind in FAILURES and self._rounds and work not in apart
+            ]
+            if failures and self.failed is None:
+                self.failed = failures[0]
+            effects.append(Resolve(ended, frozenset(failures) if failures else (), apart))
+        if self._after:
+            effects += self._after
+            self._after = []
+
+    # -- refusal ------------------------------------------------------------------------------------------------
+
+    def _refused(self, error: bytes, now: float, effects: list[Effect]) -> None:
+        """A complaint that comes over a connection that stands ends what is unfinished; any other is for good."""
+        for_good = not self.closures.enlisted
+        if self.failed is None:
+            self.failed = ROUND
+        effects.append(RoundRefused(error, for_good))
+        if for_good:
+            self._refusal = error
+            self._events.append(DispatcherDown(for_good=True))
+        self._fail_all(error, now)
+
+    def _fail_all(self, error: bytes, now: float) -> None:
+        self._decide(dependencies.GiveUp(), now, (ERROR, error))
+        self._events.append(UnfinishedFailed(error))
+
+    # -- plans --------------------------------------------------------------------------------------------------
+
+    def _end_all(self, items: list[tuple[int, int, Any]], now: float) -> None:
+        """What these ends of work and of attempts mean for the user's work."""
+        for number, kind, payload in items:
+            if number < FIRST_ATTEMPT:
+                self._ended.append((number, kind, payload))
+                if not self.plans.awaits(number):
                     continue
-                if self.ending and work not in pins.apart:  # the dispatcher has let go of it: it ends with its round
-                    continue
-                kind = KEPT
-                self._kept[work] = attempt
-                kept.append((work, attempt))
-            item = works.pop(work, None)
-            if item is None:
+            elif not self.plans.awaits(number):
+                if kind == KEPT:
+                    self._events.append(KeptDropped([number]))  # nobody wants it
                 continue
-            fn = item[3]
-            left = uses[fn] - 1
-            uses[fn] = left
-            if not left:
-                freed.append(fn)
-            apart = pins.options and pins.ended(work)
-            if unsent and work in unsent:
-                del unsent[work]
-            elif not apart:
-                self._finished += 1
-            if kind and kind in (ERROR, UNAVAILABLE) and self.failed is None and not apart:
-                self.failed = work
-            resolved.append((work, kind, payload))
-        if self._starts:
-            for work, _, _ in resolved:
-                self._starts.pop(work, None)
-        if self._to_keep:
-            self._to_keep.difference_update([work for work, _, _ in resolved])
-        if kept:
-            effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
-        if not works:
-            self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
-            self._wanted_back.clear()
-        if resolved:
-            effects.append(Resolve(resolved))
-        return effects + self._forget_unused(freed) if freed else effects
+            self._end_of(number, kind, payload, now)
 
-    def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
-        item = self._works.get(work)
-        if item is None:
-            return Send(DISPATCHER, Taken([(work, attempt)]))
-        self._works[work] = (work, attempt, *item[2:])
-        return Fetch(work, attempt, reference)
+    def _end_of(self, number: int, kind: int, payload: Any, now: float) -> None:
+        lost, present = 0, payload
+        work = self.user_of(number)
+        lineage = self.plans.has_lineage(work)
+        if kind == INPUT_LOST:
+            lost, present = self._decode_loss(payload)
+        elif kind == KEPT:
+            present = KeptAt(number, payload, lineage)
+        if kind in (VALUE, KEPT) and not lineage:
+            waiting = self.plans.waiting_for(work)
+            if waiting:
+                self._after.append(KeepInput(work, payload, waiting))
+        self._decide(dependencies.Ended(number, kind, lost), now, (ERROR if kind == INPUT_LOST else kind, present))
 
-    def _starts_lost(self, lost: StartsLost) -> list[Effect]:
-        effects: list[Effect] = []
-        for work, attempt, worker, exit_code, log, final in lost.items:
-            item = self._works.get(work)
-            if item is None:
-                continue
-            starts = (*self._starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
-            self._starts[work] = starts
-            _, submitted, _, fn, payload = item
-            self._works[work] = (work, submitted, len(starts), fn, payload)
-            if final:
-                del self._works[work], self._starts[work]
-                self._to_keep.discard(work)
-                self._uses[fn] -= 1
-                if not self.pins.ended(work):
-                    self._finished += 1
-                    self.failed = work if self.failed is None else self.failed
-                effects.append(ResolveLost(work, starts))
-                effects += self._forget_unused([fn])
-        return effects
+    def _decide(self, event: dependencies.Event, now: float, present: tuple[int, Any] = (VALUE, b"")) -> None:
+        """Have the plans decide. `present`: how the attempt has ended by which they do, (kind, payload)."""
+        for effect in self.plans.handle(event, now):
+            match effect:
+                case dependencies.End(work, kind, cause, made):
+                    ending = present if kind is None else (kind, self._reason(kind, cause))
+                    if made:
+                        self._after.append(Replace(work, *ending))
+                    else:
+                        self._ended.append((work, *ending))
+                case dependencies.Remade(work, True):
+                    self._after.append(Replace(work, *present))
+                case dependencies.WithdrawAttempts(attempts):
+                    self._events.append(WithdrawAsked(attempts))
+                case dependencies.DropFunctions(functions):
+                    self._events.append(FunctionsDropped(functions))
+                case dependencies.HandIn() | dependencies.Free() | dependencies.Remade():
+                    self._after.append(effect)
 
-    def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
-        return self._take(work, attempt, self._resolve([(work, attempt, 0, payload)]))
-
-    def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
-        item = self._works.get(work)
-        if item is None or item[1] != attempt:
-            return []  # its worker was lost in the meantime, and it runs again
-        return self._take(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
-
-    def _take(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
-        """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
-        taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
-        return resolved[:1] + taken + resolved[1:]
-
-    # -- time and numbers ---------------------------------------------------------------------------------------
-
-    def _tick(self, now: float) -> list[Effect]:
-        if self.deadline is None or now < self.deadline:
-            return []
-        if self._alone_since is None:
-            return self._give_up_missed(now)
-        whom = "any worker" if self._enlisted else "a dispatcher"
-        problem = f"the cluster was without {whom} for {self._lost_limit_s:g} s".encode()
-        effects: list[Effect] = []
-        if self._enlisted:
-            effects.append(self._end_generation())
-            effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
-        was_ending = self.ending
-        effects += self._resolve(_all(self._works, UNAVAILABLE, problem))
-        if was_ending:
-            effects += self._round_ended()
-        else:
-            self.generation += 1
-        return effects
-
-    def _give_up_missed(self, now: float) -> list[Effect]:
-        """What is pinned to workers that were missed for too long."""
-        effects: list[Effect] = []
-        for worker, works in self.pins.overdue(now):
-            sent = [work for work in works if work not in self._unsent]
-            problem = f"it is for {worker} alone, which was not there for {self.pins.recovery_limit_s:g} s".encode()
-            effects += self._resolve(_all(works, UNAVAILABLE, problem)) + self._take_back(sent)
-        return effects
-
-    def _be_alone(self, now: float) -> None:
-        if self._alone_since is None:
-            self._alone_since = now
-
-    def _count_workers(self, count: int, now: float) -> None:
-        self.workers = count
-        if count:
-            self._alone_since = None
-        else:
-            self._be_alone(now)
-
-    def _submit(self) -> list[Effect]:
-        """Send what waits, in messages that are not too large."""
-        sending = self._unsent if self._width is None else self.pins.within(self._width, len(self._works), self._unsent)
-        items = [self._works[work] for work in sending]
-        if len(sending) == len(self._unsent):
-            self._unsent = {}
-        else:
-            for work in sending:
-                del self._unsent[work]
-        self._former = True
-        effects: list[Effect] = []
-        for options, group in self.pins.grouped(items):
-            if not options.apart:
-                self._submitted += len(group)
-            effects += [Send(DISPATCHER, Submit(self.generation, part, *options)) for part in split(group)]
-        return effects
-
-    def _forget_unused(self, functions: list[int]) -> list[Effect]:
-        gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
-        for fn in gone:
-            self._dropped.discard(fn)
-            self._functions.pop(fn, None)
-            self._uses.pop(fn, None)
-        return [Send(DISPATCHER, Forget(self.coordinator, gone))] if gone and self._enlisted else []
-
-    def _forget_everywhere(self) -> list[Effect]:
-        numbers, self._to_forget = self._to_forget, []
-        return [Send(DISPATCHER, Forget(self.coordinator, numbers, everywhere=True))]
-
-    def _say_room(self) -> list[Effect]:
-        was_full, self._was_full = self._was_full, self.queued >= self._queue_max
-        return [RoomMade()] if was_full and not self._was_full else []
-
-
-def _all(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
-    """That these have all ended in the same way."""
-    return [(work, 0, kind, payload) for work in works]
+    def _reason(self, kind: int, cause: int) -> Any:
+        if kind == INPUT_FAILED:
+            return cause
+        if kind != UNAVAILABLE:
+            return b""
+        times = self.plans.remakes_max
+        return f"its value was lost with its worker, made again {times} times, and lost again".encode()

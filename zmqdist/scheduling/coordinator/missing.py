@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from zmqdist import limits
-from zmqdist.scheduling.coordinator.machine import Closures
+from zmqdist.scheduling.coordinator.closures import Closures
 from zmqdist.transport.dealer import DealerConnection
 from zmqdist.transport.loop import Loop
 

@@ -1,4 +1,4 @@
-"""Options of scheduled work, and the workers that it waits for: the part of machine.py that plain work never meets.
+"""Options of scheduled work, and the workers that it waits for: the part of closures.py that plain work never meets.
 
 Theory of operation
     The dispatcher tells a coordinator that watches who has come and who is lost (Members); after each Enlisted it tells all that are
@@ -11,7 +11,7 @@ Not here: what becomes of work whose worker is missed for too long (closures.py)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple, TypeAlias
@@ -31,6 +31,18 @@ class WorkOptions(NamedTuple):
 
 
 PLAIN: Final = WorkOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The user scheduled work: (work, fn, payload); work numbers grow. Values of `keep` stay with their worker.
+
+    `options` are those of work that has some.
+    """
+
+    items: list[tuple[int, int, bytes]]
+    keep: Sequence[int] = ()
+    options: Mapping[int, WorkOptions] | None = None
 
 
 @dataclass(frozen=True, slots=True)

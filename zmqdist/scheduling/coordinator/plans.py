@@ -1,8 +1,8 @@
 """Work with inputs, retries, a time-out or a lineage, between the user and the record of what is scheduled.
 
-The runtime of dependencies_and_retries.py.
+What is decided about them stands in dependencies_and_retries.py.
 
-A plan is what the user scheduled; its attempts are what machine.py sees. All runs in the coordinator's loop but
+A plan is what the user scheduled; its attempts are what closures.py sees. All runs in the coordinator's loop but
 what says otherwise.
 
 Where an input comes from
@@ -14,29 +14,26 @@ Where an input comes from
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from zmqdist import limits
-from zmqdist.messages import ERROR, INPUT_LOST, KEPT, VALUE
-from zmqdist.scheduling.coordinator import dependencies_and_retries as graph
-from zmqdist.scheduling.coordinator import machine as closures
-from zmqdist.scheduling.coordinator.dependencies_and_retries import FIRST_ATTEMPT, INPUT_FAILED, TIMED_OUT
-from zmqdist.scheduling.coordinator.machine import UNAVAILABLE
-from zmqdist.scheduling.coordinator.pins import PLAIN, WorkOptions
-from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
-from zmqdist.scheduling.worker.kept import decode_loss
+from zmqdist.messages import KEPT, VALUE
+from zmqdist.scheduling.coordinator.coordinator_events import Unpackable
+from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT, Planned, ValueLost
+from zmqdist.scheduling.coordinator.pins import WorkOptions
+from zmqdist.scheduling.coordinator.values import Kept, RemoteValue, outcome_of
 from zmqdist.scheduling.worker.references import INPUTS, KEEP, encode_inputs
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 Outcome: TypeAlias = "tuple[int, int, Any]"
-"""(work, kind, payload), for `Shell.settle`."""
+"""(work, kind, payload), for `CoordinatorRuntime.settle`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,6 @@ class Plan:
       inputs: how those travel that are there for good.
       bulks: what is held for it.
       position: how much was scheduled without options before it.
-      settled: the user knows how it has ended.
       made_at: with a lineage: the reference to its value.
     """
 
@@ -84,7 +80,6 @@ class Plan:
         "options",
         "packed",
         "position",
-        "settled",
         "uses",
         "value",
         "wishes",
@@ -110,7 +105,6 @@ class Plan:
         self.options = options
         self.inputs: dict[int, bytes] = {}
         self.work = self.fn = self.position = 0
-        self.settled = False
         self.made_at = b""
         self.value: Callable[[], RemoteValue | None] = lambda: None
 
@@ -130,34 +124,24 @@ class Plan:
 
 
 class Plans:
-    """The plans of one coordinator.
+    """The payloads of the plans of one coordinator, and their RemoteValues.
 
     Attributes:
-      graph: decides.
       planned: what the loop has not seen yet. Behind the coordinator's lock.
-      events: what machine.py has to be told next, in order.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: CoordinatorRuntime) -> None:
         self._shell = shell
         self._plans: dict[int, Plan] = {}
-        self._present: tuple[int, Any] = (VALUE, b"")
-        self._roots: dict[int, RemoteValue] = {}
         self._asking: dict[int, RemoteValue] = {}
         """Whose lost values somebody waits for."""
-        self.graph = graph.Graph(remakes_max=limits.ATTEMPTS_MAX)
         self.planned: list[Plan] = []
-        self.events: list[closures.Event] = []
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def user_of(self, number: int) -> int:
-        """The number of the user's work for that of an attempt, or of work without options."""
-        return number if number < FIRST_ATTEMPT else self.graph.work_of(number)
-
     def enqueue(self, plan: Plan, work: int, number: int, name: str, alive: object) -> RemoteValue:
-        """As `Shell.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
+        """As `CoordinatorRuntime.enqueue`, for a plan. With the coordinator's lock held, in any thread."""
         value = RemoteValue(self._shell, work, name, alive)
         plan.work, plan.fn, plan.position, plan.value = work, number, len(self._shell.outbox), ref(value)
         self._shell.queue_bytes.begin(work, len(plan.packed), plan.bulks)
@@ -165,21 +149,20 @@ class Plans:
         self._shell.expect(work, value)
         return value
 
-    def begin(self, plan: Plan) -> None:
-        """It was scheduled."""
-        self._plans[plan.work] = plan
+    def begin(self, plan: Plan) -> Planned | Unpackable:
+        """It was scheduled: what the machine has to know."""
         inputs: list[int] = []
         failed = 0
         try:
             plan.take(self._shell.held)
         except Exception as error:  # its user changes it in another thread
-            self._shell.settle([(plan.work, ERROR, trusted.pack_error(error))])
-            self._free(self._plans.pop(plan.work))
-            return
+            self._free(plan)
+            return Unpackable(plan.work, trusted.pack_error(error))
+        self._plans[plan.work] = plan
         for work, value in plan.given.items():
             if work in plan.inputs:
                 continue
-            kind, payload = value._kind, value._payload
+            kind, payload = outcome_of(value)
             if kind is None or (kind == KEPT and payload.lineage):
                 inputs.append(work)
             elif kind == KEPT:
@@ -187,19 +170,17 @@ class Plans:
             else:
                 failed = failed or work
         wishes = plan.wishes
-        self.handle(
-            graph.Planned(plan.work, plan.fn, tuple(inputs), failed, wishes.retries, wishes.until, wishes.lineage)
+        return Planned(
+            plan.work,
+            plan.fn,
+            tuple(inputs),
+            failed,
+            wishes.retries,
+            wishes.until,
+            wishes.lineage,
+            plan.keep,
+            plan.options,
         )
-
-    def begin_all(self, planned: list[Plan], outbox: list[Any], staying: list[int], options: Any) -> list[Any]:
-        """These were scheduled, in their order among those of the outbox; gives what is left of that."""
-        begin = 0
-        for plan in planned:
-            if plan.position > begin:
-                self.events.append(closures.Scheduled(outbox[begin : plan.position], staying, options))
-                begin = plan.position
-            self.begin(plan)
-        return outbox[begin:]
 
     def make_again(self, value: RemoteValue, lost: Kept, waiter: Any) -> bool:
         """Have a lost value made again, and release `waiter` when its RemoteValue knows better; False when closed. In any thread."""
@@ -207,110 +188,22 @@ class Plans:
         with shell.lock:
             if shell.closed:
                 return False
-            if value._payload is not lost:
+            if outcome_of(value)[1] is not lost:
                 waiter.release()
                 return True
             value._waiters = [*(value._waiters or ()), waiter]
             self._asking[value._work] = value
-        shell.in_loop(shell.decide, graph.ValueLost(value._work, lost.work))
+        shell.tell(ValueLost(value._work, lost.work))
         return True
 
-    def handle(self, event: graph.Event) -> None:
-        """Have the graph decide, and settle what has ended by that."""
-        told: list[Outcome] = []
-        self._decide(event, told)
-        self._settle(told)
+    def ended(self, items: list[Outcome]) -> list[Outcome]:
+        """The same ends, with what the user gets of those that are plans."""
+        roots: dict[int, RemoteValue] = {}
+        return [self._end(item, roots) if item[0] in self._plans else item for item in items]
 
-    def ended(self, items: Iterable[Outcome]) -> list[Outcome]:
-        """What these ends of work and of attempts mean for what the user scheduled."""
-        told: list[Outcome] = []
-        for number, kind, payload in items:
-            if number < FIRST_ATTEMPT:
-                if kind == KEPT:
-                    payload = Kept(self._shell, number, payload)
-                told.append((number, kind, payload))
-                if not self.graph.awaits(number):
-                    continue
-            elif not self.graph.awaits(number):
-                if kind == KEPT:
-                    Kept(self._shell, number, payload)  # nobody wants it: it goes at once
-                continue
-            self._end_of(number, kind, payload, told)
-        self._roots.clear()
-        return told
-
-    def take(self) -> list[closures.Event]:
-        """The events, which are forgotten."""
-        events, self.events = self.events, []
-        return events
-
-    def let_go(self, works: list[int]) -> None:
-        """Values that nobody can use any more."""
-        for work in works:
-            if work >= FIRST_ATTEMPT:
-                self.handle(graph.ValueDropped(work))
-
-    def close(self) -> None:
-        """Nothing of all this will end any more. With the coordinator's lock held; in any thread, after the loop."""
-        plans, self._plans = self._plans, {}
-        for plan in plans.values():
-            value = plan.value()
-            if plan.settled and value is not None:
-                value._wake()
-            plan.given.clear()
-        self._wake_all()
-
-    def clear(self) -> None:
-        """Everything was settled by somebody else."""
-        attempts = self.graph.attempts
-        self.graph = graph.Graph(remakes_max=limits.ATTEMPTS_MAX, first=self.graph.next_attempt)
-        if attempts:
-            self.events.append(closures.WithdrawAsked(attempts))
-        plans, self._plans = self._plans, {}
-        for plan in plans.values():
-            self._free(plan)
-        with self._shell.lock:
-            self._wake_all()
-
-    # -- deciding -------------------------------------------------------------------------------------------------
-
-    def _end_of(self, number: int, kind: int, payload: Any, told: list[Outcome]) -> None:
-        lost = 0
-        work = self.user_of(number)
-        plan = self._plans.get(work)
-        if kind == INPUT_LOST:
-            lost, payload = decode_loss(payload)
-        elif kind == KEPT and plan is not None:
-            if plan.wishes.lineage:
-                plan.made_at = payload
-            payload = Kept(self._shell, number, payload, plan.wishes.lineage)
-        if kind in (VALUE, KEPT) and not (plan is not None and plan.wishes.lineage):
-            for waiting in self.graph.waiting_for(work):
-                self._plans[waiting].put(work, payload.encoded if kind == KEPT else payload, self._shell.held)
-        self._present = (ERROR if kind == INPUT_LOST else kind, payload)
-        self._decide(graph.Ended(number, kind, lost), told)
-        self._present = (VALUE, b"")
-
-    def _decide(self, event: graph.Event, told: list[Outcome]) -> None:
-        for effect in self.graph.handle(event, time.monotonic()):
-            match effect:
-                case graph.HandIn(work, attempt):
-                    self._hand_in(self._plans[work], attempt)
-                case graph.End(work, kind, cause):
-                    self._end(self._plans[work], kind, cause, told)
-                case graph.Remade(work, new):
-                    if new:
-                        self._replace(self._plans[work], *self._present)
-                    else:
-                        self._wake(work)
-                case graph.WithdrawAttempts(attempts):
-                    self.events.append(closures.WithdrawAsked(attempts))
-                case graph.DropFunctions(functions):
-                    self.events.append(closures.FunctionsDropped(functions))
-                case graph.Free(work):
-                    self._free(self._plans.pop(work))
-
-    def _hand_in(self, plan: Plan, attempt: int) -> None:
+    def pack(self, work: int) -> bytes:
+        """What travels of an attempt of this plan."""
+        plan = self._plans[work]
         payload = plan.packed
         if plan.given:
             inputs = {
@@ -323,54 +216,56 @@ class Plans:
                 payload, bulks = self._shell.held([payload])
                 plan.bulks += bulks
             payload = INPUTS + payload
-        if plan.keep:
-            payload = KEEP + payload
-        options = None if plan.options is PLAIN else {attempt: plan.options}
-        self.events.append(closures.Scheduled([(attempt, plan.fn, payload)], [attempt] if plan.keep else (), options))
+        return KEEP + payload if plan.keep else payload
 
-    def _end(self, plan: Plan, kind: int | None, cause: int, told: list[Outcome]) -> None:
-        payload: Any = b""
-        if kind is None:
-            kind, payload = self._present
-        elif kind == INPUT_FAILED:
-            given = plan.given[cause]
-            root = given._payload if given._kind == INPUT_FAILED else self._roots.get(cause, given)
-            self._roots[plan.work] = payload = root
-        elif kind == TIMED_OUT:
-            payload = plan.wishes.timeout
-        elif kind == UNAVAILABLE:
-            times = limits.ATTEMPTS_MAX
-            payload = f"its value was lost with its worker, made again {times} times, and lost again".encode()
-        if not plan.settled:
-            plan.settled = True
-            told.append((plan.work, kind, payload))
-        else:
-            self._replace(plan, kind, payload)
+    def put(self, work: int, payload: Any, plans: Sequence[int]) -> None:
+        """An input of these is here."""
+        for waiting in plans:
+            self._plans[waiting].put(work, payload, self._shell.held)
 
-    def _replace(self, plan: Plan, kind: int, payload: Any) -> None:
+    def replace(self, work: int, kind: int, payload: Any) -> None:
         """One that had ended well has another value, or none any more."""
+        plan = self._plans[work]
+        _, kind, payload = self._end((work, kind, payload), {})
         value = plan.value()
         if value is not None:
             with self._shell.lock:
-                self._asking.pop(plan.work, None)
+                self._asking.pop(work, None)
                 value._settle(kind, payload)
 
-    def _wake(self, work: int) -> None:
+    def wake(self, work: int) -> None:
         """Who asks for a lost value has another look."""
         with self._shell.lock:
             if (value := self._asking.pop(work, None)) is not None:
                 value._wake()
 
-    def _wake_all(self) -> None:
-        """No lost value will be made again. With the coordinator's lock held."""
+    def free(self, work: int) -> None:
+        """What this one holds is not needed any more."""
+        self._free(self._plans.pop(work))
+
+    def close(self) -> None:
+        """Nothing of all this will end any more. With the coordinator's lock held; in any thread, after the loop."""
+        plans, self._plans = self._plans, {}
+        for plan in plans.values():
+            plan.given.clear()
         asking, self._asking = self._asking, {}
         for value in asking.values():
             value._wake()
 
-    def _settle(self, told: list[Outcome]) -> None:
-        self._roots.clear()
-        if told:
-            self._shell.settle(told)
+    def _end(self, item: Outcome, roots: dict[int, RemoteValue]) -> Outcome:
+        """`roots`: for the plans whose input failed, which work is to blame: those that are not settled yet."""
+        work, kind, payload = item
+        plan = self._plans[work]
+        if kind == KEPT:
+            plan.made_at = payload.reference
+            payload = Kept(self._shell, *payload)
+        elif kind == INPUT_FAILED:
+            given = plan.given[payload]
+            its_kind, root = outcome_of(given)
+            payload = roots[work] = root if its_kind == INPUT_FAILED else roots.get(payload, given)
+        elif kind == TIMED_OUT:
+            payload = plan.wishes.timeout
+        return work, kind, payload
 
     def _free(self, plan: Plan) -> None:
         self._shell.drop(plan.bulks)

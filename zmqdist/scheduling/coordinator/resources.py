@@ -30,7 +30,7 @@ from zmqdist.scheduling.worker import resources as at_worker
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 log = logging.getLogger("zmqdist.coordinator")
 
@@ -129,7 +129,7 @@ class Resources:
       patience_s: how long `create` waits for the first worker.
     """
 
-    def __init__(self, shell: Shell, works: Iterator[int], patience_s: float) -> None:
+    def __init__(self, shell: CoordinatorRuntime, works: Iterator[int], patience_s: float) -> None:
         self.shell = shell
         self._works = works
         self._patience_s = patience_s

@@ -21,13 +21,12 @@ import numpy as np
 from zmqdist import errors
 from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE
 from zmqdist.scheduling.coordinator import metrics
-from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, TIMED_OUT
-from zmqdist.scheduling.coordinator.machine import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.dependencies_and_retries import INPUT_FAILED, LOST, TIMED_OUT, UNAVAILABLE
 from zmqdist.scheduling.worker import kept
 from zmqdist.wire import trusted
 
 if TYPE_CHECKING:
-    from zmqdist.scheduling.coordinator.shell import Shell
+    from zmqdist.scheduling.coordinator.runtime import CoordinatorRuntime
 
 _NOTHING: Any = object()
 
@@ -67,7 +66,7 @@ class RemoteValue:
         "_work",
     )
 
-    def __init__(self, owner: Shell, work: int, name: str, alive: object = None) -> None:
+    def __init__(self, owner: CoordinatorRuntime, work: int, name: str, alive: object = None) -> None:
         self._owner = owner
         self._alive = alive  # the coordinator is not given up while somebody waits
         self._work = work
@@ -297,6 +296,11 @@ class RemoteValue:
         return failure(self._kind, self._payload, self._name)
 
 
+def outcome_of(value: RemoteValue) -> tuple[int | None, Any]:
+    """How it has ended, (kind, payload); the kind is None before."""
+    return value._kind, value._payload
+
+
 class Kept:
     """A value that its worker keeps until this object has been collected.
 
@@ -308,7 +312,7 @@ class Kept:
 
     __slots__ = ("_owner", "encoded", "lineage", "work")
 
-    def __init__(self, owner: Shell, work: int, encoded: bytes, lineage: bool = False) -> None:
+    def __init__(self, owner: CoordinatorRuntime, work: int, encoded: bytes, lineage: bool = False) -> None:
         self._owner = owner
         self.work = work
         self.encoded = encoded

@@ -17,7 +17,7 @@ from random import Random
 
 from zmqdist.events import Heard, PeerGone, ProcessExited, Ticked
 from zmqdist.messages import Assign, Forget, Message, Recall, Register, Registered, Release, Taken
-from zmqdist.scheduling.coordinator.machine import SUBMISSION_SHIFT
+from zmqdist.scheduling.coordinator.closures import SUBMISSION_SHIFT
 from zmqdist.scheduling.coordinator.pins import PLAIN
 from zmqdist.scheduling.dispatcher.broker import Broker
 from zmqdist.scheduling.dispatcher.broker import Event as BrokerEvent
@@ -142,7 +142,13 @@ class SimCluster:
 
     def holder(self, reference: bytes) -> SimWorker | None:
         """Who holds a bulk result."""
-        run = int(reference.split(b"|")[3])
+        return self._holder_of(int(reference.split(b"|")[3]))
+
+    def is_held(self, run: int) -> bool:
+        """Whether some worker has the result of this run, and answers."""
+        return self._holder_of(run) is not None
+
+    def _holder_of(self, run: int) -> SimWorker | None:
         for worker in self.workers:
             if run in worker.held.values() and worker.process.alive and not worker.process.frozen:
                 return worker
@@ -311,7 +317,8 @@ class SimCluster:
             if worker.was_apart and not self._can_kill:
                 continue
             for owner, work in worker.executing():
-                assert owner != coordinator.number or work > last_work or coordinator.is_apart(work), (
+                user = coordinator.plans.user_of.get(work, work)
+                assert owner != coordinator.number or user > last_work or coordinator.is_apart(work), (
                     f"dispatch P5: work {work} of coordinator {owner} executes on {worker.key} after its round has ended"
                 )
 
@@ -346,7 +353,8 @@ class SimCluster:
             first = not attempt % (1 << SUBMISSION_SHIFT)
             for other, other_priority, others_first in waiting[line]:
                 early = other_priority < priority or (
-                    other_priority == priority and (work < other or not (first and others_first))
+                    other_priority == priority
+                    and (coordinator.order[work] < coordinator.order[other] or not (first and others_first))
                 )
                 assert early, f"dispatch P13: work {work} goes before {other}"
 
@@ -379,7 +387,7 @@ class SimCluster:
         if not isinstance(message, Assign):
             return
         for _, coordinator, _, _, payload in message.items:
-            again = not payload or (coordinator, int(payload.rpartition(b"|")[2])) in self.truth.kept
+            again = not payload or (coordinator, int(payload.split(b"|")[2])) in self.truth.kept
             assert not again, "dispatch P11: work whose result was kept runs again"
         for coordinator, fn, _ in message.functions:
             assert (coordinator, fn) not in self._known[connection], "dispatch P8: a function is sent once"
@@ -426,6 +434,7 @@ class SimCluster:
             assert session.functions <= 3, "closures P7: functions that nobody uses are remembered"
         members = {member.name: member.incarnation for member in self.broker.membership.members.values()}
         for coordinator in self.coordinators:
+            coordinator.plans.check_end()
             assert coordinator.members == members, "dispatch P15: a coordinator knows of others than there are"
         for worker in self.workers:
             if worker.process.alive:

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Message, StartsLost, Submit
-from zmqdist.scheduling.coordinator.effects import (
-    Effect,
-    Fetch,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
-    WorkBegun,
-)
-from zmqdist.scheduling.coordinator.machine import (
-    LOST,
-    UNAVAILABLE,
+from zmqdist.messages import CANCELLED, ERROR, KEPT, VALUE, Forget, Message, StartsLost, Submit, Withdraw
+from zmqdist.scheduling.coordinator.closures import Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
     BulkArrived,
-    Closures,
     DispatcherDown,
     DispatcherUp,
     EndAsked,
@@ -29,11 +18,34 @@ from zmqdist.scheduling.coordinator.machine import (
     FunctionsDefined,
     FunctionsDropped,
     KeptDropped,
-    Scheduled,
     TakeBackAsked,
     WithdrawAsked,
 )
-from zmqdist.scheduling.coordinator.pins import MembersChanged, WorkOptions
+from zmqdist.scheduling.coordinator.dependencies_and_retries import (
+    FIRST_ATTEMPT,
+    INPUT_FAILED,
+    LOST,
+    TIMED_OUT,
+    UNAVAILABLE,
+    Dependencies,
+    Free,
+    HandIn,
+    Remade,
+)
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    Fetch,
+    KeepInput,
+    KeptAt,
+    Replace,
+    Resolve,
+    RoomMade,
+    RoundEnded,
+    WorkBegun,
+)
+from zmqdist.scheduling.coordinator.machine import CoordinatorMachine
+from zmqdist.scheduling.coordinator.pins import PLAIN, MembersChanged, Scheduled, WorkOptions
+from zmqdist.testing.simulation.coordinator_plans import INPUT_GONE, REMAKES_MAX, SimPlans, decode_loss
 from zmqdist.testing.simulation.network import SimConnection
 
 if TYPE_CHECKING:
@@ -81,12 +93,15 @@ class SimCoordinator:
         self._strays = 0.0 if calm else 0.2
         self._weights = [8, 1, 0.3, 1, 0.15, 0.5, 0.1, 0.05, 0.5] if not calm else [10, 1, 0, 1, 0, 1, 0, 0, 1]
         self._tick_at: float | None = None
-        self._ending = False
+        self.ending = False
+        self.order: dict[int, int] = {}
+        self._first_failure: int | None = None
+        self.plans = SimPlans(self, cluster.random, calm=calm)
         self._fetching: dict[int, int] = {}
         self._queue_max = queue_max
         self._starts_told = cluster.random.random() < 0.5
         self._width = cluster.random.choice((None, 1, 3, 8)) if self._starts_told and not calm else None
-        self.machine = Closures(
+        closures = Closures(
             coordinator=number,
             queue_max=queue_max,
             cancel_grace_s=cluster.rules.cancel_grace_s,
@@ -96,7 +111,8 @@ class SimCoordinator:
             starts=self._starts_told,
             width=self._width,
         )
-        self._handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
+        self.machine = CoordinatorMachine(closures, Dependencies(remakes_max=REMAKES_MAX), decode_loss)
+        self.handle(FunctionsDefined([(fn, b"f") for fn in (1, 2, 3)]))
         self._next_fn = 4
         self.connect()
         self._schedule()
@@ -104,7 +120,8 @@ class SimCoordinator:
     @property
     def finished(self) -> bool:
         """The user has scheduled everything, and all of it has ended."""
-        return not (self._left or self._ending or self.machine.unfinished or self.kept)
+        busy = self._left or self.ending or self.machine.closures.unfinished or self.machine.plans
+        return not (busy or self.kept) and self.plans.finished
 
     def connect(self) -> None:
         if self.connection is not None and self.connection.open:
@@ -116,7 +133,7 @@ class SimCoordinator:
 
         def up() -> None:
             if connection.open:
-                self._handle(DispatcherUp())
+                self.handle(DispatcherUp())
 
         self.cluster.clock.after(self._random.expovariate(1000.0), up)
 
@@ -124,7 +141,7 @@ class SimCoordinator:
         if connection is self.connection:
             self.connection = None
             self._with_dispatcher.clear()
-            self._handle(DispatcherDown())
+            self.handle(DispatcherDown())
             assert not self._asked_back, (
                 f"closures P14: {self._asked_back.keys()} are not answered at the end of the connection"
             )
@@ -135,24 +152,48 @@ class SimCoordinator:
     def _schedule(self) -> None:
         """Now and then a few more, while there is room and no error to raise."""
         if not self._left:
+            self.plans.look()
+            if not self.finished:
+                self.cluster.clock.after(1.0, self._schedule)
             return
-        if not self._ending and self.machine.queued < self._queue_max:
+        if not self.ending and self.machine.closures.queued < self._queue_max:
             count = min(self._left, self._random.randint(1, 12))
             self._left -= count
-            items = []
-            keep = []
-            options = {}
             for _ in range(count):
-                work = len(self.kinds) + 1
-                self.kinds[work] = self._random.choices(KINDS, self._weights)[0]
-                items.append((work, self._fn(), f"{self.kinds[work]}|{self.number}|{work}".encode()))
-                if self.kinds[work] == "keep":
-                    keep.append(work)
-                if self._random.random() < 0.4:
-                    options[work] = self._options()
-            self.options.update(options)
-            self._handle(Scheduled(items, keep, options))
+                self._schedule_one()
+        self.plans.look()
         self.cluster.clock.after(self._random.expovariate(8.0), self._schedule)
+
+    def _schedule_one(self) -> None:
+        work = len(self.kinds) + 1
+        if self._random.random() < 0.4:
+            self.options[work] = self._options()
+        if self._random.random() < 0.3 and not self.is_apart(work):
+            self.kinds[work] = "plan"
+            self.handle(self.plans.plan(work, self._fn()))
+            return
+        self.kinds[work] = kind = self._random.choices(KINDS, self._weights)[0]
+        self.hands_in(work, work)
+        options = {work: self.options[work]} if work in self.options else None
+        item = (work, self._fn(), f"{kind}|{self.number}|{work}".encode())
+        self.handle(Scheduled([item], [work] if kind == "keep" else [], options))
+
+    def hands_in(self, number: int, work: int) -> None:
+        """A piece of work or an attempt goes to the machine now, with the options of this work."""
+        self.order[number] = len(self.order)
+        if work in self.options:
+            self.options[number] = self.options[work]
+
+    def options_of(self, work: int) -> WorkOptions:
+        return self.options.get(work, PLAIN)
+
+    def was_withdrawn(self, work: int) -> bool:
+        """The user has cancelled it, at some time."""
+        return work in self._withdrawn
+
+    def later(self, event: Event) -> None:
+        """Hand in this event when the present one is over, as a finalizer does."""
+        self.cluster.clock.after(0.0, lambda: self.handle(event))
 
     def _options(self) -> WorkOptions:
         """For one of the workers, one of which may never come back; and now and then for one that never was."""
@@ -166,22 +207,26 @@ class SimCoordinator:
         if self._random.random() < 0.9:
             return self._random.randint(1, 3)
         fn, self._next_fn = self._next_fn, self._next_fn + 1
-        self._handle(FunctionsDefined([(fn, b"once")]))
-        self.cluster.clock.after(0.0, lambda: self._handle(FunctionsDropped([fn])))
+        self.handle(FunctionsDefined([(fn, b"once")]))
+        self.cluster.clock.after(0.0, lambda: self.handle(FunctionsDropped([fn])))
         return fn
 
     def withdraw(self) -> None:
         """The user cancels some."""
         pending = [work for work in self.kinds if not self.resolved[work]]
-        if pending and not self._ending:
+        if pending and not self.ending:
             works = self._random.sample(pending, min(3, len(pending)))
             self._withdrawn.update(works)
-            self._handle(WithdrawAsked(works))
+            self.handle(WithdrawAsked(works))
 
     def take_back(self) -> None:
         """The user cancels some futures: what has begun goes on."""
-        pending = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
-        if not (pending and self._starts_told) or self._ending:
+        pending = [
+            work
+            for work in self.kinds
+            if not self.resolved[work] and not self.is_apart(work) and self.kinds[work] != "plan"
+        ]
+        if not (pending and self._starts_told) or self.ending:
             return
         works = self._random.sample(pending, min(3, len(pending)))
         since = self.cluster.clock.now
@@ -189,7 +234,7 @@ class SimCoordinator:
         for work in works:
             self._goes_on.discard(work)
             self._asked_back[work] = self.connection
-        self._handle(TakeBackAsked(works))
+        self.handle(TakeBackAsked(works))
         self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(works, since))
 
     def wanted_back(self, work: int) -> bool:
@@ -201,7 +246,7 @@ class SimCoordinator:
         when it ends, which nobody can hasten in a thread; so does all of a round that ends."""
         left = [work for work in works if work in self._asked_back and work not in self._withdrawn]
         quiet_since = self.cluster.quiet_since
-        if left and self._ending:
+        if left and self.ending:
             self.cluster.clock.after(ANSWER_S, lambda: self._check_answered(left, since))
         elif left and quiet_since > since:
             self.cluster.clock.at(quiet_since + ANSWER_S, lambda: self._check_answered(left, quiet_since))
@@ -210,50 +255,62 @@ class SimCoordinator:
 
     def raise_error(self) -> None:
         """The user calls `join`, which raises."""
-        if self.machine.failed is not None and not self._ending:
-            self._ending = True
-            self._handle(EndAsked())
+        if self.machine.failed is not None and not self.ending:
+            self.ending = True
+            self.handle(EndAsked(self.rounds_ended + 1))
 
-    # -- the shell ------------------------------------------------------------------------------------------------
+    # -- the runtime ----------------------------------------------------------------------------------------------
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, StartsLost):
             self._check_charges(message)
-        self._handle(Heard("dispatcher", message))
+        self.plans.hear(message)
+        self.handle(Heard("dispatcher", message))
 
-    def _handle(self, event: Event) -> None:
-        self._perform(self.machine.handle(event, self.cluster.clock.now))
+    def handle(self, event: Event) -> None:
+        events: list[Event] = [event]
+        while events:
+            self._perform(self.machine.handle(events.pop(0), self.cluster.clock.now), events)
+        self.plans.check_withdrawn()
         at = self.machine.deadline
         if at is not None and at != self._tick_at:
             self._tick_at = at
             self.cluster.clock.at(at, lambda: self._tick(at))
         failed = self.machine.failed
-        assert failed is None or not self.is_apart(failed), (
-            f"closures P10: the round fails by work {failed}, which is apart"
+        assert failed == self._first_failure, (
+            f"coordinator C2: the round fails by {failed}, not by {self._first_failure}"
         )
-        if failed is not None and not self._ending:
+        if failed is not None and not self.ending:
             self.cluster.clock.after(self._random.uniform(0.0, 1.0), self.raise_error)
 
     def _tick(self, at: float) -> None:
         if self._tick_at == at:
             self._tick_at = None
-            self._handle(Ticked())
+            self.handle(Ticked())
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: list[Effect], answers: list[Event]) -> None:
         for effect in effects:
             match effect:
                 case Send(_, message):
+                    if isinstance(message, Withdraw):
+                        self.plans.withdraw(message.works)
                     if self.connection is not None:
                         self._check_width(message)
                         self.connection.send_up(message)
-                case Resolve(items):
+                case Resolve(items, failures):
                     for work, kind, payload in items:
                         self._resolve(work, kind, payload)
-                case ResolveLost(work, starts):
-                    assert len(starts) == self.cluster.rules.attempts_max, (
-                        "closures P5: fails after attempts_max lost starts"
-                    )
-                    self._resolve(work, LOST, b"")
+                        self._check_failure(work, kind, work in failures)
+                case HandIn():
+                    answers.append(self.plans.hand_in(effect))
+                case KeepInput():
+                    self.plans.keep_input(effect)
+                case Replace():
+                    self.plans.replaced(effect)
+                case Remade():
+                    self.plans.remade(effect)
+                case Free(work):
+                    self.plans.free(work)
                 case Fetch(work, attempt, reference):
                     self._fetching[work] = attempt
                     self._fetch(work, attempt, reference)
@@ -266,6 +323,13 @@ class SimCoordinator:
                 case MembersChanged():
                     self._note_members(effect)
 
+    def _check_failure(self, work: int, kind: int, fails: bool) -> None:
+        expected = kind in (ERROR, LOST, UNAVAILABLE, INPUT_FAILED, TIMED_OUT) and not self.is_apart(work)
+        promise = "closures P10" if self.is_apart(work) else "coordinator C2"
+        assert fails == expected, f"{promise}: work {work} ends by kind {kind}, and fails its round: {fails}"
+        if fails and self._first_failure is None:
+            self._first_failure = work
+
     def _note_begun(self, works: list[int]) -> None:
         for work in works:
             assert self._starts_told, "closures P14: nobody asked what has begun"
@@ -274,36 +338,49 @@ class SimCoordinator:
                 self._goes_on.add(work)
 
     def _check_width(self, message: Message) -> None:
+        if isinstance(message, Forget):
+            self.plans.check_forgotten(message.functions)
         if isinstance(message, Submit) and not message.apart:
+            unfinished = self.machine.closures
+            self._with_dispatcher = {n for n in self._with_dispatcher if n < FIRST_ATTEMPT or n in unfinished}
             self._with_dispatcher.update(item[0] for item in message.items)
             assert self._width is None or len(self._with_dispatcher) <= self._width, (
                 f"closures P13: {len(self._with_dispatcher)} pieces of work are with the dispatcher, and the width is {self._width}"
             )
 
-    def _resolve(self, work: int, kind: int, payload: bytes) -> None:
+    def _resolve(self, work: int, kind: int, payload: Any) -> None:
+        assert work < FIRST_ATTEMPT, f"coordinator C1: attempt {work} is resolved"
         self.resolved[work] += 1
         self._with_dispatcher.discard(work)
         self._asked_back.pop(work, None)
-        assert kind != CANCELLED or self._ending or work not in self._goes_on - self._withdrawn, (
+        assert kind != CANCELLED or self.ending or work not in self._goes_on - self._withdrawn, (
             f"closures P14: work {work} has begun, as was told who wanted it back, and is cancelled"
         )
         self.outcomes[work] = kind
+        assert kind != LOST or len(payload) == self.cluster.rules.attempts_max, (
+            "closures P5: fails after attempts_max lost starts"
+        )
         assert self.resolved[work] == 1, f"closures P1: work {work} was resolved twice"
-        assert work not in self.machine._works, f"closures P1: work {work} was resolved and may be resolved again"
-        if kind in (VALUE, ERROR, KEPT):
-            _, coordinator, told, run = payload.decode().split("|")
-            truth = self.cluster.truth.runs[int(run)]
-            assert truth == (int(coordinator), int(told)) == (self.number, work), (
-                "dispatch P2: a result of another work"
-            )
-            if kind == KEPT:
-                self.kept[int(run)] = self.connection
-                self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, int(run)))
-
+        assert work not in self.machine.closures, f"closures P1: work {work} was resolved and may be resolved again"
+        if kind in (VALUE, ERROR, KEPT) and payload != INPUT_GONE:
+            self._check_result(work, payload.reference if isinstance(payload, KeptAt) else payload)
+        if work in self.plans.plans:
+            self.plans.resolved(work, kind, payload)
+        elif kind == KEPT:
+            run = int(payload.split(b"|")[3])
+            self.kept[run] = self.connection
+            self.cluster.clock.after(self._random.uniform(0.0, 5.0), lambda: self._drop(work, run))
         if self.is_apart(work) and work not in self._withdrawn:
             assert kind != CANCELLED, f"dispatch P14: work {work} is apart, and ends with a round"
         if kind == UNAVAILABLE:
             assert self.options[work].worker, f"closures P11: work {work} is for any worker, and fails for want of one"
+
+    def _check_result(self, work: int, payload: bytes) -> None:
+        _, coordinator, number, run = payload.decode().split("|")
+        truth = self.cluster.truth.runs[int(run)]
+        user = self.plans.user_of.get(int(number), int(number))
+        assert truth == (int(coordinator), int(number)), "dispatch P2: a result of another work"
+        assert (int(coordinator), user) == (self.number, work), "dispatch P2: a result of another work"
 
     def is_apart(self, work: int) -> bool:
         return work in self.options and self.options[work].apart
@@ -318,10 +395,11 @@ class SimCoordinator:
     def _drop(self, work: int, run: int) -> None:
         """The user has no further use for a value that its worker keeps."""
         del self.kept[run]
-        self._handle(KeptDropped([work]))
+        self.handle(KeptDropped([work]))
 
     def _round_ended(self) -> None:
-        self._ending = False
+        self.ending = False
+        self._first_failure = None
         self.rounds_ended += 1
         unresolved = [work for work in self.kinds if not self.resolved[work] and not self.is_apart(work)]
         assert not unresolved, f"closures P3: {unresolved} are not resolved at the end of their round"
@@ -329,7 +407,7 @@ class SimCoordinator:
 
     def _check_charges(self, lost: StartsLost) -> None:
         for work, _, _, _, _, _ in lost.items:
-            charged = 1 + len(self.machine._starts.get(work, ()))
+            charged = 1 + self.machine.closures.lost_starts(work)
             begun = len(self.cluster.truth.reported.get((self.number, work), ()))
             assert charged <= begun or self.resolved[work], (
                 f"dispatch P3: work {work} was charged {charged} starts of {begun}"
@@ -338,7 +416,7 @@ class SimCoordinator:
     # -- bulk -----------------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        if not self.machine.wants(work, attempt):
+        if not self.machine.closures.wants(work, attempt):
             return  # it has ended, or was submitted again in the meantime
         holder = self.cluster.holder(reference)
         if holder is None:
@@ -354,4 +432,4 @@ class SimCoordinator:
             self._fetch(work, attempt, reference)
             return
         assert not self.resolved[work] or self.outcomes[work] == CANCELLED, "closures P2: resolved before it was here"
-        self._handle(BulkArrived(work, attempt, reference))
+        self.handle(BulkArrived(work, attempt, reference))

@@ -14,7 +14,7 @@ from typing import Any
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, OpError
 from zmqdist.testing.simulation.calls import SimCall, SimHost, SimWorld
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.variables.once import Once
+from zmqdist.variables.update_keys import Once
 from zmqdist.variables.updates_machine import (
     APPLIED,
     LATE,

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.messages import BULK, ERROR, VALUE, Assign, Done, Message, Returned, SlotsLost
+from zmqdist.messages import BULK, ERROR, INPUT_LOST, VALUE, Assign, Done, Message, Returned, SlotsLost
 from zmqdist.scheduling.worker.machine import DISPATCHER, WorkerMachine
 from zmqdist.scheduling.worker.worker_events import (
     NOT_RUN,
@@ -344,7 +344,7 @@ class SimWorker:
             self._begin(slot, position, coordinator, payload)
 
     def _begin(self, slot: SimSlot, position: int, coordinator: int, payload: bytes) -> None:
-        kind, _, work = payload.decode().split("|")
+        kind, _, work, *inputs = payload.decode().split("|")
         lease = self.machine.lease_at(slot.index, position)
         if lease is not None:
             assert lease not in self._begun, "worker P10: what a slot has begun begins once more"
@@ -354,6 +354,12 @@ class SimWorker:
         slot.running = (position, coordinator, int(work))
         slot.run = self.cluster.new_run(coordinator, int(work))
         self.cluster.clock.after(LOOK_S, lambda: self._look(slot, position))
+        lost = next((text for text in inputs if not self.cluster.is_held(int(text.partition(":")[2]))), None)
+        if lost is not None:
+            slot.running = None
+            self._report(slot, position, INPUT_LOST, lost.partition(":")[0].encode())
+            self.cluster.clock.after(0.0, lambda: self._next(slot))
+            return
         duration_s = DURATIONS_S[kind] * self._random.uniform(0.5, 1.5)
         self.cluster.clock.after(duration_s, lambda: self._end_of(slot, position, kind))
 

@@ -31,13 +31,13 @@ class Shard:
 
     def read(self) -> Part:
         """Value, slots and version of one moment. Raises PSUnavailableError."""
-        home = self.variable._home
+        home = self.variable.home
         version, value, slots, once = home.saved().get_value()
         return Part(value, slots, version, (home.ref.session, home.ref.number), once)
 
     def start_writing(self, part: Part) -> Future:
         """Put a value and slots there; done when `get_value()` of what this gives returns. Raises PSUnavailableError."""
-        home = self.variable._home
+        home = self.variable.home
         return home.change(restore(home.ref, part.value, part.slots))
 
 

@@ -16,7 +16,7 @@ class Part:
       slots: of optimizers, by name.
       version: of the variable at the moment when this was read.
       source: of which variable: the number of its session, and its own there; (0, 0) for no variable, or more than one.
-      once: which updates that one has, for itself alone (variables/once.py).
+      once: which updates that one has, for itself alone (variables/update_keys.py).
     """
 
     value: NDArray[Any]

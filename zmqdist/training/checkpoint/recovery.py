@@ -105,7 +105,7 @@ class Recovery:
           manager: its directory has the checkpoints, and what it saves has the variables.
           from_initial: whether a variable that no checkpoint holds may begin with its first value again.
         """
-        self._session = strategy._session
+        self._session = strategy.ps_session
         self._manager = manager
         self._from_initial = from_initial
         self._recoveries: list[Recovered] = strategy.recoveries
@@ -221,7 +221,7 @@ class Recovery:
         places = {}
         for name, leaf in found.items():
             for shard in shards_of(leaf.value):
-                home = shard.variable._home
+                home = shard.variable.home
                 if isinstance(home, RemoteHome) and home.session == self._session.number:
                     places[home.ref.number] = (name, shard.start, shard.stop)
         return places

@@ -1,4 +1,4 @@
-"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The shell of machine.py.
+"""The coordinator's loop: it talks to the dispatcher, fetches large results and settles RemoteValues. The runtime of machine.py.
 
 Users' threads append to an outbox under the lock; the loop drains it. What users' threads read of the state here is behind the same lock.
 """
@@ -10,59 +10,62 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 from weakref import WeakSet, ref
 
 from zmqdist import errors
 from zmqdist.events import Heard, Send, Ticked
-from zmqdist.limits import INLINE_BYTES_MAX
+from zmqdist.limits import ATTEMPTS_MAX, INLINE_BYTES_MAX
 from zmqdist.messages import CANCELLED, ERROR, KEPT, Goodbye, Message, Read, Refused
 from zmqdist.rpc.service import RpcService
-from zmqdist.scheduling.coordinator import dependencies_and_retries as graph
 from zmqdist.scheduling.coordinator import metrics
 from zmqdist.scheduling.coordinator.bounds import QueueBytes
 from zmqdist.scheduling.coordinator.callbacks import Callbacks
-from zmqdist.scheduling.coordinator.effects import (
-    Effect,
-    Fetch,
-    Resolve,
-    ResolveLost,
-    RoomMade,
-    RoundEnded,
-    WorkBegun,
-)
-from zmqdist.scheduling.coordinator.failures import ROUND, Failure, Failures
-from zmqdist.scheduling.coordinator.fetching import Fetching
-from zmqdist.scheduling.coordinator.functions import FunctionNumbers
-from zmqdist.scheduling.coordinator.gathered import CoalescedQueue
-from zmqdist.scheduling.coordinator.machine import (
-    DISPATCHER,
-    LOST,
-    UNAVAILABLE,
+from zmqdist.scheduling.coordinator.closures import DISPATCHER, Closures
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    AttemptPacked,
     BulkArrived,
     BulkUnreachable,
-    Closures,
+    CoordinatorRefused,
     DispatcherDown,
     DispatcherUp,
     EndAsked,
     Event,
     ForgetAsked,
     FunctionsDefined,
+    FunctionsDropped,
     KeptDropped,
-    Scheduled,
     TakeBackAsked,
     WithdrawAsked,
 )
+from zmqdist.scheduling.coordinator.dependencies_and_retries import Dependencies, Free, HandIn, Remade
+from zmqdist.scheduling.coordinator.effects import (
+    Effect,
+    Fetch,
+    KeepInput,
+    Replace,
+    Resolve,
+    RoomMade,
+    RoundEnded,
+    RoundRefused,
+    WorkBegun,
+)
+from zmqdist.scheduling.coordinator.failures import Failure, Failures
+from zmqdist.scheduling.coordinator.fetching import Fetching
+from zmqdist.scheduling.coordinator.functions import FunctionNumbers
+from zmqdist.scheduling.coordinator.gathered import CoalescedQueue
+from zmqdist.scheduling.coordinator.machine import ROUND, CoordinatorMachine
 from zmqdist.scheduling.coordinator.missing import Missing
-from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, WorkOptions
+from zmqdist.scheduling.coordinator.pins import PLAIN, Joined, Left, MembersChanged, Scheduled, WorkOptions
 from zmqdist.scheduling.coordinator.plans import Plans
 from zmqdist.scheduling.coordinator.target import Target
 from zmqdist.scheduling.coordinator.values import Kept, RemoteValue
 from zmqdist.scheduling.coordinator.watchdog import WatchDog
 from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
 from zmqdist.scheduling.dispatcher.memory import MemoryKeeper
-from zmqdist.scheduling.worker.contact import earliest
+from zmqdist.scheduling.worker.kept import decode_loss
 from zmqdist.scheduling.worker.references import encode_reference
 from zmqdist.scheduling.worker.runtime import own_host
 from zmqdist.scheduling.worker.store import BulkStore
@@ -79,9 +82,8 @@ Watcher: TypeAlias = "Callable[[list[Joined], list[Left]], None]"
 """Gets who has come, (name, incarnation, pid, host), and who has gone, (name, incarnation, reason)."""
 
 WORKERS = frozenset({"worker"})
-FAILURES = (ERROR, LOST, UNAVAILABLE, graph.INPUT_FAILED, graph.TIMED_OUT)
 
-opened: WeakSet[Shell] = WeakSet()
+opened: WeakSet[CoordinatorRuntime] = WeakSet()
 """The connections of this process; closed ones too, until they are collected."""
 
 
@@ -99,7 +101,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-class Shell:
+class CoordinatorRuntime:
     """One connection of one process to a dispatcher.
 
     Args:
@@ -271,24 +273,25 @@ class Shell:
 
         def begin() -> None:
             self._watchers.append(watcher)
-            watcher(list(self.machine.pins.members.values()), [])
+            watcher(list(self.machine.closures.pins.members.values()), [])
 
         self.in_loop(begin)
 
     @property
     def members(self) -> dict[str, Joined] | None:
         """The workers that are there, by name; None before a dispatcher has told. The loop puts another dict in its place at a change."""
-        return self.machine.pins.members if self.machine.pins.told else None
+        pins = self.machine.closures.pins
+        return pins.members if pins.told else None
 
     def has_room(self, nbytes: int, bulks: list[int]) -> bool:
         """Whether the queue takes one more; what waits for its inputs has another of the same length. With the lock held."""
-        queued = self.machine.queued + len(self.outbox)
-        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.plans.graph.waiting)
+        queued = self.machine.closures.queued + len(self.outbox)
+        self.room = self.queue_max - len(self.plans.planned) - max(queued, self.machine.plans.waiting)
         return self.room > 0 and self.queue_bytes.fits(nbytes, bulks)
 
     def end_round(self) -> None:
         """Ask for the end of the round; `rounds_ended` grows when it has come. With the lock held."""
-        self._loop.call_soon(self._end_round, self.rounds_ended)
+        self._loop.call_soon(self._handle, EndAsked(self.rounds_ended + 1))
 
     def cancel(self, work: int) -> None:
         """Ask for the end of a piece of work. Many at once become one message: each costs a look at the whole queue."""
@@ -348,11 +351,11 @@ class Shell:
         self.fetching = Fetching(
             credentials,
             self.address,
-            lambda work, attempt: self.machine.wants(work, attempt),
-            lambda work, attempt, parts: self.in_loop(self._handle, BulkArrived(work, attempt, parts)),
-            lambda work, attempt, problem: self.in_loop(self._handle, BulkUnreachable(work, attempt, problem)),
+            lambda work, attempt: self.machine.closures.wants(work, attempt),
+            lambda work, attempt, parts: self.tell(BulkArrived(work, attempt, parts)),
+            lambda work, attempt, problem: self.tell(BulkUnreachable(work, attempt, problem)),
         )
-        self.machine = Closures(
+        closures = Closures(
             coordinator=incarnation,
             queue_max=self.queue_max,
             cancel_grace_s=cancel_grace_s,
@@ -362,6 +365,8 @@ class Shell:
             width=self._width,
             now=loop.now(),
         )
+        plans = Dependencies(remakes_max=ATTEMPTS_MAX)
+        self.machine = CoordinatorMachine(closures, plans, decode_loss, rounds=self._rounds)
         self._dealer = DealerConnection(
             loop,
             self.address,
@@ -372,7 +377,7 @@ class Shell:
             on_down=lambda: self._handle(DispatcherDown()),
             on_refused=self._refused,
         )
-        self.missing = Missing(loop, self.machine, self._dealer)
+        self.missing = Missing(loop, self.machine.closures, self._dealer)
 
     def _up(self, _hello: Hello) -> None:
         with self.lock:
@@ -383,7 +388,9 @@ class Shell:
         if isinstance(message, Read):
             self._dealer.send(*self.store.answer(message))
         elif isinstance(message, Refused):
-            if message.final and self.machine.enlisted:  # the session is another's: nothing that we say there counts
+            if (
+                message.final and self.machine.closures.enlisted
+            ):  # the session is another's: nothing that we say there counts
                 self._dealer.close()
                 self._handle(DispatcherDown())
             self._refused(errors.from_code(message.code, message.message))
@@ -391,24 +398,11 @@ class Shell:
             self._handle(Heard(DISPATCHER, message))
 
     def _refused(self, error: errors.OpError) -> None:
-        """The dispatcher does not take us, for good: everything fails with its reason."""
+        """The dispatcher does not take us: everything fails with its reason."""
         log.error("dispatcher at %s: %s", self.address, error)
-        failed = _refusal(self.address, error)
-        with self.lock:
-            if not self.machine.enlisted:
-                self.refusal = failed
-            self.failures.add(ROUND, failed)
-            self.changed.notify_all()
-        if self.refusal is not None:
-            self._handle(DispatcherDown(for_good=True))
+        text = f"dispatcher at {self.address}: {error.message}"
         self._drain()
-        self._fail(list(self.values), failed.payload)
-
-    def _fail(self, works: list[int], payload: bytes) -> None:
-        """These end with an error of our own; the machine is not asked and only has to forget them."""
-        self.settle([(work, ERROR, payload) for work in works])
-        self.plans.clear()
-        self._handle(WithdrawAsked(works))
+        self._handle(CoordinatorRefused(trusted.pack_error(errors.from_code(error.error_code, text))))
 
     def _drain(self) -> None:
         with self.lock:
@@ -418,93 +412,79 @@ class Shell:
             options, self._options = self._options or None, {}
             apart, self._apart_outbox = self._apart_outbox, []
             defined, dropped = self.functions.take()
-            refused = self.refusal
-            works = [*(item[0] for item in (*apart, *outbox)), *(plan.work for plan in planned)] if refused else []
             self._draining = False
         if defined:
             self._handle(FunctionsDefined(defined))
         if apart:  # first: per-worker values are built before functions begin that were scheduled after them
             self._handle(Scheduled(apart, (), options))
         if planned:
-            outbox = self.plans.begin_all(planned, outbox, staying, options)
-            self._go_on()
+            begin = 0
+            for plan in planned:
+                if plan.position > begin:
+                    self._handle(Scheduled(outbox[begin : plan.position], staying, options))
+                    begin = plan.position
+                self._handle(self.plans.begin(plan))
+            outbox = outbox[begin:]
         if outbox:
             self._handle(Scheduled(outbox, staying, options))
-        if works and refused is not None:
-            self._fail(works, refused.payload)
         if dropped:
-            self.decide(graph.FunctionsUnused(dropped))
+            self._handle(FunctionsDropped(dropped))
 
     def _cancel(self, works: list[int]) -> None:
         self._drain()
-        if self.plans:
-            self.decide(graph.CancelAsked(works))
         self._handle(WithdrawAsked(works))
 
     def _take_back(self, works: list[int]) -> None:
         self._drain()  # some may have been handed in just now
         self._handle(TakeBackAsked(works))
 
-    def _end_round(self, rounds: int) -> None:
-        if rounds == self.rounds_ended:  # it was asked for before, and the next round must not end in its place
-            self.decide(graph.RoundEnding())
-            self._handle(EndAsked())
-
     def _let_go(self, works: list[int]) -> None:
-        self.plans.let_go(works)
         self._handle(KeptDropped(works))
 
     def _handle(self, event: Event) -> None:
-        now = self._loop.now()
-        self._perform(self.machine.handle(event, now))
-        if self.plans.events:
-            self._go_on()
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        """For what is due first, of the machine and of the plans: a plan that only waits for its inputs has a time, too."""
-        due = earliest(self.machine.deadline, self.plans.graph.deadline if self.plans else None)
+        """Hand an event to the machine, carry out what it wants, and answer what it asks, until it asks for nothing."""
+        events: deque[Event] = deque((event,))
+        waiting = self.machine.plans.waiting
+        while events:
+            self._perform(self.machine.handle(events.popleft(), self._loop.now()), events)
+        due = self.machine.deadline
         if due != self._due:
             self._due = due
             self._loop.set_timer(self, due, self._tick)
         self.missing.watch()
-
-    def decide(self, event: graph.Event) -> None:
-        """An event for the plans."""
-        self.plans.handle(event)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Tell the machine what the plans have decided."""
-        for event in self.plans.take():
-            self._handle(event)
-        self._set_timer()
-        if self.crowded:  # what the plans have is counted here, and not in the machine
+        if self.crowded and self.machine.plans.waiting != waiting:
             with self.lock:
                 self.changed.notify_all()
 
     def _tick(self) -> None:
         self._due = None
-        if self.plans:
-            self.decide(Ticked())
         self._handle(Ticked())
 
-    def _perform(self, effects: list[Effect]) -> None:
+    def _perform(self, effects: list[Effect], answers: deque[Event]) -> None:
         for effect in effects:
             match effect:
                 case Send(_, message):
                     self._dealer.send(message)  # while down: everything is submitted again when it is up
-                case Resolve(items):
-                    self.settle(self.plans.ended(items) if self.plans else items)
-                case ResolveLost(work, starts):
-                    self.settle(self.plans.ended([(work, LOST, starts)]))
+                case Resolve(items, failures):
+                    self.settle(self.plans.ended(items) if self.plans else items, failures)
+                case HandIn(work, attempt):
+                    answers.append(AttemptPacked(attempt, self.plans.pack(work)))
+                case KeepInput(work, payload, plans):
+                    self.plans.put(work, payload, plans)
+                case Replace(work, kind, payload):
+                    self.plans.replace(work, kind, payload)
+                case Remade(work):
+                    self.plans.wake(work)
+                case Free(work):
+                    self.plans.free(work)
                 case Fetch(work, attempt, reference):
                     self._fetch(work, attempt, reference)
-                case RoundEnded():
-                    self.plans.handle(graph.RoundOver())
+                case RoundEnded(number):
                     with self.lock:
-                        self.rounds_ended += 1
+                        self.rounds_ended = number
                         self.changed.notify_all()
+                case RoundRefused(error, for_good):
+                    self._round_refused(Failure(ERROR, error, ""), for_good)
                 case WorkBegun(works):
                     self.on_begun(works)
                 case RoomMade():
@@ -517,8 +497,15 @@ class Shell:
                     for watcher in self._watchers:
                         watcher(joined, left)
 
-    def settle(self, items: list[Any]) -> None:
-        """These have ended, as the user sees it: (work, kind, payload)."""
+    def _round_refused(self, failure: Failure, for_good: bool) -> None:
+        with self.lock:
+            if for_good:
+                self.refusal = failure
+            self.failures.add(ROUND, failure)
+            self.changed.notify_all()
+
+    def settle(self, items: list[Any], failures: Collection[int]) -> None:
+        """The user's work has ended: (work, kind, payload); by `failures` among it the round has failed."""
         calls: list[tuple[Callable[[RemoteValue], object], RemoteValue]] = []
         given: list[list[Any]] = []
         with self.lock:
@@ -540,7 +527,7 @@ class Shell:
                 if apart and work in apart:
                     apart.discard(work)
                     aside += 1
-                elif kind and self._rounds and kind in FAILURES:
+                elif failures and work in failures:
                     name = "a scheduled function" if value is None else value._name
                     self.failures.add(work, Failure(kind, payload, name))
                 if value is None:
@@ -562,12 +549,16 @@ class Shell:
     # -- bulk results ---------------------------------------------------------------------------------------------
 
     def _fetch(self, work: int, attempt: int, reference: bytes) -> None:
-        held = self.values.get(self.plans.user_of(work))
+        held = self.values.get(self.machine.user_of(work))
         # One that nobody wants any more is as good as here.
         wanted = held is not None and held() is not None
         parts = self.fetching.ask(work, attempt, reference) if wanted else []
         if parts is not None:
             self._loop.call_soon(self._handle, BulkArrived(work, attempt, parts))
+
+    def tell(self, event: Event) -> None:
+        """Have the loop hand this event to the machine. In any thread; takes no lock of ours."""
+        self.in_loop(self._handle, event)
 
     def in_loop(self, fn: Callable[..., object], *args: Any) -> None:
         """Have the loop call it; dropped when it has ended. Takes no lock of ours."""
@@ -579,9 +570,3 @@ class Shell:
     def _say_goodbye(self) -> None:
         self._dealer.send(Goodbye())
         self._dealer.close(linger_s=0.5)
-
-
-def _refusal(address: str, error: errors.OpError) -> Failure:
-    """What everything fails with when the dispatcher at this address does not take us."""
-    text = f"dispatcher at {address}: {error.message}"
-    return Failure(ERROR, trusted.pack_error(errors.from_code(error.error_code, text)), "")

@@ -1,0 +1,515 @@
+"""The coordinator's record of what it has scheduled: submission, results, the first error, the end of a round; no I/O.
+
+Theory of operation
+    The coordinator owns its work: the dispatcher's queue is only a copy. Each connection to a dispatcher starts from nothing:
+    what is unfinished is submitted again, under attempt numbers that no earlier submission has used, with the starts that it has
+    lost so far. A result is accepted while its work is unfinished, and never again.
+    When the user waits for the end of a round, its generation is ended; what remains is
+    cancelled once the dispatcher says that nothing of it can be executing. The next round has the next generation.
+
+Promises, checked by tests/machines/test_closures.py and tests/sim
+    P1  each scheduled piece of work is resolved exactly once
+    P2  a bulk result is resolved when it is here, not before
+    P3  after RoundEnded nothing that was scheduled before it can be executing
+    P4  after a reconnect exactly what is unfinished is submitted again, oldest first
+    P5  lost starts are counted over all dispatchers: work that kills its process fails after `attempts_max` of them
+    P6  without a dispatcher, or without any worker, for `lost_limit_s` everything unfinished is resolved as unavailable
+    P7  a function is forgotten by all once no unfinished work uses it and the cache has dropped it
+    P8  a bulk result that is to be kept is resolved by its reference, and let go of when the user has dropped it
+    P9  work goes to every dispatcher with the options that it was scheduled with
+    P10 work that is apart is not queued, ends no round by its error, and does not end with one
+    P11 work that is pinned to a worker which is not there for `recovery_limit_s`, while others are, is resolved as unavailable
+    P12 MembersChanged tells each worker that joined and each that left once, whatever dispatcher says so, in that order from none on
+    P13 with a width no more than so much work is with the dispatcher at a time, the oldest first
+    P14 work that is to be had back unless it has begun is resolved as cancelled, told in WorkBegun, or resolved as ever; as cancelled when
+        the connection to the dispatcher is lost before
+    P15 the end of a round that is over, or has not begun, is not asked for
+
+Not here: values and exceptions (payloads are opaque), plans (dependencies_and_retries.py), threads that wait (runtime.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from zmqdist.batches import split
+from zmqdist.errors import LostStart
+from zmqdist.events import Heard, Send, Ticked
+from zmqdist.messages import (
+    BULK,
+    CANCELLED,
+    ERROR,
+    KEPT,
+    Begun,
+    Define,
+    EndGeneration,
+    Enlist,
+    Enlisted,
+    Forget,
+    GenerationEnded,
+    Item,
+    Members,
+    Progress,
+    Result,
+    Results,
+    StartsLost,
+    Submit,
+    Taken,
+    Withdraw,
+    Workers,
+)
+from zmqdist.scheduling.coordinator.coordinator_events import (
+    BulkArrived,
+    BulkUnreachable,
+    DispatcherDown,
+    DispatcherUp,
+    EndAsked,
+    Event,
+    ForgetAsked,
+    FunctionsDefined,
+    FunctionsDropped,
+    KeptDropped,
+    TakeBackAsked,
+    UnfinishedFailed,
+    WithdrawAsked,
+)
+from zmqdist.scheduling.coordinator.dependencies_and_retries import LOST, UNAVAILABLE
+from zmqdist.scheduling.coordinator.effects import Effect, Fetch, Resolve, RoomMade, RoundEnded, WorkBegun
+from zmqdist.scheduling.coordinator.pins import Pins, Scheduled
+from zmqdist.scheduling.dispatcher.membership import SAID_GOODBYE
+
+DISPATCHER: Final = "dispatcher"
+"""The one peer of this machine."""
+
+WITHDRAW_MAX = 100_000
+"""Numbers in one message: far below what a header may have."""
+
+SUBMISSION_SHIFT = 16
+"""Each submission of a piece of work opens a new range of 65,536 attempt numbers."""
+
+
+class Closures:
+    """See the module's docstring.
+
+    An unfinished piece of work is the tuple that travels and nothing else: a million of them have to fit, and each costs its time.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator: int,
+        queue_max: int,
+        cancel_grace_s: float,
+        lost_limit_s: float,
+        now: float,
+        recovery_limit_s: float | None = None,
+        starts: bool = False,
+        width: int | None = None,
+    ) -> None:
+        self.coordinator = coordinator
+        self.generation = self.round = 1
+        self.workers, self.ending = 0, False
+        self.pins = Pins(recovery_limit_s)
+        self._watch = recovery_limit_s is not None
+        self._starts_told, self._width = starts, width
+        self._wanted_back: set[int] = set()
+        """Work of which the dispatcher was asked whether it has begun, and perhaps some that has ended."""
+        self._queue_max = queue_max
+        self._cancel_grace_s = cancel_grace_s
+        self._lost_limit_s = lost_limit_s
+        self._works: dict[int, Item] = {}
+        self._starts: dict[int, tuple[LostStart, ...]] = {}
+        """Of unfinished work that has lost some."""
+        self._unsent: dict[int, None] = {}
+        """Unfinished work that this dispatcher was not given yet; the rest is counted in `_submitted`."""
+        self._to_keep: set[int] = set()
+        """Unfinished work whose value is to stay with its worker."""
+        self._kept: dict[int, int] = {}
+        """Values that are with their workers: work -> attempt. The dispatcher forgets them with the connection."""
+        self._functions: dict[int, bytes] = {}
+        self._uses: dict[int, int] = {}
+        self._dropped: set[int] = set()
+        self._to_forget: list[int] = []
+        """Numbers to be forgotten everywhere, which no dispatcher was told yet."""
+        self._enlisted = False
+        self._former = False
+        self._out_of_sight = False
+        """Something of this generation may be executing at a worker that was lost."""
+        self._alone_since: float | None = now
+        self._submitted = self._left_queue = self._finished = 0
+        self._was_full = False
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._works)
+
+    def __contains__(self, work: int) -> bool:
+        """Whether this piece of work is unfinished."""
+        return work in self._works
+
+    def lost_starts(self, work: int) -> int:
+        """How many starts this unfinished piece of work has lost."""
+        return len(self._starts.get(work, ()))
+
+    def wants(self, work: int, attempt: int) -> bool:
+        """Whether a bulk result of this attempt is what its work waits for. In any thread."""
+        item = self._works.get(work)
+        return item is not None and item[1] == attempt
+
+    @property
+    def kept(self) -> int:
+        """Values that are with their workers."""
+        return len(self._kept)
+
+    @property
+    def enlisted(self) -> bool:
+        return self._enlisted
+
+    @property
+    def queued(self) -> int:
+        """Pieces of work that have not left the queue, as far as is known here; never too few."""
+        unsent = 0 if self.ending else len(self._unsent)
+        if unsent and self.pins.apart:
+            unsent -= len(self._unsent.keys() & self.pins.apart)
+        return unsent + self._submitted - max(self._left_queue, self._finished)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle(Ticked(), now)` is next worth calling; None for never."""
+        if self._alone_since is None:
+            return self.pins.deadline if self.pins.options else None
+        since = self.alone_since
+        return None if since is None else since + self._lost_limit_s
+
+    @property
+    def alone_since(self) -> float | None:
+        """Since when unfinished work has been without a dispatcher, or without any worker; None where nothing misses either."""
+        return self._alone_since if self._works or self.ending else None
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Apply one event and return what must be done about it, in order. `now` is monotonic seconds."""
+        match event:
+            case Heard():
+                effects = self._hear(event.message, now)
+            case Scheduled():
+                self._to_keep.update(event.keep)
+                if event.options:
+                    self.pins.add(event.options, now)
+                effects = self._schedule(event.items, now)
+            case BulkArrived(work, attempt, payload):
+                effects = self._bulk_arrived(work, attempt, payload)
+            case FunctionsDefined(functions):
+                self._functions.update(functions)
+                effects = self._define(functions) if self._enlisted else []
+            case FunctionsDropped(functions):
+                self._dropped.update(functions)
+                effects = self._forget_unused(functions)
+            case ForgetAsked(numbers):
+                self._to_forget += numbers
+                effects = self._forget_everywhere() if self._enlisted else []
+            case WithdrawAsked(works):
+                effects = self._withdraw(works)
+            case TakeBackAsked(works):
+                effects = self._withdraw(works, unbegun=True)
+            case EndAsked(number):
+                effects = self._end() if number == self.round else []
+            case BulkUnreachable(work, attempt, problem):
+                effects = self._unreachable(work, attempt, problem)
+            case UnfinishedFailed(error):
+                sent = [work for work in self._works if work not in self._unsent] if self._enlisted else []
+                effects = self._resolve(_all(list(self._works), ERROR, error)) + self._take_back(sent)
+            case KeptDropped(works):
+                effects = self._let_go(works)
+            case DispatcherUp():
+                enlist = Enlist(
+                    self.coordinator, self._queue_max, self.generation, self._former, self._watch, self._starts_told
+                )
+                effects = [Send(DISPATCHER, enlist)]
+            case DispatcherDown(for_good):
+                self._enlisted = False
+                lost = self._out_of_sight or len(self._works) > len(self.pins.apart)
+                self._out_of_sight = lost and not for_good
+                self._kept.clear()
+                self._be_alone(now)
+                back, self._wanted_back = self._wanted_back, set()
+                effects = self._resolve(_all(sorted(back & self._works.keys()), CANCELLED)) if back else []
+                effects += self._round_ended() if for_good and self.ending else []
+            case Ticked():
+                effects = self._tick(now)
+            case _:
+                effects = []
+        if self._unsent and self._enlisted and not self.ending:
+            effects = effects + self._submit()
+        if self._was_full or self.queued >= self._queue_max:
+            effects = effects + self._say_room()
+        return effects
+
+    # -- from the user ------------------------------------------------------------------------------------------
+
+    def _schedule(self, items: list[tuple[int, int, bytes]], now: float) -> list[Effect]:
+        if not self._works and self._alone_since is not None:
+            self._alone_since = now  # nobody missed the cluster before
+        works, uses, unsent = self._works, self._uses, self._unsent
+        for work, fn, payload in items:
+            works[work] = (work, 0, 0, fn, payload)
+            uses[fn] = uses.get(fn, 0) + 1
+            unsent[work] = None
+        return []
+
+    def _withdraw(self, works: list[int], *, unbegun: bool = False) -> list[Effect]:
+        known = [work for work in works if work in self._works]
+        if not known:
+            return []
+        sent = [work for work in known if work not in self._unsent] if self._enlisted else []
+        effects = self._resolve(
+            _all(known if not sent else [work for work in known if work in self._unsent], CANCELLED)
+        )
+        if unbegun:
+            self._wanted_back.update(sent)
+        return effects + self._take_back(sent, unbegun)
+
+    def _take_back(self, works: list[int], unbegun: bool = False) -> list[Effect]:
+        parts = (works[start : start + WITHDRAW_MAX] for start in range(0, len(works), WITHDRAW_MAX))
+        return [Send(DISPATCHER, Withdraw(part, self._cancel_grace_s, unbegun)) for part in parts]
+
+    def _let_go(self, works: list[int]) -> list[Effect]:
+        items = [(work, self._kept.pop(work)) for work in works if work in self._kept]
+        return [
+            Send(DISPATCHER, Taken(items[start : start + WITHDRAW_MAX])) for start in range(0, len(items), WITHDRAW_MAX)
+        ]
+
+    def _end(self) -> list[Effect]:
+        self.ending = True
+        if self._enlisted:
+            return [self._end_generation()]
+        # A worker that was given up executes until it misses the dispatcher, too: only another dispatcher knows when that is over.
+        return [] if self._out_of_sight or len(self._works) > len(self.pins.apart) else self._round_ended()
+
+    def _end_generation(self) -> Send:
+        return Send(DISPATCHER, EndGeneration(self.generation, self._cancel_grace_s))
+
+    def _round_ended(self) -> list[Effect]:
+        apart = self.pins.apart
+        effects = self._resolve(_all([work for work in self._works if work not in apart], CANCELLED))
+        ended = self.round
+        self.generation += 1
+        self.round += 1
+        self.ending = self._out_of_sight = False
+        self._former = bool(self._works)  # what is apart goes on
+        return [*effects, RoundEnded(ended)]
+
+    def _define(self, functions: list[tuple[int, bytes]]) -> list[Effect]:
+        return [Send(DISPATCHER, Define(part)) for part in split(functions)]
+
+    # -- from the dispatcher ------------------------------------------------------------------------------------
+
+    def _hear(self, message: object, now: float) -> list[Effect]:
+        match message:
+            case Results(items):
+                return self._resolve(items)
+            case StartsLost():
+                return self._starts_lost(message)
+            case Begun(works):
+                self._wanted_back.difference_update(works)
+                unfinished = [work for work in works if work in self._works]
+                return [WorkBegun(unfinished)] if unfinished else []
+            case Progress(left_queue):
+                self._left_queue = left_queue
+                return []
+            case Members():
+                changed = self.pins.hear(message, now)
+                self._out_of_sight |= any(reason != SAID_GOODBYE for _, _, reason in (changed.left if changed else ()))
+                return [changed] if changed else []
+            case Enlisted(_, workers):
+                return self._welcome(workers, now)
+            case GenerationEnded(generation):
+                return self._round_ended() if self.ending and generation == self.generation else []
+            case Workers(count):
+                self._count_workers(count, now)
+                return []
+            case _:
+                return []
+
+    def _welcome(self, workers: int, now: float) -> list[Effect]:
+        self._enlisted = True
+        self.pins.enlisted()
+        self._count_workers(workers, now)
+        self._submitted = self._left_queue = self._finished = 0
+        self._unsent = dict.fromkeys(self._works)
+        effects: list[Effect] = []
+        effects += self._define(list(self._functions.items()))
+        effects += self._forget_everywhere() if self._to_forget else []
+        if self._former:
+            for work, attempt, lost, fn, payload in self._works.values():
+                again = ((attempt >> SUBMISSION_SHIFT) + 1) << SUBMISSION_SHIFT
+                self._works[work] = (work, again, lost, fn, payload)
+        return [*effects, self._end_generation()] if self.ending else effects
+
+    def _resolve(self, items: list[Result]) -> list[Effect]:
+        """Results of what is unfinished; a second one for the same work finds nothing."""
+        resolved: list[tuple[int, int, bytes]] = []
+        effects: list[Effect] = []
+        freed: list[int] = []
+        kept: list[tuple[int, int]] = []
+        aside: tuple[int, ...] = ()
+        works, uses, unsent, pins = self._works, self._uses, self._unsent, self.pins
+        for work, attempt, kind, payload in items:
+            if kind == BULK:
+                if work not in self._to_keep:
+                    effects.append(self._bulk_reported(work, attempt, payload))
+                    continue
+                if self.ending and work not in pins.apart:  # the dispatcher has let go of it: it ends with its round
+                    continue
+                kind = KEPT
+                self._kept[work] = attempt
+                kept.append((work, attempt))
+            item = works.pop(work, None)
+            if item is None:
+                continue
+            fn = item[3]
+            left = uses[fn] - 1
+            uses[fn] = left
+            if not left:
+                freed.append(fn)
+            apart = pins.options and pins.ended(work)
+            if apart:
+                aside = (*aside, work)
+            if unsent and work in unsent:
+                del unsent[work]
+            elif not apart:
+                self._finished += 1
+            resolved.append((work, kind, payload))
+        if self._starts:
+            for work, _, _ in resolved:
+                self._starts.pop(work, None)
+        if self._to_keep:
+            self._to_keep.difference_update([work for work, _, _ in resolved])
+        if kept:
+            effects.append(Send(DISPATCHER, Taken(kept, keep=True)))
+        if not works:
+            self._works, self._unsent = {}, {}  # a dict keeps the room that it once needed
+            self._wanted_back.clear()
+        if resolved:
+            effects.append(Resolve(resolved, (), aside))
+        return effects + self._forget_unused(freed) if freed else effects
+
+    def _bulk_reported(self, work: int, attempt: int, reference: bytes) -> Effect:
+        item = self._works.get(work)
+        if item is None:
+            return Send(DISPATCHER, Taken([(work, attempt)]))
+        self._works[work] = (work, attempt, *item[2:])
+        return Fetch(work, attempt, reference)
+
+    def _starts_lost(self, lost: StartsLost) -> list[Effect]:
+        effects: list[Effect] = []
+        for work, attempt, worker, exit_code, log, final in lost.items:
+            item = self._works.get(work)
+            if item is None:
+                continue
+            starts = (*self._starts.get(work, ()), LostStart(worker, attempt, exit_code, log))
+            self._starts[work] = starts
+            _, submitted, _, fn, payload = item
+            self._works[work] = (work, submitted, len(starts), fn, payload)
+            if final:
+                del self._works[work], self._starts[work]
+                self._to_keep.discard(work)
+                self._uses[fn] -= 1
+                apart = self.pins.ended(work)
+                self._finished += not apart
+                effects.append(Resolve([(work, LOST, starts)], (), (work,) if apart else ()))
+                effects += self._forget_unused([fn])
+        return effects
+
+    def _bulk_arrived(self, work: int, attempt: int, payload: Any) -> list[Effect]:
+        return self._take(work, attempt, self._resolve([(work, attempt, 0, payload)]))
+
+    def _unreachable(self, work: int, attempt: int, problem: str) -> list[Effect]:
+        item = self._works.get(work)
+        if item is None or item[1] != attempt:
+            return []  # its worker was lost in the meantime, and it runs again
+        return self._take(work, attempt, self._resolve([(work, attempt, UNAVAILABLE, problem.encode())]))
+
+    def _take(self, work: int, attempt: int, resolved: list[Effect]) -> list[Effect]:
+        """Before the dispatcher is told to forget the function: else it could hand out the work anew, and not have it."""
+        taken: list[Effect] = [Send(DISPATCHER, Taken([(work, attempt)]))] if self._enlisted else []
+        return resolved[:1] + taken + resolved[1:]
+
+    # -- time and numbers ---------------------------------------------------------------------------------------
+
+    def _tick(self, now: float) -> list[Effect]:
+        if self.deadline is None or now < self.deadline:
+            return []
+        if self._alone_since is None:
+            return self._give_up_missed(now)
+        whom = "any worker" if self._enlisted else "a dispatcher"
+        problem = f"the cluster was without {whom} for {self._lost_limit_s:g} s".encode()
+        effects: list[Effect] = []
+        if self._enlisted:
+            effects.append(self._end_generation())
+            effects += self._take_back([work for work in self.pins.apart if work not in self._unsent])
+        was_ending = self.ending
+        effects += self._resolve(_all(self._works, UNAVAILABLE, problem))
+        if was_ending:
+            effects += self._round_ended()
+        else:
+            self.generation += 1
+        return effects
+
+    def _give_up_missed(self, now: float) -> list[Effect]:
+        """What is pinned to workers that were missed for too long."""
+        effects: list[Effect] = []
+        for worker, works in self.pins.overdue(now):
+            sent = [work for work in works if work not in self._unsent]
+            problem = f"it is for {worker} alone, which was not there for {self.pins.recovery_limit_s:g} s".encode()
+            effects += self._resolve(_all(works, UNAVAILABLE, problem)) + self._take_back(sent)
+        return effects
+
+    def _be_alone(self, now: float) -> None:
+        if self._alone_since is None:
+            self._alone_since = now
+
+    def _count_workers(self, count: int, now: float) -> None:
+        self.workers = count
+        if count:
+            self._alone_since = None
+        else:
+            self._be_alone(now)
+
+    def _submit(self) -> list[Effect]:
+        """Send what waits, in messages that are not too large."""
+        sending = self._unsent if self._width is None else self.pins.within(self._width, len(self._works), self._unsent)
+        items = [self._works[work] for work in sending]
+        if len(sending) == len(self._unsent):
+            self._unsent = {}
+        else:
+            for work in sending:
+                del self._unsent[work]
+        self._former = True
+        effects: list[Effect] = []
+        for options, group in self.pins.grouped(items):
+            if not options.apart:
+                self._submitted += len(group)
+            effects += [Send(DISPATCHER, Submit(self.generation, part, *options)) for part in split(group)]
+        return effects
+
+    def _forget_unused(self, functions: list[int]) -> list[Effect]:
+        gone = [fn for fn in functions if fn in self._dropped and not self._uses.get(fn)]
+        for fn in gone:
+            self._dropped.discard(fn)
+            self._functions.pop(fn, None)
+            self._uses.pop(fn, None)
+        return [Send(DISPATCHER, Forget(self.coordinator, gone))] if gone and self._enlisted else []
+
+    def _forget_everywhere(self) -> list[Effect]:
+        numbers, self._to_forget = self._to_forget, []
+        return [Send(DISPATCHER, Forget(self.coordinator, numbers, everywhere=True))]
+
+    def _say_room(self) -> list[Effect]:
+        was_full, self._was_full = self._was_full, self.queued >= self._queue_max
+        return [RoomMade()] if was_full and not self._was_full else []
+
+
+def _all(works: Iterable[int], kind: int, payload: bytes = b"") -> list[Result]:
+    """That these have all ended in the same way."""
+    return [(work, 0, kind, payload) for work in works]

@@ -1,0 +1,286 @@
+"""The plans of a simulated coordinator: work with inputs, retries, time-outs and lineages, and a user who holds and drops their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from zmqdist.messages import ERROR, KEPT, VALUE, Message, Results
+from zmqdist.scheduling.coordinator.coordinator_events import AttemptPacked, KeptDropped
+from zmqdist.scheduling.coordinator.dependencies_and_retries import (
+    INPUT_FAILED,
+    TIMED_OUT,
+    HandIn,
+    Planned,
+    Remade,
+    ValueLost,
+)
+from zmqdist.scheduling.coordinator.effects import KeepInput, KeptAt, Replace
+
+if TYPE_CHECKING:
+    from zmqdist.testing.simulation.coordinator import SimCoordinator
+
+REMAKES_MAX = 3
+SLACK_S = 0.001
+
+INPUT_GONE = b"gone"
+"""Stands for the packed error of an input that could not be fetched."""
+
+
+def decode_loss(payload: bytes) -> tuple[int, bytes]:
+    """The input that a worker could not get, and the error: of what a simulated worker reports."""
+    return int(payload), INPUT_GONE
+
+
+@dataclass(eq=False)
+class SimPlan:
+    """One plan, as its user and the checks see it.
+
+    Attributes:
+      inputs: all that it was given; `arrived`: those that its runtime has.
+      errors: attempts that ended with an error of the function.
+      value: where its value is, after it has ended well.
+      users: plans that hold its value, and 0 for the program.
+      replaced: how often its value was made again.
+      asked: the program waits for its lost value.
+    """
+
+    work: int
+    fn: int
+    kind: str
+    inputs: tuple[int, ...]
+    retries: int
+    until: float | None
+    lineage: bool
+    arrived: set[int] = field(default_factory=set)
+    attempts: list[int] = field(default_factory=list)
+    errors: int = 0
+    value: KeptAt | None = None
+    users: set[int] = field(default_factory=lambda: {0})
+    replaced: int = 0
+    asked: bool = False
+    lost: bool = False
+    freed: bool = False
+
+
+class SimPlans:
+    """All plans of one coordinator. `user_of` gives the work of each attempt that there ever was."""
+
+    def __init__(self, owner: SimCoordinator, random: Random, *, calm: bool) -> None:
+        self._owner = owner
+        self._random = random
+        self._calm = calm
+        self.plans: dict[int, SimPlan] = {}
+        self.user_of: dict[int, int] = {}
+        self._withdrawn: set[int] = set()
+        self._freed: list[SimPlan] = []
+        """Those that the present event has freed."""
+
+    @property
+    def finished(self) -> bool:
+        """No value is held, and nobody waits for one."""
+        return not any(plan.asked or (plan.value is not None and plan.users) for plan in self.plans.values())
+
+    # -- the user -------------------------------------------------------------------------------------------------
+
+    def plan(self, work: int, fn: int) -> Planned:
+        """Plan this piece of work, with a few others as its inputs."""
+        owner, random = self._owner, self._random
+        known = [other for other in owner.kinds if other != work and self._usable(other)]
+        recent = known[-8:]
+        inputs = tuple(sorted(random.sample(recent, min(len(recent), random.choice((0, 1, 1, 2))))))
+        lineage = random.random() < 0.4
+        kinds = (
+            ("quick", "bulk", "long") if self._calm else ("quick", "flaky", "flaky", "bulk", "long", "slow", "poison")
+        )
+        kind = "keep" if lineage else random.choice(kinds)
+        until = None
+        if not self._calm and random.random() < 0.3:
+            until = owner.cluster.clock.now + random.uniform(0.01, 4.0)
+        plan = SimPlan(work, fn, kind, inputs, random.choice((0, 1, 3)), until, lineage)
+        self.plans[work] = plan
+        named: list[int] = []
+        failed = 0
+        for other in inputs:
+            source = self.plans.get(other)
+            if source is not None:
+                source.users.add(work)
+            if not owner.resolved[other] or (source is not None and source.value is not None):
+                named.append(other)
+            elif owner.outcomes[other] == VALUE:
+                plan.arrived.add(other)
+            else:
+                failed = failed or other
+        if until is not None:
+            owner.cluster.clock.at(until + SLACK_S, lambda: self._check_time(plan))
+        return Planned(work, fn, tuple(named), failed, plan.retries, until, lineage, lineage, owner.options_of(work))
+
+    def _usable(self, work: int) -> bool:
+        """The program has its RemoteValue, and it is none that only its worker has and nobody makes again."""
+        plan = self.plans.get(work)
+        if plan is not None:
+            return 0 in plan.users
+        return self._owner.kinds[work] != "keep"
+
+    def _check_time(self, plan: SimPlan) -> None:
+        assert self._owner.resolved[plan.work], f"dependencies G6: work {plan.work} has not ended at its time"
+
+    def look(self) -> None:
+        """The program asks for a value that is kept: where it is lost it waits until it was made again."""
+        for plan in self.plans.values():
+            value = plan.value
+            if value is None or 0 not in plan.users or plan.asked:
+                continue
+            if self._owner.cluster.holder(value.reference) is None:
+                plan.asked = True
+                self._owner.handle(ValueLost(plan.work, value.attempt))
+
+    def drop(self, work: int, user: int = 0) -> None:
+        """One that could use this value does so no more."""
+        plan = self.plans.get(work)
+        if plan is None or user not in plan.users:
+            return
+        if plan.asked and user == 0:
+            self._owner.cluster.clock.after(0.5, lambda: self.drop(work))
+            return
+        plan.users.discard(user)
+        self._let_go(plan)
+
+    def _let_go(self, plan: SimPlan) -> None:
+        if not plan.users and plan.value is not None:
+            self._forget(plan)
+
+    def _forget(self, plan: SimPlan) -> None:
+        assert plan.value is not None
+        value, plan.value = plan.value, None
+        self._owner.kept.pop(_run_of(value), None)
+        self._owner.later(KeptDropped([value.attempt]))
+
+    # -- what the machine wants -----------------------------------------------------------------------------------
+
+    def hear(self, message: Message) -> None:
+        """Count the errors of functions, each attempt's once."""
+        if not isinstance(message, Results):
+            return
+        for number, _, kind, _ in message.items:
+            if kind == ERROR and number in self.user_of and number in self._owner.machine.closures:
+                self.plans[self.user_of[number]].errors += 1
+
+    def hand_in(self, effect: HandIn) -> AttemptPacked:
+        """Check that this is the time for it, and pack it."""
+        plan = self.plans[effect.work]
+        owner = self._owner
+        assert not owner.ending, f"dependencies G5: work {plan.work} is handed in while its round ends"
+        assert not owner.resolved[plan.work] or plan.value is not None or plan.asked or plan.users, (
+            f"dependencies G1: work {plan.work} is handed in after its end"
+        )
+        assert plan.errors <= plan.retries or plan.lost, f"dependencies G4: work {plan.work} is tried too often"
+        runs = []
+        for work in plan.inputs:
+            source = self.plans.get(work)
+            if source is not None and source.value is not None and source.lineage:
+                runs.append(f"{work}:{_run_of(source.value)}")
+                continue
+            assert owner.resolved[work], f"dependencies G2: work {plan.work} is handed in before its input {work}"
+            assert owner.outcomes[work] == VALUE, (
+                f"dependencies G3: work {plan.work} is handed in with the failed {work}"
+            )
+            assert work in plan.arrived, (
+                f"coordinator C3: work {plan.work} is handed in and has not got its input {work}"
+            )
+        assert len(plan.attempts) < 60, f"dependencies G4: work {plan.work} is handed in again and again"
+        plan.attempts.append(effect.attempt)
+        self.user_of[effect.attempt] = plan.work
+        kind = self._random.choice(("raise", "quick")) if plan.kind == "flaky" else plan.kind
+        owner.hands_in(effect.attempt, plan.work)
+        text = "|".join((kind, str(owner.number), str(effect.attempt), *runs))
+        return AttemptPacked(effect.attempt, text.encode())
+
+    def keep_input(self, effect: KeepInput) -> None:
+        assert self._owner.outcomes.get(effect.work) == VALUE, (
+            "coordinator C3: an input is here before its end was told"
+        )
+        for work in effect.plans:
+            plan = self.plans[work]
+            assert not plan.freed, "dependencies G9: an input for what has been freed"
+            plan.arrived.add(effect.work)
+
+    def resolved(self, work: int, kind: int, payload: Any) -> None:
+        """A plan has ended for its user."""
+        plan = self.plans[work]
+        if kind == KEPT:
+            self._has_value(plan, payload)
+        elif kind == INPUT_FAILED:
+            assert payload in plan.inputs, f"dependencies G3: work {work} fails by {payload}, which is no input"
+            source = self.plans.get(payload)
+            bad = self._owner.outcomes.get(payload) not in (None, VALUE, KEPT)
+            assert bad or (source is not None and source.lost), f"dependencies G3: input {payload} has not failed"
+        elif kind == TIMED_OUT:
+            assert plan.until is not None, "dependencies G6: it has no time"
+            assert self._owner.cluster.clock.now >= plan.until, "dependencies G6: too early"
+        elif kind == ERROR and payload != INPUT_GONE:
+            spent = plan.errors > plan.retries or self._owner.was_withdrawn(work) or self._owner.ending
+            assert spent, (
+                f"dependencies G4: work {work} ends after {plan.errors} errors, and has {plan.retries} retries"
+            )
+
+    def replaced(self, effect: Replace) -> None:
+        plan = self.plans[effect.work]
+        assert plan.lineage, "dependencies G7: only what has a lineage is made again"
+        assert self._owner.resolved[plan.work], "dependencies G7: it has no value yet"
+        plan.asked = False
+        if plan.value is not None:
+            self._forget(plan)
+        if effect.kind == KEPT:
+            plan.replaced += 1
+            assert plan.replaced <= REMAKES_MAX, f"dependencies G7: work {plan.work} is made again too often"
+            self._has_value(plan, effect.payload)
+        else:
+            plan.lost = True
+
+    def _has_value(self, plan: SimPlan, value: KeptAt) -> None:
+        assert value.attempt in plan.attempts, "coordinator C1: the value of another work"
+        plan.value = value
+        self._owner.kept[_run_of(value)] = self._owner.connection
+        self._let_go(plan)
+        if plan.replaced == 0:
+            after = self._random.uniform(0.0, 6.0)
+            self._owner.cluster.clock.after(after, lambda: self.drop(plan.work))
+
+    def remade(self, effect: Remade) -> None:
+        self.plans[effect.work].asked = False
+
+    def free(self, work: int) -> None:
+        plan = self.plans[work]
+        assert not plan.freed, f"dependencies G9: work {work} is freed twice"
+        assert self._owner.resolved[work], f"dependencies G9: work {work} is freed before its end"
+        assert plan.value is None or not plan.lineage or plan.lost, (
+            f"dependencies G9: the value of work {work} is in use"
+        )
+        plan.freed = True
+        self._freed.append(plan)
+        for other in plan.inputs:
+            self.drop(other, work)
+
+    def withdraw(self, works: list[int]) -> None:
+        self._withdrawn.update(works)
+
+    def check_withdrawn(self) -> None:
+        """After an event: no attempt goes on for a plan that is no more, as far as the machine can prevent it."""
+        freed, self._freed = self._freed, []
+        for plan in freed:
+            left = [number for number in plan.attempts if number in self._owner.machine.closures]
+            assert self._withdrawn.issuperset(left), f"dependencies G6: {left} of work {plan.work} are not withdrawn"
+
+    def check_forgotten(self, functions: list[int]) -> None:
+        for plan in self.plans.values():
+            assert plan.freed or plan.fn not in functions, f"dependencies G8: function {plan.fn} is forgotten too early"
+
+    def check_end(self) -> None:
+        left = [plan.work for plan in self.plans.values() if not plan.freed]
+        assert not left, f"dependencies G9: {left} are not freed at the end"
+
+
+def _run_of(value: KeptAt) -> int:
+    return int(value.reference.split(b"|")[3])
