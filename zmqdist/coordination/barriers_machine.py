@@ -161,15 +161,16 @@ class Barriers:
                 return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
             barrier = self._barriers[name] = _Barrier(name, title or f"barrier {name!r}")
         current = barrier.round
-        late = barrier.late.pop(task, None)
-        if late is not None and counter is not None:
-            if counter <= late.counter:
+        late = barrier.late.get(task)
+        if late is not None and (counter is None or counter <= late.counter):
+            del barrier.late[task]
+            if counter is not None:
                 return [Answer(ticket, late)]
-            barrier.late[task] = late
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
+                    barrier.late.pop(task, None)  # this error, too, says that the last round is over
                     return [Answer(ticket, self._past(barrier, counter, task))]
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # to the end: the most recently used
