@@ -121,9 +121,9 @@ class Barriers:
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Whether this round has ended. If so this task counts as told of it."""
+        """Whether this round has ended: a later one is on, or has ended. If so this task counts as told of it."""
         barrier = self._barriers.get(name)
-        if barrier is None or barrier.counter is None or counter > barrier.counter:
+        if barrier is None or not self._is_past(barrier, counter):
             return False
         if task in barrier.late and barrier.late[task].counter <= counter:
             del barrier.late[task]
@@ -307,6 +307,13 @@ class Barriers:
             )
             return INVALID_ARGUMENT, text
         return None
+
+    @staticmethod
+    def _is_past(barrier: _Barrier, counter: int) -> bool:
+        current = barrier.round
+        if current is not None and current.counter is not None and counter < current.counter:
+            return True  # also where the rounds before it were another life's to end
+        return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
         """Whether this caller has not seen the last round, though that was for it."""

@@ -136,7 +136,7 @@ BUGS: list[tuple[str, Simulate, Any, str, Any, str | tuple[str, ...]]] = [
     ("a member that fails takes part", simulate_group, Barriers, "came", without_failures, "A2"),
     ("a deadline is not seen", simulate_group, Barriers, "ticked", nothing, "a machine asks"),
     ("an abort stays", simulate_group, Agreements, "reset", nothing, "A4"),
-    ("a late failure ends another round", simulate_group, Barriers, "is_over", nothing, "A6"),
+    ("a late failure ends a later round", simulate_group, Barriers, "is_over", nothing, "A6"),
     (
         "pieces of a ring go to the wrong place",
         simulate_group,

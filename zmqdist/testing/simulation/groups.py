@@ -133,7 +133,7 @@ class SimLeader:
             else:
                 for one in verdict.members:
                     if one.failure and one.counter and verdict.counter is not None:
-                        self._world.promise(verdict.counter == one.counter, "A6: a late failure ends another round")
+                        self._world.promise(verdict.counter <= one.counter, "A6: a late failure ends a later round")
                     if verdict.counter is None:
                         one.token.fail(verdict.code, verdict.message)
                     else:
