@@ -43,9 +43,9 @@ lint: $(VENV)/ready-dev ## ruff's rules and its format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/ready-dev ## mypy --strict on the package and the command
+types: $(VENV)/ready-dev ## mypy --strict on the package, the command and the simulations
 	@mkdir -p .mypy_cache/path && ln -sfn ../../cli .mypy_cache/path/zmqdist_cli
-	MYPYPATH=.mypy_cache/path $(BIN)/mypy -p zmqdist -p zmqdist_cli
+	MYPYPATH=.mypy_cache/path $(BIN)/mypy -p zmqdist -p zmqdist_cli -p tests.sim.simulations
 
 layers: $(VENV)/ready-dev ## who may import whom (.importlinter)
 	$(BIN)/lint-imports

@@ -3,7 +3,7 @@
 A test waits where it has sockets, threads or processes, so every test outside the tier `pure` counts, but for those of the house, which
 read sources. Such a test may depend on who is
 first, and shows it once in a hundred runs. A piece runs the files with the fewest runs until its minutes are over; the next piece goes
-on from the log. A failure stays in the log with the last line of its error. When its cause is mended, `--forget FILE` drops the file's
+on from the log. A failure stays in the log with its last error. When its cause is mended, `--forget FILE` drops the file's
 lines, so that its count begins anew.
 
 The log has one line for each file: its runs, its tests, the failures by test with the last error, the first and the last commit that ran.
@@ -33,6 +33,7 @@ BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for
 BUSY_PROCESSES = 2
 SIDE_BY_SIDE = 6
 FILES_AT_ONCE = 60
+ERROR_CHARS_MAX = 2000
 OUTCOMES = "ENDURANCE_OUTCOMES"
 
 
@@ -45,8 +46,15 @@ class Outcomes:
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome == "failed":
-            first = report.longreprtext.strip().splitlines()[-1:] if report.outcome == "failed" else []
-            self._file.write(json.dumps([report.nodeid, report.outcome, *first]) + "\n")
+            error = [shortened(report.longreprtext)] if report.outcome == "failed" else []
+            self._file.write(json.dumps([report.nodeid, report.outcome, *error]) + "\n")
+
+
+def shortened(report: str) -> str:
+    """Of what pytest says of a failure: where it was, and the lines of the error itself."""
+    lines = report.strip().splitlines()
+    error = " | ".join(line[1:].strip() for line in lines if line.startswith("E "))
+    return f"{lines[-1] if lines else ''} {error[:ERROR_CHARS_MAX]}".strip()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,7 +77,7 @@ class Record:
     Attributes:
       runs: of the whole file.
       tests: in its last run.
-      failed: by test, how often and the last line of the last error.
+      failed: by test, how often and the last error.
       since, until: the commits of its first and its last run.
     """
 
@@ -81,7 +89,7 @@ class Record:
     until: str = ""
 
     def add(self, outcomes: list[list[str]], commit: str) -> dict[str, str]:
-        """Take one run of this file: [test's id, outcome, last line of the error] each. Returns the errors by test."""
+        """Take one run of this file: [test's id, outcome, error] each. Returns the errors by test."""
         own = [row for row in outcomes if row[0].partition("::")[0] == self.file]
         new = {row[0].partition("::")[2]: row[2] for row in own if row[1] == "failed"}
         self.runs += 1

@@ -64,7 +64,7 @@ def test_a_role_that_is_asked_to_end_does_so_with_exit_code_0(
     ):  # the whole process group, as at a terminal; the tests' own checks look for what is left
         os.killpg(each.pid, number)
         assert each.ends() == 0, each.lines
-        assert not [line for line in each.lines if "Traceback" in line]
+        assert not [line for line in each.lines if "Traceback" in line], "\n".join(each.lines)
 
 
 def test_json_is_json_on_every_listing(dispatcher_here: str, tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tests.house.test_structure import MACHINES, name_of
-from tests.sim.snapshot_world import simulate_snapshots
+from tests.sim.simulations.data_rounds import simulate_rounds
+from tests.sim.simulations.groups import simulate_group
+from tests.sim.simulations.keeper import simulate_keeper
+from tests.sim.simulations.mail import simulate_mail
+from tests.sim.simulations.rpc import simulate_rpc
+from tests.sim.simulations.snapshots import simulate_snapshots
+from tests.sim.simulations.variables import simulate_variables
 from zmqdist.testing import simulate, simulate_data_service
-from zmqdist.testing.simulation.data_rounds import simulate_rounds
-from zmqdist.testing.simulation.groups import simulate_group
-from zmqdist.testing.simulation.keeper import simulate_keeper
-from zmqdist.testing.simulation.mail import simulate_mail
-from zmqdist.testing.simulation.rpc import simulate_rpc
-from zmqdist.testing.simulation.variables import simulate_variables
 
 SIMULATIONS: tuple[Callable[[int], Any], ...] = (
     partial(simulate, works=20),
@@ -78,5 +78,5 @@ def test_a_simulation_drives_every_machine() -> None:
     driven = executed()
     deciding = [path for path in MACHINES if methods(path)]
     undriven = {name_of(path) for path in deciding if str(path) not in driven}
-    assert undriven - UNDRIVEN == set(), "write a simulation, see zmqdist/testing/simulation"
+    assert undriven - UNDRIVEN == set(), "write a simulation, see tests/sim/simulations"
     assert UNDRIVEN - undriven == set(), "a simulation drives these: take them off the list"

@@ -162,6 +162,26 @@ def test_two_failures_of_one_member_that_both_come_late_end_nothing_else() -> No
     assert ended(group.announce(2, counter=3)) == ([0, 1, 2], OK)
 
 
+def test_a_member_that_was_told_of_another_error_than_the_one_it_missed_is_not_told_of_that_once_more() -> None:
+    """The leader's new life counts from 0: a member that is ahead hears so, and its next failure ends the round that it means."""
+    group = Group()
+    assert ended(group.announce(2, None, failure=(CANCELLED, "not now"))) == ([2], CANCELLED)
+    (told,) = group.announce(1, 2)
+    assert isinstance(told, Disagreed)
+    assert (told.code, told.counter) == (ABORTED, 0)
+    group.come(2, counter=1)
+    assert ended(group.announce(1, 1, failure=(CANCELLED, "nor I"))) == ([1, 2], CANCELLED)
+
+
+def test_a_failure_that_comes_late_to_the_next_life_of_the_leader_ends_nothing_either() -> None:
+    """That life knows of no round before the first that is announced to it."""
+    group = Group()
+    group.come(1, counter=8)
+    assert ended(group.announce(2, 7, failure=(CANCELLED, "late"))) == ([2], CANCELLED)
+    group.come(2, counter=8)
+    assert ended(group.announce(0, 0)) == ([0, 1, 2], OK)
+
+
 def test_an_error_says_which_round_has_ended_with_it_but_for_that_of_an_abort() -> None:
     group = Group()
     group.come(0)

@@ -5,9 +5,9 @@ pytest tests/sim --seed 1234      replays one seed exactly
 
 from __future__ import annotations
 
+from tests.sim.simulations.data_rounds import simulate_rounds
 from zmqdist.data.service.machine import records as r
 from zmqdist.testing import simulate_data_service
-from zmqdist.testing.simulation.data_rounds import simulate_rounds
 
 
 def test_whatever_goes_wrong_readers_get_what_the_table_says_and_come_to_an_end(seed: int) -> None:

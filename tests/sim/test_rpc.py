@@ -1,6 +1,6 @@
 """The machines of RPC at both ends, in virtual time, with seeded faults: call tables, turns, batches, bulk lanes and paces.
 
-Which faults there are, and what is checked, is in zmqdist/testing/simulation/rpc.py.
+Which faults there are, and what is checked, is in tests/sim/simulations/rpc.py.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
@@ -11,9 +11,9 @@ from collections import Counter
 
 import pytest
 
+from tests.sim.simulations.rpc import FAULTS, simulate_rpc
 from zmqdist.errors import CANCELLED, DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.rpc.turns import Turns
-from zmqdist.testing.simulation.rpc import FAULTS, simulate_rpc
 
 
 def test_whatever_goes_wrong_every_call_ends_once_and_nothing_is_left(seed: int) -> None:

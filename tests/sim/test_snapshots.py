@@ -1,4 +1,4 @@
-"""The machine of snapshots with models of folders and workers around it, with seeded faults: see snapshot_world.py.
+"""The machine of snapshots with models of folders and workers around it, with seeded faults: see simulations/snapshots.py.
 
 pytest tests/sim --seed 1234      replays one seed exactly
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.sim.snapshot_world import simulate_snapshots
+from tests.sim.simulations.snapshots import simulate_snapshots
 
 
 def test_whatever_goes_wrong_a_snapshot_holds_each_position_once_or_says_why_not(seed: int) -> None:

@@ -1,13 +1,13 @@
 """Updates of variables at a parameter server that are asked for again and again, in virtual time, with seeded faults.
 
-Which faults there are, and what is checked, is in zmqdist/testing/simulation/variables.py.
+Which faults there are, and what is checked, is in tests/sim/simulations/variables.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from zmqdist.testing.simulation.variables import simulate_variables
+from tests.sim.simulations.variables import simulate_variables
 
 
 def test_whatever_goes_wrong_each_update_is_made_once_and_answered(seed: int) -> None:

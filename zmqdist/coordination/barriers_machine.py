@@ -121,9 +121,9 @@ class Barriers:
         return barrier is not None and task in barrier.late
 
     def is_over(self, name: str, counter: int, task: Task) -> bool:
-        """Whether this round has ended. If so this task counts as told of it."""
+        """Whether this round has ended: a later one is on, or has ended. If so this task counts as told of it."""
         barrier = self._barriers.get(name)
-        if barrier is None or barrier.counter is None or counter > barrier.counter:
+        if barrier is None or not self._is_past(barrier, counter):
             return False
         if task in barrier.late and barrier.late[task].counter <= counter:
             del barrier.late[task]
@@ -161,15 +161,16 @@ class Barriers:
                 return [Fail(ticket, RESOURCE_EXHAUSTED, text)]
             barrier = self._barriers[name] = _Barrier(name, title or f"barrier {name!r}")
         current = barrier.round
-        late = barrier.late.pop(task, None)
-        if late is not None and counter is not None:
-            if counter <= late.counter:
+        late = barrier.late.get(task)
+        if late is not None and (counter is None or counter <= late.counter):
+            del barrier.late[task]
+            if counter is not None:
                 return [Answer(ticket, late)]
-            barrier.late[task] = late
         if current is None:
             last = barrier.counter
             if last is not None and counter is not None and counter != last + 1:
                 if not self._is_behind(barrier, counter, task):
+                    barrier.late.pop(task, None)  # this error, too, says that the last round is over
                     return [Answer(ticket, self._past(barrier, counter, task))]
                 problem = problem or (self._code_out_of_step, self._out_of_step(barrier, counter, task))
             del self._barriers[name]  # to the end: the most recently used
@@ -306,6 +307,13 @@ class Barriers:
             )
             return INVALID_ARGUMENT, text
         return None
+
+    @staticmethod
+    def _is_past(barrier: _Barrier, counter: int) -> bool:
+        current = barrier.round
+        if current is not None and current.counter is not None and counter < current.counter:
+            return True  # also where the rounds before it were another life's to end
+        return barrier.counter is not None and counter <= barrier.counter
 
     def _is_behind(self, barrier: _Barrier, counter: int, task: Task) -> bool:
         """Whether this caller has not seen the last round, though that was for it."""

@@ -22,7 +22,7 @@ Promises, checked by tests/machines/test_agreement.py and tests/sim/test_tasks.p
     A3  no announcement outlives its deadline, the end of a member, an abort
     A4  after a round that failed, whatever the reason, the next one works (after an abort: when there was a reset)
     A5  announcements of different rounds never meet, but for members that have been told of an error
-    A6  a failure that comes late ends no other round than its own
+    A6  a failure that comes late ends no later round than its own
 
 Not here: how a result is made (collectives.py), who is alive (watch.py).
 """

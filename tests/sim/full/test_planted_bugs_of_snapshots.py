@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.sim import snapshot_world
-from tests.sim.snapshot_world import Broken, simulate_snapshots
+from tests.sim.simulations import snapshots
+from tests.sim.simulations.snapshots import Broken, simulate_snapshots
 from zmqdist.data.service.snapshots import machine as m
 from zmqdist.data.service.snapshots.machine import SnapshotMachine
 
@@ -143,6 +143,6 @@ def simulate_all() -> None:
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, promise = BUGS[bug]
     plant(monkeypatch)
-    monkeypatch.setattr(snapshot_world, "STEPS_MAX", 2500)
+    monkeypatch.setattr(snapshots, "STEPS_MAX", 2500)
     with pytest.raises(Broken, match=promise):
         simulate_all()

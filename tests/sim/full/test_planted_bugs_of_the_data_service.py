@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.sim.simulations.data_rounds import simulate_rounds
 from zmqdist.data.service.delivery import window_machine
 from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery, RoundsSource
 from zmqdist.data.service.delivery.exactly_once_machine import Consumption, ExactlyOnceDelivery, Marks
@@ -27,7 +28,6 @@ from zmqdist.data.service.machine.workers import WorkerTable
 from zmqdist.scheduling.worker.contact import Contact
 from zmqdist.testing import simulate_data_service
 from zmqdist.testing.simulation import data_service
-from zmqdist.testing.simulation.data_rounds import simulate_rounds
 
 pytestmark = pytest.mark.timeout(300)  # some are found after hundreds of seeds where the simulation has changed
 

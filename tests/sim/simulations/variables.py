@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.errors import ABORTED, INVALID_ARGUMENT, OK, UNAVAILABLE, OpError
-from zmqdist.testing.simulation.calls import SimCall, SimHost, SimWorld
 from zmqdist.testing.simulation.network import SimConnection
 from zmqdist.variables.update_keys import Once
 from zmqdist.variables.updates_machine import (

@@ -12,13 +12,13 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
+from tests.sim.simulations.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.errors import OK, OpError
 from zmqdist.messages import Call, Calls, CancelCall, Chunk, Credit, Goodbye, LetIn, Message, Replies, Reply
 from zmqdist.rpc.batching_machine import Batches, CallBatch
 from zmqdist.rpc.failures import failed, no_room, stopping
 from zmqdist.rpc.turns import Turns
 from zmqdist.testing.simulation.network import SimConnection, SimProcess
-from zmqdist.testing.simulation.rpc_truth import LaneAccount, Question, RpcWorld, ServerAccount
 from zmqdist.transport.calls_machine import ClientCall, ClientCalls, ServedCall, ServerCalls, counted
 from zmqdist.transport.transfers import Lanes, fresh, nbytes_told
 

@@ -11,11 +11,11 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.coordination.answers import Answer, Effect, Task, named
 from zmqdist.coordination.keys_machine import Keys
 from zmqdist.coordination.machine import ERROR, UP, Coordination, CoordinationConfig
 from zmqdist.errors import ALREADY_EXISTS, CANCELLED, DEADLINE_EXCEEDED, INTERNAL, NOT_FOUND, OK, UNAVAILABLE
-from zmqdist.testing.simulation.calls import SimCall, SimHost, SimWorld
 
 FAULTS_S = 5.0
 END_S = 15.0

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tests.sim.simulations.calls import SimCall, SimHost, SimWorld
 from zmqdist.errors import OK
 from zmqdist.tasks.mailbox_machine import Key, Mailbox, Outbox, Wait
-from zmqdist.testing.simulation.calls import SimCall, SimHost, SimWorld
 
 FAULTS_S = 4.0
 SENDING_S = 5.0

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from tests.sim.simulations.rpc_ends import SimRpcClient, SimRpcServer
+from tests.sim.simulations.rpc_truth import KIB, Question, RpcWorld
 from zmqdist.messages import Message
 from zmqdist.testing.simulation.network import SimConnection
-from zmqdist.testing.simulation.rpc_ends import SimRpcClient, SimRpcServer
-from zmqdist.testing.simulation.rpc_truth import KIB, Question, RpcWorld
 
 FAULTS_UNTIL_S = 6.0
 CALM_LIMIT_S = 300.0
