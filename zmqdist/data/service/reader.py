@@ -13,6 +13,9 @@ Theory
 End and errors
     The consumer gets what is in the queue, then the end or the error that ended the reading. A dispatcher that does not answer is no error:
     the tasks that are known go on.
+
+    What is raised is a copy: its traceback refers to the consumer's iterator, so a reader that held it would keep alive the iterator that
+    is to close it.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -262,7 +266,7 @@ class ServiceReader:
         while (value := self._take()) is not None:
             self._tell(TOOK)
             if isinstance(value, OpError):
-                raise value
+                raise copy(value)
             elements = self._given = value if coordinated else self._elements_of(value)
             given_at = time.monotonic()
             yield elements
@@ -294,7 +298,7 @@ class ServiceReader:
                 self._tell(WORKS)
             if piece.error is not None:
                 consumption.finish()
-                raise piece.error
+                raise copy(piece.error)
             yield iterator
 
     def _piece_elements(self, piece: PortionPiece) -> Any:
@@ -303,7 +307,7 @@ class ServiceReader:
             try:
                 batch.elements = self._elements_of(batch.value)
             except OpError as error:  # it is not acknowledged, and comes no other way
-                self._end(error)
+                self._end(copy(error))
                 raise
             batch.value = None
         if (piece.start, piece.stop) == (0, len(batch.elements)):
@@ -327,7 +331,7 @@ class ServiceReader:
             if self._queue:
                 return self._queue.popleft()
             if self._error is not None:
-                raise self._error
+                raise copy(self._error)
             return None
 
     def state(self) -> dict[str, Any]:
