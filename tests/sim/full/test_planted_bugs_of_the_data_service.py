@@ -20,9 +20,9 @@ from zmqdist.data.service.machine import records as r
 from zmqdist.data.service.machine.book import Book
 from zmqdist.data.service.machine.clients import Clients
 from zmqdist.data.service.machine.commits import Commits
-from zmqdist.data.service.machine.dealing import Dealing
 from zmqdist.data.service.machine.machine import Splits
 from zmqdist.data.service.machine.portions import Portioning
+from zmqdist.data.service.machine.split_assignment import Dealing
 from zmqdist.data.service.machine.state import State
 from zmqdist.data.service.machine.workers import WorkerTable
 from zmqdist.scheduling.worker.contact import Contact

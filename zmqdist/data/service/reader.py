@@ -38,7 +38,6 @@ from typing import Any, Final
 from zmqdist.data.iterators import Openings
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local
-from zmqdist.data.service.dealing import insist
 from zmqdist.data.service.delivery import interface
 from zmqdist.data.service.delivery.coordinated_machine import CoordinatedDelivery
 from zmqdist.data.service.delivery.exactly_once_machine import (
@@ -56,6 +55,7 @@ from zmqdist.data.service.machine.records import Terms
 from zmqdist.data.service.machine.retry import RETRIABLE, longer
 from zmqdist.data.service.policy import STATIC, ShardingPolicy, check_shared
 from zmqdist.data.service.sources import LocalTask, RemoteTask, open_batch
+from zmqdist.data.service.split_requests import insist
 from zmqdist.data.service.targets import LOCAL_PROTOCOL, PROTOCOLS, check_local, reads_from, target_of
 from zmqdist.data.structure import UNKNOWN_SPEC, invalid
 from zmqdist.errors import ABORTED, FailedPreconditionError, NotFoundError, OpError, UnavailableError, from_code

@@ -25,7 +25,6 @@ from zmqdist.data.dataset import Dataset, deserialize
 from zmqdist.data.iterators import DatasetIterator
 from zmqdist.data.service import local
 from zmqdist.data.service.compression import codec_of
-from zmqdist.data.service.dealing import Dealer, insist
 from zmqdist.data.service.delivery.interface import Wanted
 from zmqdist.data.service.failing import Failed, named
 from zmqdist.data.service.machine.records import DYNAMIC, Terms
@@ -38,6 +37,7 @@ from zmqdist.data.service.runners.fcfs import FirstCome
 from zmqdist.data.service.runners.portions import PortionsRunner
 from zmqdist.data.service.snapshots.stream import SnapshotTaskProgress
 from zmqdist.data.service.snapshots.worker import SnapshotWorker
+from zmqdist.data.service.split_requests import Dealer, insist
 from zmqdist.data.service.squeezing import codec_for
 from zmqdist.data.sharding import shard_for_worker
 from zmqdist.data.splits import open_split, portion_pipeline

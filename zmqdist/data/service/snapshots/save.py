@@ -13,8 +13,8 @@ from zmqdist.data.chunks import spec_to_json
 from zmqdist.data.dataset import Dataset
 from zmqdist.data.ops.snapshots import checked_compression
 from zmqdist.data.service.client import REGISTER_S
-from zmqdist.data.service.dealing import insist
 from zmqdist.data.service.service_of import Service, service_of
+from zmqdist.data.service.split_requests import insist
 from zmqdist.errors import from_code
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from zmqdist.data.service.dealing import insist
 from zmqdist.data.service.snapshots.writer import StreamWriter
+from zmqdist.data.service.split_requests import insist
 from zmqdist.rpc import asking
 from zmqdist.rpc.client import ZmqClient
 from zmqdist.rpc.failures import told
