@@ -208,21 +208,17 @@ class ServiceReader:
         self._consumption = Consumption(self._ready, self._lanes, saved)
         request = secrets.randbits(62)
         terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
-
         question = None if wish.saved is None else wish.saved.question()
         args = (request, wish.job_name, wish.repetition, terms, wish.consumer_index, question)
-
-        def ask_to_open() -> Any:
-            return asking.start(self._dispatcher, "zmqdist.data.open", *args).get_value()
-
         self._loop = Loop("zmqdist-reader")
         self._loop.start()
         _readers.add(self)
         try:
             with openings.one(self._give_up):
                 self._target = target_of(wish.terms, self._deployment_mode())
+                what = f"reading from {wish.dispatcher}"
                 client, self.iteration, state, self._cut = insist(
-                    ask_to_open, inf, self._abandoned, f"reading from {wish.dispatcher}"
+                    self._dispatcher, "open", *args, what=what, stopped=self._abandoned
                 )
                 self._opened = (state, client)
                 if self._target == "LOCAL":
@@ -247,11 +243,8 @@ class ServiceReader:
         """What the dispatcher was told of its workers; asked only where it matters."""
         if self._wish.terms.target_workers != "AUTO" or ShardingPolicy(self._wish.terms.mode) not in STATIC:
             return ""
-
-        def question() -> Any:
-            return asking.start(self._dispatcher, "zmqdist.data.config").get_value()
-
-        return str(insist(question, inf, self._abandoned, f"asking {self._wish.dispatcher}")["deployment_mode"])
+        what = f"asking {self._wish.dispatcher}"
+        return str(insist(self._dispatcher, "config", what=what, stopped=self._abandoned)["deployment_mode"])
 
     # -- the consumer -----------------------------------------------------------------------------------------------------
 
