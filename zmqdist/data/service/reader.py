@@ -35,6 +35,8 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
+import msgspec
+
 from zmqdist.data.iterators import Openings
 from zmqdist.data.ops.background import FORKED
 from zmqdist.data.service import local
@@ -85,54 +87,42 @@ BEGAN, TICKED, TOOK = interface.Began(), Ticked(), interface.Took()
 WAITS, WORKS = interface.Waits(), interface.Works()
 
 
-@dataclass(frozen=True)
-class SavedReader:
+class SavedReader(msgspec.Struct, frozen=True):
     """The state of a reader in portions, from which another goes on.
 
     Attributes:
       dispatcher: number of the dispatcher's state.
       cut: how the positions are cut into portions.
-      consumed: what its consumer had.
+      done, open: what its consumer had, as in `Consumed`.
     """
 
+    version: int
     dispatcher: int
     iteration: int
     client: int
     cut: tuple[int, ...]
     lanes: int
-    consumed: Consumed
+    done: tuple[tuple[int, int], ...]
+    open: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> SavedReader:
         """Read a state. Raises InvalidArgumentError for what is none."""
         try:
-            if state["version"] != STATE_VERSION:
-                raise invalid(f"a state of version {state['version']} of a reader, this is version {STATE_VERSION}")
-            done, open_ = ([(int(one), int(two)) for one, two in state[name]] for name in ("done", "open"))
-            dispatcher, iteration, client, lanes = (
-                int(state[name]) for name in ("dispatcher", "iteration", "client", "lanes")
-            )
-            return cls(dispatcher, iteration, client, tuple(map(int, state["cut"])), lanes, Consumed(done, open_))
-        except (KeyError, TypeError, ValueError) as error:
-            raise invalid(f"not the state of a reader in portions: {error!r}") from error
+            saved = msgspec.convert(state, cls)
+        except msgspec.ValidationError as error:
+            raise invalid(f"not the state of a reader in portions: {error}") from error
+        if saved.version != STATE_VERSION:
+            raise invalid(f"a state of version {saved.version} of a reader, this is version {STATE_VERSION}")
+        return saved
 
     def state(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "version": STATE_VERSION,
-            "dispatcher": self.dispatcher,
-            "iteration": self.iteration,
-            "client": self.client,
-            "cut": list(self.cut),
-            "lanes": self.lanes,
-            "done": [list(run) for run in self.consumed.done],
-            "open": sorted(map(list, self.consumed.open)),
-        }
+        return msgspec.json.decode(msgspec.json.encode(self), type=dict[str, Any])
 
     def question(self) -> tuple[Any, ...]:
         """For the dispatcher."""
-        consumed = (tuple(self.consumed.done), tuple(self.consumed.open))
-        return (self.dispatcher, self.iteration, self.client, self.cut, self.lanes, *consumed)
+        return msgspec.structs.astuple(self)[1:]
 
 
 @dataclass(frozen=True)
@@ -153,6 +143,11 @@ class Wish:
     """Where to go on, in portions."""
     refresh_s: float = 0.0
     """Pause before asking for news again; 0: they come at once."""
+
+    @property
+    def consumed(self) -> Consumed:
+        """What the consumer had before."""
+        return Consumed() if self.saved is None else Consumed(self.saved.done, self.saved.open)
 
 
 @dataclass(eq=False)
@@ -204,8 +199,7 @@ class ServiceReader:
         self._opened: tuple[int, int] | None = None
         """The number of the dispatcher's state, and that of the client that this is to it."""
         self._lanes = max(1, wish.terms.num_consumers)
-        saved = Consumed() if wish.saved is None else wish.saved.consumed
-        self._consumption = Consumption(self._ready, self._lanes, saved)
+        self._consumption = Consumption(self._ready, self._lanes, wish.consumed)
         request = secrets.randbits(62)
         terms = tuple(getattr(wish.terms, name) for name in wish.terms.__struct_fields__)
         question = None if wish.saved is None else wish.saved.question()
@@ -233,8 +227,8 @@ class ServiceReader:
         wish, terms = self._wish, self._wish.terms
         if terms.portioned:
             window = TaskWindow(client, wish.trainer, wish.max_outstanding)
-            saved = Consumed() if wish.saved is None else wish.saved.consumed
-            return ExactlyOnceDelivery(window, self._consumption, self._lanes, self._cut[3], terms.ordered, saved)
+            first, ordered = self._cut[3], terms.ordered
+            return ExactlyOnceDelivery(window, self._consumption, self._lanes, first, ordered, wish.consumed)
         if terms.coordinated:
             return CoordinatedDelivery(client, wish.consumer_index, wish.max_outstanding, self._elements_of)
         return FirstComeDelivery(client, wish.trainer, wish.max_outstanding)
@@ -330,10 +324,10 @@ class ServiceReader:
     def state(self) -> dict[str, Any]:
         """In portions: where the consumer is. In its thread."""
         assert self._opened is not None
-        consumed = self._consumption.saved()
-        return SavedReader(
-            self._opened[0], self.iteration, self._opened[1], self._cut[:3], self._lanes, consumed
-        ).state()
+        state, client = self._opened
+        done, open_ = map(tuple, self._consumption.saved())
+        cut = self._cut[:3]
+        return SavedReader(STATE_VERSION, state, self.iteration, client, cut, self._lanes, done, open_).state()
 
     def _give_up(self) -> None:
         """Whoever waits for the iteration to be opened waits no longer."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zmqdist.data.service.machine import questions as q
 from zmqdist.errors import RESOURCE_EXHAUSTED, UNAVAILABLE
 from zmqdist.testing.simulation.data_links import Ticket
 from zmqdist.testing.simulation.data_parts import FULL_S, SimDataWorker, SimTask
-
-if TYPE_CHECKING:
-    pass
 
 LANE_MAX = 8
 AGAIN = (UNAVAILABLE, RESOURCE_EXHAUSTED)
