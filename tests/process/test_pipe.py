@@ -118,6 +118,20 @@ def test_an_end_in_the_middle_of_a_frame_is_an_end(cut: int) -> None:
 
 
 @pytest.mark.timeout(20)
+def test_an_end_that_has_not_read_all_is_an_end() -> None:
+    ours, theirs = BlockingPipe.pair(BYTES)
+    ours.send(b"unread")
+    os.write(theirs, framed([(b"whole", [])]))
+    os.close(theirs)  # the kernel resets the connection
+    try:
+        assert ours.receive() == (b"whole", [])
+        with pytest.raises(EOFError):
+            ours.receive()
+    finally:
+        ours.close()
+
+
+@pytest.mark.timeout(20)
 def test_the_messages_of_two_threads_do_not_mix() -> None:
     ours, theirs = BlockingPipe.pair(BYTES)
     other = BlockingPipe(theirs, BYTES)
