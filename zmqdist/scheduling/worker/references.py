@@ -57,7 +57,7 @@ class Reference(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Fetches(Protocol):
-    """Whatever gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
+    """Gets the parts of a payload: writable ones that are the caller's own, read-only arrays for frozen ones."""
 
     def fetch(self, reference: Reference) -> list[Any]: ...
 
